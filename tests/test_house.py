@@ -17,7 +17,9 @@ FLOORS = [  # from the ground up; a room imports from those below it, and from i
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),
     ("utils.records", "utils.generator"),
-    ("utils.tables", "retrieval", "utils.building", "utils.runs", "utils.methods"),
+    ("utils.tables", "retrieval"),
+    ("utils.runs", "utils.methods"),
+    ("utils.building",),
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retrieval.rank_dataset")

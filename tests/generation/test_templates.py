@@ -16,7 +16,6 @@ from prompts import load_prompt
 from utils.benchmarks import lampqa
 from utils.cli import UserError
 from utils.files.manifest import file_hash, settings_of, write_folder_manifest
-from utils.generation import engines
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion, Sampling
 from utils.generation.vllm_engine import sampling_params
@@ -72,8 +71,7 @@ def asked(monkeypatch, switched):
         async def close(self):
             pass
 
-    for module in (engines, planpers):
-        monkeypatch.setattr(module, "VLLMEngine", Engine)
+    monkeypatch.setattr("utils.runs.roles.VLLMEngine", Engine)
     return texts
 
 

@@ -19,7 +19,6 @@ from utils import download_datasets, make_table
 from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation import engines
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
 from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
@@ -173,8 +172,7 @@ def thinking(monkeypatch):
     class Engine(Thinker):
         opened, tries = [], []
 
-    for module in (engines, planpers):
-        monkeypatch.setattr(module, "VLLMEngine", Engine)
+    monkeypatch.setattr("utils.runs.roles.VLLMEngine", Engine)
     return Engine
 
 

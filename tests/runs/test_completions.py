@@ -4,9 +4,11 @@ import asyncio
 from array import array
 
 import pytest
+from calls import make_model, make_step, run_calls
 
+from utils.generation.calls import Call
 from utils.generation.completions import Completions, NotStoredError
-from utils.generation.driver import Policy, Request, Stage, generate
+from utils.generation.model import Policy
 from utils.generation.requests import Completion
 from utils.generation.store import ModelStore
 from utils.parsing import Parsed
@@ -45,9 +47,10 @@ def ask(tmp_path):
     def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions"):
         pieces, engine = {}, Engine(usable)
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
-        request = Request(("q1", 0), array("l", [1, 2, 3]), pieces)
+        call = Call(("q1", 0), array("l", [1, 2, 3]), parse)
         completions = Completions(ModelStore(tmp_path / folder, "m", {}), False, False)
-        generate(lambda _: engine, Stage("m", [request], policy, parse, "answers", 1, completions))
+        model = make_model("m", policy, completions)
+        run_calls(lambda _: engine, ("generator", model, make_step([call], model, pieces)))
         return pieces["q1", 0], [is_held for _, is_held in engine.asked]
 
     return ask

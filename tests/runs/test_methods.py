@@ -419,9 +419,9 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     runs.write(CRITIC)
     opened, log = [], []
 
-    def open_scripted(args, models, outputs, role):
-        opened.append(role)
-        return dict.fromkeys(models if shared else [role], Scripted(role, log))
+    def open_scripted(roles, known, asked, waiting):
+        opened.append(asked[0])
+        return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
     monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
@@ -434,7 +434,7 @@ def test_cached_only_requests_nothing(runs, monkeypatch):
     runs.run("--limit", 3)
     asked = len(runs.server.requests)
     runs.output.unlink()
-    with pytest.raises(UserError, match="the store lacks completions for 10 of 13 answers"):
+    with pytest.raises(UserError, match="lacks completions for 10 of 13 answers"):
         runs.run("--cached_only")
     assert not runs.output.exists() and len(runs.server.requests) == asked
     assert runs.run("--cached_only", "--limit", 3) == 0 and len(runs.answers) == 3

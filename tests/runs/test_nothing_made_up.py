@@ -15,7 +15,6 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Failing, Scripted, failing
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.runs import methods
 
 # Of a method whose bare `except` outlives its run.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -191,7 +190,7 @@ async def answer(record, ask):
 
 
 def test_a_loop_without_an_end_ends(runs, monkeypatch, capsys):
-    monkeypatch.setattr(methods, "MOST_CALLS", 20)
+    monkeypatch.setattr("utils.runs.ask.MOST_CALLS", 20)
     runs.write("""
 async def answer(record, ask):
     number = 0
@@ -225,8 +224,8 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
-    def open_scripted(flags, models, outputs, role):
-        return dict.fromkeys(models if shared else [role], Scripted(role, log))
+    def open_scripted(roles, known, asked, waiting):
+        return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
     monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
@@ -426,7 +425,7 @@ def test_a_helper_of_a_name_that_is_ours(runs):
 
 @pytest.mark.parametrize("wait", ["wait_for(call, 0.5)", "wait({asyncio.ensure_future(call)}, timeout=0.5)"])
 def test_a_new_call_that_is_given_up_while_it_waits_gives_no_answer(runs, wait, monkeypatch):
-    monkeypatch.setattr(methods, "PATIENCE", 2)
+    monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write(f"""
 import asyncio, time
 

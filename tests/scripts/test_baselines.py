@@ -15,7 +15,7 @@ from prompts import load_prompt
 from retrieval import rank_dataset
 from utils.cli import UserError
 from utils.generation.chat import APIChat
-from utils.generation.driver import Policy
+from utils.generation.model import Policy
 from utils.parsing.answers import ANSWER_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ import evaluate_responses
 from prompts import load_prompt
 from utils.cli import UserError
 from utils.parsing.choices import VERDICT_SCHEMA
-from utils.records import judged
+from utils.runs import judging
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -142,10 +142,10 @@ def test_the_caches_share_is_told_where_the_server_tells_it(server, flags, write
 def test_rendering_many_prompts_is_announced(server, flags, write, scores, capsys, monkeypatch):
     questions = [make_question(1, 3), make_question(2, 2)]
     data, responses = write("data.json", questions), write("responses.json", respond(questions))
-    monkeypatch.setattr(judged, "MANY_PROMPTS", 6)
+    monkeypatch.setattr(judging, "MANY_PROMPTS", 6)
     run(flags, data, responses, scores)
     assert "rendering" not in capsys.readouterr().err
-    monkeypatch.setattr(judged, "MANY_PROMPTS", 5)
+    monkeypatch.setattr(judging, "MANY_PROMPTS", 5)
     run(flags, data, responses, scores.parent / "elsewhere" / "scores.json")
     assert capsys.readouterr().err.startswith("rendering 5 prompts\n0/5 verdicts\n")
 

@@ -7,14 +7,13 @@ import re
 
 import pytest
 from api_server import Reply
-from test_strategies import judging, make_question  # noqa: F401
+from test_strategies import make_question
 from tiny_chat import save_tiny_chat
 
 import evaluate_responses
 from utils import compare_evaluators, make_table, report, show_answers
 from utils.cli import UserError
 from utils.generation.requests import Scored
-from utils.records import judged
 
 BEGIN = '{"match_score": '
 CATEGORIES = ("rpg", "cooking", "law")  # of each of the three groups, so that there is an average
@@ -59,7 +58,7 @@ def weighing(judging, model_folder, monkeypatch):
         words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json"]
         words += ["--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
         with monkeypatch.context() as patch:
-            patch.setattr(judged, "open_engine", lambda *_: engine)
+            patch.setattr("utils.runs.roles.VLLMEngine", lambda *_: engine)
             assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == code
         return json.loads((judging.folder / to).read_text()) if (judging.folder / to).exists() else None
 

@@ -521,8 +521,7 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.generation.chat import LocalChat
-    from utils.generation.driver import Policy
-    from utils.generation.engines import Model
+    from utils.generation.model import Model, Policy
     from utils.generator.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")

@@ -13,7 +13,6 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from tiny_chat import END, SAMPLE, sample_records, save_tiny_chat
 
-import planpers
 import train_planner
 from prompts import load_prompt
 from train_planner import (
@@ -30,9 +29,10 @@ from utils.cli import UserError
 from utils.files.lock import Lock
 from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
-from utils.generation.driver import Policy
 from utils.generation.engines import Model, identify_local_model
+from utils.generation.model import Policy
 from utils.planner.examples import describe_examples
+from utils.runs.ask import Role, Shared
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
 
@@ -111,16 +111,15 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name,
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
     # The same length less the target is more than enough here: nothing is left out on either side.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    planner = Model("m", "m", chat, 4096, policy)
-    run = planpers.Run(TASK, {record["id"]: record for record in records}, {"planner": prompt}, num_contexts, None)
-    asked = run.build_plans(planner, [(question_id, 0) for question_id in run.questions], None)
+    shared = Shared(TASK, {"planner": Role(args, Model("m", "m", chat, 4096, policy))}, 0, num_contexts)
     examples = build_examples(TASK, records, f"{name}.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     for record, example in zip(records, examples, strict=True):
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        assert list(example.prompt) == list(next(asked).prompt)
+        asked = shared.make(record, ("q", 0), "planner", "planner", TASK.best_items(record, num_contexts), {})[1]
+        assert list(example.prompt) == list(asked.prompt)
         text = chat.tokenizer.decode(example.prompt)
         assert text.endswith("<|im_start|>assistant\n")
         assert text.count(HEADING) == (1 if posts else 0)

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import psutil
 from measure import add_arguments, peak_memory, print_spread, write_figures
+from utils.generation.driver import Policy, Request, Stage, run_stage
+from utils.records.judged import System, choose_judge
 
 import baselines
 import evaluate_responses
@@ -33,13 +35,10 @@ from utils.cli.progress import Progress
 from utils.files.output import Output
 from utils.generation.chat import LocalChat
 from utils.generation.completions import Completions
-from utils.generation.driver import Policy, Request, Stage, run_stage
 from utils.generation.engines import Model, choose_generator, identify_model
 from utils.generation.store import ModelStore
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
-from utils.records import judged
 from utils.records.datasets import STEP_NEEDS, read_dataset
-from utils.records.judged import System, choose_judge
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens

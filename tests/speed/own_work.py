@@ -35,7 +35,6 @@ from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import make_parser, positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
-from utils.records import judged
 from utils.tables.comparisons import compare_strata
 from utils.tables.significance import differences
 

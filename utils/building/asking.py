@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from prompts import Prompt, load_prompt
+from utils.benchmarks import lampqa
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
-from utils.files.output import Output, Pieces
+from utils.files.output import Key, Output, Piece, Pieces
+from utils.generation.calls import Call, describe_calls
 from utils.generation.cost import prices_of
-from utils.generation.driver import Request, Stage, describe_requests, generate
-from utils.generation.engines import Model, choose_generator, identify_model, open_engine, publish_records, reported
+from utils.generation.engines import choose_generator, identify_model, publish_records, reported
+from utils.generation.model import Model
+from utils.runs.ask import Ask, Role, Shared
+from utils.runs.command import writing
+from utils.runs.roles import open_engines
+from utils.runs.runner import Step as RunStep
+from utils.runs.runner import run_steps
 
 Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
 
@@ -60,20 +67,30 @@ class Step:
         self.output.keys = list(map(self._key, records))
         self.is_finished = self.output.is_finished()
 
-    def requests(self, records: list[Record], model: Model) -> Iterator[Request]:
-        for record in records:
-            fitted = model.fit(self._prompt, [], "\n".join, **self._values(record))
-            yield Request(self._key(record), fitted and fitted.prompt, self.output.pieces)
+    def run_step(self, records: Callable[[], list[Record]], shared: Shared) -> RunStep:
+        """What is asked of these posts, as far as they are known when its turn comes; its file is there afterwards."""
 
-    def stage(self, records: list[Record], model: Model) -> Stage | None:
-        """What is asked of these posts, None if the file is finished; when it is answered its file is there."""
-        self.look(records)
-        if self.is_finished:
-            return None
-        model = replace(model, policy=replace(model.policy, schema=self.question.schema))
-        requests = self.requests(records, model)
-        stage = model.stage(requests, self.question.parse, self.question.unit, len(records))
-        return replace(stage, finish=partial(self.publish, model))
+        async def ask_it(record: Record, ask: Ask) -> Piece:
+            return await ask.send(self.question.step, lambda: self._call(shared, ask.key, record))
+
+        def left() -> dict[Key, Record]:
+            self.look(its := records())
+            return {} if self.is_finished else {self._key(record): record for record in its}
+
+        def finish(device: str | None) -> None:
+            if not self.is_finished:
+                self.publish(shared.roles[self.question.step].model, device)
+
+        return RunStep(ask_it, left, self.question.unit, self.output.pieces, self.question.step, finish=finish)
+
+    def calls(self, records: list[Record], shared: Shared) -> Iterator[Call]:
+        for record in records:
+            yield self._call(shared, self._key(record), record)[1]
+
+    def _call(self, shared: Shared, key: Key, record: Record) -> tuple[Model, Call, Callable[[], str]]:
+        model = shared.roles[self.question.step].model
+        fitted = model.fit(self._prompt, [], "\n".join, **self._values(record))
+        return model, Call(key, fitted and fitted.prompt, self.question.parse), str
 
     def publish(self, model: Model, device: str | None) -> None:
         """Put the file in place; what a server failed to give is counted in its manifest."""
@@ -110,15 +127,27 @@ class Asking:
         self.second = Step(second, values, args, self._identity, script)
 
     @cached_property
+    def shared(self) -> Shared:
+        """The one model, under a name for each question."""
+        model = choose_generator(self._args, self._identity, self.first.question.schema)
+        roles = {
+            step.question.step: Role(
+                self._args, replace(model, policy=replace(model.policy, schema=step.question.schema))
+            )
+            for step in (self.first, self.second)
+        }
+        return Shared(lampqa.TASK, roles, self._args.seed, num_contexts=0)
+
+    @property
     def model(self) -> Model:
-        return choose_generator(self._args, self._identity, self.first.question.schema)
+        return self.shared.roles[self.first.question.step].model
 
     def describe(self, records: list[Record]) -> None:
         """What a run would ask (--dry_run): of the second question at most, for the first is still to be asked."""
         for step, note in ((self.first, ""), (self.second, ", at most: the step before leaves fewer")):
             step.look(records)
-            requests = step.requests(records, self.model)
-            told = describe_requests(requests, self.model.chat, self.model.policy, prices_of(self._args))
+            model = self.shared.roles[step.question.step].model
+            told = describe_calls(step.calls(records, self.shared), model.chat, model.policy, prices_of(self._args))
             print(f"{step.question.step}{note}:\n{told}")
 
     def ask(self, records: list[Record]) -> int:
@@ -127,16 +156,13 @@ class Asking:
         self.second.look(self._passed(records))
         if self.first.is_finished and self.second.is_finished:
             return 0
-        for step in (self.first, self.second):
-            step.output.open()
-        model = self.model
-        first, later = self.first.stage(records, model), lambda: self.second.stage(self._passed(records), model)
-        known = [self.first.output.pieces, self.second.output.pieces]
-        length, completions = self._args.max_model_len, model.completions
-        engine = partial(open_engine, self._args, self._args.model_addr, length, completions, known)
-        generate(engine, *[first] if first else [], later)
-        steps = [step for step in (self.first, self.second) if not step.is_finished]
-        return sum(len(step.output.missing()) for step in steps)
+        steps = (self.first, self.second)
+        its = [self.first.run_step(lambda: records, self.shared)]
+        its.append(self.second.run_step(lambda: self._passed(records), self.shared))
+        known = [step.output.pieces for step in steps]
+        with writing(step.output for step in steps):
+            run_steps(its, self.shared, partial(open_engines, self.shared.roles, known))
+        return sum(len(step.output.missing()) for step in steps if not step.is_finished)
 
     def report_failed(self) -> int:
         """The exit code for what the model gave, as `Output.report_failed`."""

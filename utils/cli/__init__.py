@@ -9,6 +9,7 @@ from utils.cli.arguments import (
     add_sampling_arguments,
     add_template_argument,
     add_unranked_argument,
+    check_different,
     check_outputs,
     check_shard,
     make_parser,

@@ -278,6 +278,12 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
             raise UserError(f"{path}: is an input too; give the output its own name")
 
 
+def check_different(flag: str, outputs: list[str]) -> None:
+    """Raise UserError where two outputs are the same file."""
+    if len({os.path.realpath(path) for path in outputs}) < len(outputs):
+        raise UserError(f"{flag}: the same file twice; give each its own")
+
+
 def check_completions(folder: str, outputs: list[str]) -> None:
     """Raise UserError where --completions names what is no folder, or what an output is to be."""
     if not folder.strip():

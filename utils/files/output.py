@@ -49,7 +49,7 @@ def keys_hash(keys: Iterable[Key]) -> str:
     return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
 
 
-@dataclass
+@dataclass(eq=False)
 class Output:
     """A final file and the pieces that it is made of.
 
@@ -65,9 +65,12 @@ class Output:
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
     may_shrink: bool = False  # it may be replaced by one with fewer pieces
+    # Called with the manifest of what is to be replaced without --overwrite; UserError, to which the path is added.
+    check: Callable[[dict[str, Any]], None] = lambda made: None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
+        self.finished = False  # as `is_finished` has found it
         self._lock: Lock | None = None  # since `open`
         self._there = 0  # pieces in the file, which may not become fewer
         self._usable = 0  # likewise the usable ones, if no input has changed
@@ -103,7 +106,16 @@ class Output:
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        return is_alike and is_whole and has_tried and not is_interrupted(path)
+        self.finished = is_alike and is_whole and has_tried and not is_interrupted(path)
+        if not (self.finished or overwrite):
+            self._check(made)
+        return self.finished
+
+    def _check(self, made: dict[str, Any]) -> None:
+        try:
+            self.check(made)
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
         """Take the file, so that no other process writes it; UserError where one does."""
@@ -111,6 +123,12 @@ class Output:
             check_writable(Path(self.path))
             self._lock = Lock(self.path)
             finish_interrupted_publish(Path(self.path))
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def missing(self) -> list[Key]:
         """The pieces that are not there, in order."""

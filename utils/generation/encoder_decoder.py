@@ -14,12 +14,11 @@ from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.manifest import folder_settings
-from utils.files.output import Pieces
 from utils.generation.chat import choose_length
-from utils.generation.driver import Policy
-from utils.generation.engines import Model, choose_generator, open_completions, open_engine
+from utils.generation.engines import choose_generator, open_completions
+from utils.generation.model import Model, Policy
 from utils.generation.plain_text import PlainText, fit_text
-from utils.generation.requests import FURTHER, Completion, Engine, Sampling
+from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.generation.templates import template_variables
 from utils.generation.trimming import Entry, Trimmed
 from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
@@ -139,7 +138,7 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
     if trained.get("task", task) != task:
         raise UserError(
             f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
-            f"  {args.inputs_addr} is of {task}: give a generator of that, or the base model"
+            f"  {args.inputs_addr[0]} is of {task}: give a generator of that, or the base model"
         )
     if trained and template_variables(args):
         raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them\n  leave it out")
@@ -151,13 +150,6 @@ def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **as
     if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
         print(f"note: {args.model_addr} was trained with another prompt than this {prompt.name}", file=sys.stderr)
     return trained
-
-
-def open_answerer(args: Namespace, model: Model, known: Pieces, outputs: int) -> Engine:
-    """`open_engine`, or transformers' for an encoder-decoder."""
-    if isinstance(model, TextModel):
-        return TransformersEngine(args, model)
-    return open_engine(args, args.model_addr, args.max_model_len, model.completions, [known], outputs)
 
 
 class TransformersEngine:

@@ -2,27 +2,24 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from prompts import History, Prompt
 from utils.cli import UserError
 from utils.files.output import Output, Pieces
 from utils.files.settings import REPORTED
 from utils.files.web_files import check_proxies
-from utils.generation.chat import PAPER_LENGTH, Chat, Fitted, LocalChat, choose_length, open_chat
+from utils.generation.calls import describe_records
+from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
 from utils.generation.cost import Prices, describe_cost
-from utils.generation.driver import Parser, Policy, Request, Stage, describe_records
-from utils.generation.history import fit_items
+from utils.generation.model import Model, Policy
 from utils.generation.plain_text import PlainText
 from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
-from utils.generation.trimming import Entry, fit_trimmed
-from utils.generation.vllm_engine import VLLMEngine, is_batch_invariant
+from utils.generation.vllm_engine import is_batch_invariant
 from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
 from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
@@ -30,34 +27,6 @@ from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 # An answer of 2048 tokens is about 10 kB. The store holds its raw text, the output also the answer in it, and that is
 # written under a temporary name first.
 PIECE_BYTES = 64_000
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model as a run uses it."""
-
-    addr: str
-    identity: str  # what tells it from any other, for the settings
-    chat: Chat
-    length: int  # tokens of prompt and output together
-    policy: Policy
-    completions: Completions | None = None  # what it has been asked before; None in a training
-
-    def fit(
-        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """`fit_items` for its length."""
-        return fit_items(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
-
-    def fit_trimmed(
-        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """`fit_trimmed` for its length."""
-        return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)
-
-    def stage(self, requests: Iterable[Request], parse: Parser, unit: str, total: int) -> Stage:
-        """The stage in which it answers these requests, for `total` outputs."""
-        return Stage(self.addr, requests, self.policy, parse, unit, total, self.completions)
 
 
 def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
@@ -120,33 +89,20 @@ def confirm_model(args: Namespace, model_addr: str, completions: Completions) ->
 
     If it doesn't say which it has, or didn't then, the model's name has to do, as it has with --model_id.
     """
-    if args.model_id is None:
+    if args.openai and args.model_id is None:
         from utils.generation.api_engine import ask_for_root  # imports openai
 
         completions.store.confirm_root(ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr)))
 
 
-def open_engine(
-    args: Namespace,
-    model_addr: str,
-    max_model_len: int,
-    completions: Completions,
-    known: Iterable[Pieces],
-    outputs: int,
-) -> Engine:
-    """The engine that `args` asks for, to write so many outputs; loads its weights unless it is behind an API.
+def open_api(args: Namespace, known: Iterable[Pieces]) -> Engine:
+    """The engine behind an API; what that refused of the pieces that are `known` is left out from the start."""
+    from utils.generation.api_engine import APIEngine  # imports openai
+    from utils.generation.batch_engine import BatchEngine
 
-    What the API refused when it gave the pieces that are `known`, from the store, is left out from the start.
-    """
-    if args.openai:
-        from utils.generation.api_engine import APIEngine  # imports openai
-        from utils.generation.batch_engine import BatchEngine
-
-        confirm_model(args, model_addr, completions)
-        engine = (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
-        engine.refusals.recall(piece for pieces in known for piece in pieces.values())
-        return engine
-    return VLLMEngine(args, [model_addr], max_model_len, outputs)
+    engine = (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
+    engine.refusals.recall(piece for pieces in known for piece in pieces.values())
+    return engine
 
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:

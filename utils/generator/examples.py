@@ -13,7 +13,7 @@ from typing import Any
 from prompts import Prompt
 from utils.benchmarks.task import Record, Task
 from utils.generation.chat import Fitted
-from utils.generation.engines import Model
+from utils.generation.model import Model
 from utils.generation.plain_text import num_trimmed
 from utils.training.launch import num_processes
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from utils.cli.flags import Arguments
 from utils.generation.chat import PAPER_LENGTH, choose_length, open_chat, open_local_chat
-from utils.generation.driver import Policy
-from utils.generation.engines import Model, open_completions
+from utils.generation.engines import open_completions
+from utils.generation.model import Model, Policy
 from utils.generation.requests import SAMPLED
 from utils.generation.templates import SETTINGS, template_variables
 from utils.generation.thinking import find_thoughts, settle_tokens

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from argparse import Namespace
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -15,34 +14,23 @@ from typing import Any
 
 from prompts import digests, load_prompt
 from utils import cli
-from utils.benchmarks import task_of
-from utils.benchmarks.task import Record, Task
-from utils.cli import UserError
-from utils.cli.flags import Arguments
-from utils.files.manifest import file_hash, refuse_unranked, without_password
-from utils.files.output import Key, Output
+from utils.benchmarks.task import Task
+from utils.cli import Arguments, UserError
+from utils.files.manifest import file_hash, without_password
+from utils.files.output import Output
+from utils.generation.calls import describe_records
 from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
-from utils.generation.driver import describe_records
 from utils.generation.encoder_decoder import TextModel, choose_answerer
-from utils.generation.engines import (
-    Model,
-    batch_invariance,
-    confirm_model,
-    identify_model,
-    open_engine,
-    print_machine,
-    report_shard,
-    share_base,
-)
-from utils.generation.requests import Engine
-from utils.generation.vllm_engine import VLLMEngine
+from utils.generation.engines import batch_invariance, identify_model, print_machine, report_shard
 from utils.parsing.thoughts import UNFINISHED_COUNT
-from utils.records.datasets import STEP_NEEDS, select_questions
 from utils.records.responses import collect_responses, count_responses
-from utils.records.stream import read_questions
-from utils.runs.methods import Method, Settings, load_method, sum_calls
-from utils.runs.runner import AT_ONCE, Outcome, Run, report_raised, run_method
+from utils.runs.answers import read_datasets
+from utils.runs.ask import Role, Shared
+from utils.runs.command import writing
+from utils.runs.methods import load_method, report_raised, sum_calls
+from utils.runs.roles import open_engines
+from utils.runs.runner import AT_ONCE, Run, Step, run_steps
 
 ROLE_FLAGS = {  # of a model of --model, with what reads them
     "base_url": cli.api_address,
@@ -51,35 +39,35 @@ ROLE_FLAGS = {  # of a model of --model, with what reads them
     "price_in": cli.non_negative_float,
     "price_out": cli.non_negative_float,
     "price_cached": cli.non_negative_float,
+    "max_model_len": cli.positive_int,
 }
 
 
-def answer_by_method(args: Namespace) -> int:
+def answer_by_method(args: Arguments) -> int:
     """Answer the questions by --method; returns the exit code."""
     method = load_method(args.method)
-    records = read_questions(args.inputs_addr, STEP_NEEDS["rag"])
-    task = task_of(args.inputs_addr, records)
-    refuse_unranked(args.inputs_addr, args.unranked)
-    selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
-    asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
-    flags = flags_of_roles(args)
-    models = choose_models(flags, task)
-    shared = Settings(task, models, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), {})
-    settings = settings_of_method(args, task, models)
-    output = Output(args.output_addr, settings, list(asked), partial(collect_responses, records), "answers", args)
+    if len(args.inputs_addr) + len(args.output_addr) > 2:
+        raise UserError("--method: takes one --inputs_addr and one --output_addr")
+    [dataset] = read_datasets(args, ["profile", "asked"], None)
+    task, asked = dataset.task, dataset.asked
+    roles = choose_roles(flags_of_roles(args), task)
+    shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []))
+    settings = settings_of_method(args, task, roles)
+    collect = partial(collect_responses, dataset.records)
+    output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args)
     output.is_finished()  # the method's file may have changed, so it is run in any case
+    step = Step(method, lambda: asked, "answers", output.pieces)
     if args.dry_run:
-        code = describe_first_calls(method, shared, asked)
-        print_machine(args, list(models.values()), [args.output_addr], len(asked))
+        code = describe_first_calls(step, shared)
+        print_machine(args, [role.model for role in roles.values()], args.output_addr, len(asked))
         return code
 
-    output.open()
-    outcome = run_method(method, shared, asked, partial(open_engines, flags, models, len(asked)))
-    output.pieces = outcome.pieces
-    publish_answers(args, task, output, outcome, flags, models)
-    report_shard(args, [args.output_addr])
-    code = 0 if outcome.device is None else output.report_failed()
-    return max(code, report_raised(outcome.raised), cli.report_missing(len(outcome.missing), "answer"))
+    with writing([output]):
+        device, [run] = run_steps([step], shared, partial(open_engines, roles, []))
+        publish_answers(args, task, output, run, device)
+    report_shard(args, args.output_addr)
+    code = 0 if device is None else output.report_failed()
+    return max(code, report_raised(run.raised), cli.report_missing(len(run.missing), "answer"))
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
@@ -99,9 +87,9 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     return flags
 
 
-def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
+def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
     """The models by role. Where two are the same one they share its completions."""
-    models, stores = {}, {}
+    roles, stores = {}, {}
     for role, own in flags.items():
         identity = identify_model(own, own.model_addr)
         model = choose_answerer(own, identity, task.output.schema, task.prompt_length)
@@ -112,69 +100,45 @@ def choose_models(flags: dict[str, Arguments], task: Task) -> dict[str, Model]:
             raise UserError(
                 f"--model {role}={own.model_addr}: has another model's name; tell them apart, ,model_id=NAME"
             )
-        models[role] = replace(model, completions=completions)
-    return models
+        roles[role] = Role(own, replace(model, completions=completions))
+    return roles
 
 
-def open_engines(flags: dict[str, Arguments], models: dict[str, Model], outputs: int, role: str) -> dict[str, Engine]:
-    """Engines by role: for this one with those here on the same base model, and for all behind an API."""
-    by_api: dict[tuple[str | None, str | None], Engine] = {}
-    engines = {}
-    for name, own in flags.items():
-        if own.openai:
-            place, model = (own.base_url, own.api_key_addr), models[name]
-            if place not in by_api:
-                by_api[place] = open_engine(own, model.addr, model.length, model.completions, [], outputs)
-            else:
-                confirm_model(own, model.addr, model.completions)
-            engines[name] = by_api[place]
-    if role not in engines:
-        own, model = flags[role], models[role]
-        here = [name for name in flags if name not in engines]
-        served = [name for name in here if share_base([model.addr, models[name].addr], own.cache_dir)]
-        own = own.replaced(reasoning_parser=model.policy.reasoning_parser)
-        addrs = list(dict.fromkeys(models[name].addr for name in served))
-        engine = VLLMEngine(own, addrs, max(models[name].length for name in served), outputs)
-        engines |= dict.fromkeys(served, engine)
-    return engines
-
-
-def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
+def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
     """What decides the answers besides the method's file, its --set and the dataset: those may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     return args.settings() | {
         "script": "baselines.py",
         "method": Path(args.method).stem,
-        "model": models["generator"].identity,
-        "models": {role: model.identity for role, model in models.items()},
-        "inputs": file_hash(args.inputs_addr),
+        "model": roles["generator"].model.identity,
+        "models": {name: role.model.identity for name, role in roles.items()},
+        "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
     }
 
 
-def publish_answers(
-    args: Namespace, task: Task, output: Output, outcome: Outcome, flags: dict[str, Arguments], models: dict[str, Model]
-) -> None:
+def publish_answers(args: Arguments, task: Task, output: Output, run: Run, device: str | None) -> None:
     """Write the response file and its manifest, and say what they hold; of a shard nothing is written."""
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    pieces, calls = list(outcome.pieces.values()), list(chain.from_iterable(outcome.calls.values()))
-    stores = {model.completions.store.folder: model.completions for model in models.values()}.values()
+    pieces, calls = list(output.pieces.values()), list(chain.from_iterable(run.calls.values()))
+    roles = run.shared.roles
+    stores = {one.model.completions.store.folder: one.model.completions for one in roles.values()}.values()
     requested = sum(one.asked for one in stores)
     reused = max(0, sum(call.get("attempts", 0) for _, call in calls) - requested)
     made = describe_records(call for _, call in calls)
     made.pop(UNFINISHED_COUNT, None)  # of the calls; what is told of is answers
     made |= {name: one for name, one in describe_records(pieces).items() if name == UNFINISHED_COUNT}
-    by_role = {role: sum_calls(call for its, call in calls if its == role) for role in models}
-    costs = {role: prices.cost(by_role[role]) for role in models if (prices := prices_of(flags[role]))}
+    by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
+    costs = {role: prices.cost(by_role[role]) for role in roles if (prices := prices_of(roles[role].args))}
     cost = {"cost_usd": None if None in costs.values() else round(sum(costs.values()), 6)} if costs else {}
     is_written = output.publish(
-        outcome.device,
-        batch_invariant=batch_invariance(outcome.device, args.openai),
+        device,
+        batch_invariant=batch_invariance(device, args.openai),
         counts=counts,
         completions={"requested": requested, "from_store": reused},
         calls=by_role,
-        token_counter=models["generator"].chat.counter,
+        token_counter=roles["generator"].model.chat.counter,
         **made,
         **cost,
     )
@@ -183,18 +147,19 @@ def publish_answers(
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
     told += f"; {requested} completions requested, {reused} from the store"
     if costs:
-        unpriced = ", ".join(models.keys() - costs.keys())
+        unpriced = ", ".join(roles.keys() - costs.keys())
         told += f"; {describe_cost(cost['cost_usd'])}" + (f" without {unpriced}" if unpriced else "")
-    print(f"{args.output_addr}: {told}")
+    print(f"{output.path}: {told}")
 
 
 class _Counting:
     """In an engine's place: counts the prompts that the store lacks."""
 
     concurrency = AT_ONCE
+    device = "none"
 
-    def __init__(self, models: dict[str, Model]):
-        self._chats = {model.addr: model.chat for model in models.values()}
+    def __init__(self, roles: dict[str, Role]):
+        self._chats = {role.model.addr: role.model.chat for role in roles.values()}
         self.lengths: list[int] = []
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
@@ -205,21 +170,41 @@ class _Counting:
         pass
 
 
-def describe_first_calls(method: Method, shared: Settings, asked: dict[Key, Record]) -> int:
+def describe_first_calls(step: Step, shared: Shared) -> int:
     """Say what the records would ask first of what the store lacks; what follows depends on the answers.
 
     The exit code is 1 if the method raises.
     """
-    counting, run = _Counting(shared.models), Run(method, shared)
-    left = asyncio.run(run.all(asked, dict.fromkeys(shared.models, counting), is_shown=False))
-    lengths, generator = counting.lengths, shared.models["generator"]
+    counting, run = _Counting(shared.roles), Run(step, shared)
+    asyncio.run(run.go(dict.fromkeys(shared.roles, counting), is_shown=False))
+    lengths, generator = counting.lengths, shared.roles["generator"].model
     print(
-        f"{len(asked)} records: {len(run.outcome.pieces)} are complete in the store, {len(left)} need calls\n"
+        f"{len(step.records())} records: {len(step.pieces)} are complete in the store, {run.num_left} need calls\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
         f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
         "calls that follow on their answers are not counted"
     )
-    return report_raised(run.outcome.raised)
+    return report_raised(run.raised)
+
+
+def add_method_arguments(parser: cli.FlagParser) -> None:
+    # fmt: off
+    add = parser.add_argument_group("method of your own").add_argument
+    add("--method", metavar="FILE",
+        help="Python file with your own method, async def answer(record, ask), or the name of one in utils/methods")
+    add("--model", type=named_model, action="append", metavar="NAME=MODEL[@URL][,FLAG=VALUE]",
+        help="another model for --method, asked by ask(..., model=NAME). @URL: address of its API. FLAG: its own "
+        "api_key_addr, model_id, price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
+    add("--set", type=named, action="append", metavar="NAME=VALUE",
+        help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
+    # fmt: on
+    parser.decides_nothing("--set --model", "a method is run in any case, and its file may change too")
+    parser.without_effect(
+        "--rag --choose --trim_items",
+        lambda args: args.method is not None,
+        "with --method, which decides itself what to ask",
+    )
+    parser.without_effect("--model --set", lambda args: args.method is None, "without --method", "give --method")
 
 
 def begin_with_fixed_hashes() -> None:

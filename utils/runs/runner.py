@@ -7,187 +7,279 @@ from its beginning once that engine is open: all that it asked before is in the 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
+from typing import Any
 
-from utils.benchmarks.task import Record
 from utils.cli import UserError, exit_on_signal
-from utils.cli.errors import first_five, printable, quote
+from utils.cli.errors import quote
 from utils.cli.progress import Progress
-from utils.files.output import Key, Piece
-from utils.generation.driver import OUTAGE, THOUGHT_COUNT, TOKEN_COUNTS
+from utils.files.output import Key, Piece, Pieces
+from utils.generation.completions import Completions
 from utils.generation.requests import Engine, UnavailableError
-from utils.parsing import writable
-from utils.runs.methods import Ask, Method, MethodError, Question, Settings, sum_calls
+from utils.runs.ask import Ask, MethodError, Room, Shared
+from utils.runs.methods import Method, Question, piece_of
 
-LONGEST = 500  # characters of an error that are shown
 AT_ONCE = 16  # records without an engine: a method may wait for something else
 GRACE = 1  # seconds for what a method has left running to end
+OUTAGE = 3  # records in a row, or as many as are under way at a time if more, unanswered: the server is gone
+Engines = Mapping[str, Engine]  # by the roles that they serve
 
 
 @dataclass
-class Outcome:
-    """What became of the records of a run.
+class Step:
+    """Records that go through a method.
 
     Attributes:
-        pieces: a record of the output by its key, of those that ended with a value or without.
-        calls: of the same, role and record of each call, without their texts.
-        missing: of those that a server failed to answer, why.
-        raised: of those on which the method raised, where and what.
-        device: the engine's; None if the store had everything.
+        method: a user's, or a function of ours that makes one call, which is trusted to ask the same each time.
+        records: by key, what the method is called with; called when the step begins, as it may hang on an earlier one.
+        unit: what its pieces are called, in the plural.
+        pieces: what becomes of the records, by their keys.
+        role: of a function of ours the model that it asks.
+        done: pieces that are there without being asked for.
+        finish: called with the device, if one was used, when all is answered, before the next step begins.
     """
 
-    pieces: dict[Key, Piece] = field(default_factory=dict)
-    calls: dict[Key, list[tuple[str, Piece]]] = field(default_factory=dict)
-    missing: dict[Key, str] = field(default_factory=dict)
-    raised: dict[Key, str] = field(default_factory=dict)
-    device: str | None = None
+    method: Method | Callable[[Any, Ask], Awaitable[Piece]]
+    records: Callable[[], Mapping[Key, Any]]
+    unit: str
+    pieces: Pieces
+    role: str | None = None
+    done: int = 0
+    finish: Callable[[str | None], None] = lambda device: None
 
 
-def run_method(
-    method: Method,
-    shared: Settings,
-    records: dict[Key, Record],
-    open_engines: Callable[[str], dict[str, Engine]],
-) -> Outcome:
-    """Run every record through a method. The result depends on the store and the method's file alone: if an engine was
-    needed, all records are run once more without.
+def run_steps(
+    steps: Sequence[Step], shared: Shared, open_engines: Callable[[Sequence[str], Mapping[str, int]], Engines]
+) -> tuple[str | None, list["Run"]]:
+    """Run the records of each step through its method, one step after the other.
 
-    `open_engines` takes a role and returns engines by the roles that they serve, this one's first. It is called only if
-    the store lacks something: for the role that most records wait for, of as many the first one.
+    What a server failed to answer has no piece. Where it answers nothing any more the step ends early. The pieces of a
+    user's method depend on the store and its file alone: if an engine was needed, all its records are run once more
+    without one.
 
-    UserError if a record asks otherwise than before, or if the server has never answered. Whatever else an engine or
-    the store raises ends the run and is raised.
+    Args:
+        open_engines: takes the role that is waited for with those that the same records may ask, and by role how many
+            records wait or will; returns engines by the roles that they serve, the first one among them. It is called
+            only if the store lacks something.
+
+    Returns:
+        The device of the last engine, None if the store had everything; and what became of each step.
+
+    Raises:
+        UserError: a record asks otherwise than before, the server has never answered, or the store lacks something and
+            nothing may be requested. Whatever else an engine or the store raises ends the run and is raised.
+        KeyboardInterrupt: SIGINT or SIGTERM. What was received is in the store.
     """
-    run = Run(method, shared)
+    runs = [Run(step, shared) for step in steps]
+    device = None
     try:
-        left = asyncio.run(run.all(records))
-        if left and shared.models["generator"].completions.cached_only:
-            raise UserError(
-                f"the store lacks completions for {len(left)} of {len(records)} answers\n"
-                "  --cached_only requests none: run the shards that are missing, or the same command without it"
-            )
-        device = None
+        left = asyncio.run(_advance(runs, {}))
         while left:
-            waiting = Counter(run.needs[key] for key in left)
-            role = max(shared.models, key=lambda role: waiting[role])
+            role = left[0].awaits()
+            left[0].refuse_cached_only(role)
             with exit_on_signal():
-                engines = open_engines(role)
+                engines = open_engines([role, *left[0].other_roles(role)], _count_waiting(left, role))
             device = engines[role].device
-            left = asyncio.run(run.all(left, engines, len(records) - len(left)))
+            left = asyncio.run(_advance(left, engines))
         if device is not None:
-            missing = run.outcome.missing
-            run.outcome = Outcome(missing=missing, device=device)
-            rest = {key: record for key, record in records.items() if key not in missing}
-            if left := asyncio.run(run.all(rest, is_shown=False)):
-                raise run.asks_otherwise(next(iter(left)))
+            for run in runs:
+                if run.is_own:
+                    asyncio.run(run.repeat())
     except SystemExit:
         raise UserError("the method called sys.exit; return None if there is no answer") from None
     finally:
-        for model in shared.models.values():
-            model.completions.store.close()
-    return run.outcome
+        for role in shared.roles.values():
+            role.model.completions.store.close()
+    return device, runs
 
 
-@dataclass
+def _count_waiting(left: list["Run"], role: str) -> Mapping[str, int]:
+    """By role, the records that wait for it; a step that has not begun is taken to have as many as the first one."""
+    counts: Counter[str] = Counter()
+    for run in left:
+        counts[run.step.role or role] += run.num_left or left[0].num_left
+    return counts
+
+
+async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
+    """Run steps as far as they go with these engines, then close them; returns those that are left."""
+    try:
+        for number, run in enumerate(runs):
+            await run.go(engines)
+            if run.num_left:
+                return runs[number:]
+            engine = engines.get(run.step.role)
+            run.step.finish(engine.device if engine else None)
+        return []
+    finally:
+        for engine in set(engines.values()):
+            await engine.close()
+        await _end_tasks()
+
+
 class Run:
-    """A method's run over records, in several passes."""
+    """A step under way, in several passes.
 
-    method: Method
-    shared: Settings
-    outcome: Outcome = field(default_factory=Outcome)
-    asked: dict[Key, Set[str]] = field(default_factory=dict)  # what each record has asked so far
-    needs: dict[Key, str] = field(default_factory=dict)  # the role that a record waits for
-    live: set[Ask] = field(default_factory=set)
-    tasks: set[asyncio.Task] = field(default_factory=set)  # asyncio alone would forget those that do not end
-    num_calls: int = 0
-    num_unusable: int = 0
-    in_a_row: int = 0  # records that the server failed to answer, since the last one that ended
-    error: Exception | None = None  # what ends the run
+    Attributes:
+        is_own: its method is a user's.
+        calls: of a user's method, by record the role and the record of each call, without their texts.
+        missing: of the records that a server failed to answer, why.
+        raised: of those on which a user's method raised, where and what.
+    """
 
-    async def all(
-        self,
-        records: dict[Key, Record],
-        engines: Mapping[str, Engine] = MappingProxyType({}),
-        done: int = 0,
-        is_shown: bool = True,
-    ) -> dict[Key, Record]:
-        """Run records as far as they go, then close the engines; returns those that wait for others, in their order."""
-        concurrency = max((engine.concurrency for engine in engines.values()), default=AT_ONCE)
-        left, waiting, missing = {}, iter(records.items()), self.outcome.missing
-        self.in_a_row = self.num_unusable = self.num_calls = 0
+    def __init__(self, step: Step, shared: Shared):
+        self.step, self.shared = step, shared
+        self.is_own = isinstance(step.method, Method)
+        self.calls: dict[Key, list[tuple[str, Piece]]] = {}
+        self.missing: dict[Key, str] = {}
+        self.raised: dict[Key, str] = {}
+        self._left: dict[Key, Any] | None = None  # records that have not ended; None before the step begins
+        self._total = 0
+        self._asked: dict[Key, Set[str]] = {}  # what each record of a user's method has asked so far
+        self._needs: dict[Key, str] = {}  # the role that a record waits for
+        self._has_answered = False  # a model has, now or in an earlier run
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        self._live: set[Ask] = set()
+        self._tasks: set[asyncio.Task] = set()  # asyncio alone would forget those that do not end
+        self._num_calls = self._num_unusable = 0
+        self._in_a_row = 0  # records that the server failed to answer, since the last one that ended
+        self._error: Exception | None = None  # what ends the run
+        self._is_stopped = False  # of a function of ours: its engine is not open, so no record gets any further
+
+    @property
+    def num_left(self) -> int:
+        return len(self._left or ())
+
+    def awaits(self) -> str:
+        """The role that most records wait for, of as many the first one."""
+        if self.step.role:
+            return self.step.role
+        waiting = Counter(self._needs[key] for key in self._left)
+        return max(self.shared.roles, key=lambda role: waiting[role])
+
+    def other_roles(self, role: str) -> list[str]:
+        """The other ones that its records may ask."""
+        return [name for name in self.shared.roles if name != role] if self.is_own else []
+
+    def refuse_cached_only(self, role: str) -> None:
+        if self._completions(role).cached_only:
+            raise UserError(
+                f"{self._completions(role).store.folder}: lacks completions for {self.num_left} of {self._total} "
+                f"{self.step.unit}\n"
+                "  --cached_only requests none: run the shards that are missing, or the same command without it"
+            )
+
+    async def go(self, engines: Engines, is_shown: bool = True) -> None:
+        """Run the records that are left as far as they go with these engines."""
+        if self._left is None:
+            self._left = dict(self.step.records())
+            self._total = len(self._left) + self.step.done
+        self._begin_pass()
+        its = engines.values() if self.is_own else filter(None, [engines.get(self.step.role)])
+        concurrency = max((engine.concurrency for engine in its), default=AT_ONCE)
+        most = max(OUTAGE, concurrency)
+        waiting, room = iter(list(self._left.items())), Room()
+        left, untried = {}, {}  # records that need another engine, and those that were not begun
 
         async def work() -> None:
             for key, record in waiting:
-                if self.error is not None or self.in_a_row >= max(OUTAGE, concurrency):
+                if self._error is not None or self._in_a_row >= most or self._is_stopped:
+                    untried[key] = record
                     return
-                if await self.one(key, record, engines, progress):
-                    self.in_a_row = 0
+                if await self._one(key, record, engines, room, progress):
                     if progress is not None:
-                        progress.update(failed=self.num_unusable)
-                elif key not in missing and key not in self.outcome.raised:
+                        progress.update(failed=self._num_unusable)
+                elif key in self.missing:
+                    if progress is not None:
+                        progress.update(0, missing=len(self.missing))
+                elif key not in self.raised:
                     left[key] = record
 
-        try:
-            progress = Progress(done + len(records), "answers", done, concurrency) if is_shown else None
-            with closing(progress) if progress else nullcontext():
-                await asyncio.gather(*(work() for _ in range(concurrency)))
-        finally:
-            for engine in set(engines.values()):
-                await engine.close()
-            await _end_tasks()
-        if self.error is not None:
-            raise self.error
-        if engines and missing and not self.outcome.pieces and not left:
-            raise UserError(f"{next(iter(missing.values()))}\n  nothing was answered; run the same command again")
-        if self.in_a_row >= max(OUTAGE, concurrency):
-            problem = list(missing.values())[-1]
+        done = self._total - len(self._left)
+        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not engines) if is_shown else None
+        with closing(progress) if progress else nullcontext():
+            await asyncio.gather(*(work() for _ in range(concurrency)))
+        if self._error is not None:
+            raise self._error
+        untried.update(waiting)
+        if self.missing and not self._has_answered:  # a wrong address is more likely than an outage
+            again = f"asked {self._tries()} times; what is finished is kept, run the same command again"
+            raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
+        if self._in_a_row >= most:
+            problem = list(self.missing.values())[-1]
             print(f"note: {problem}; nothing is answered any more, so no more is asked of this model", file=sys.stderr)
-            ended = self.outcome.pieces.keys() | self.outcome.raised.keys() | missing.keys() | left.keys()
-            missing.update((key, problem) for key in records.keys() - ended)
-        return {key: record for key, record in records.items() if key in left}
+            self.missing |= dict.fromkeys(untried, problem)
+            untried = {}
+        self._left = {key: record for key, record in self._left.items() if key in left or key in untried}
 
-    async def one(
-        self, key: Key, record: Record, engines: Mapping[str, Engine], progress: Progress | None = None
-    ) -> bool:
+    async def repeat(self) -> None:
+        """Run all records of a user's method once more, from the store alone."""
+        records = dict(self.step.records())
+        self.step.pieces.clear(), self.calls.clear(), self.raised.clear()
+        self._left = {key: record for key, record in records.items() if key not in self.missing}
+        missing, self.missing = self.missing, {}
+        await self.go({}, is_shown=False)
+        await _end_tasks()
+        self.missing |= missing
+        if self._left:
+            raise self._asks_otherwise(next(iter(self._left)))
+
+    async def _one(self, key: Key, record: Any, engines: Engines, room: Room, progress: Progress | None) -> bool:
         """Run one record; True if it ended, with a value or without."""
 
         def count() -> None:
-            self.num_calls += 1
-            if progress is not None:
-                progress.update(0, calls=self.num_calls)
+            self._num_calls += 1
+            self._has_answered, self._in_a_row = True, 0
+            if progress is not None and self.is_own:
+                progress.update(0, calls=self._num_calls)
 
-        ask = Ask(self.shared, record, key, engines, self.asked.get(key, frozenset()), count)
-        task = asyncio.create_task(self.method.answer(Question(record, self.shared.task), ask))
-        self.live.add(ask)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        before = self._asked.get(key, frozenset()) if self.is_own else None
+        ask = Ask(self.shared, record, key, engines, room, before, count)
+        method = self.step.method.answer if self.is_own else self.step.method
+        task = asyncio.create_task(method(Question(record, self.shared.task) if self.is_own else record, ask))
+        self._live.add(ask)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
             await ask.watch(task)
             ended = ask.ended
         finally:
-            self.live.discard(ask)
+            self._live.discard(ask)
             ask.close(task)
-            self.tasks |= {one for one in ask.tasks if not one.done()}
-        self.asked[key] = self.asked.get(key, frozenset()) | ask.asked
+            self._tasks |= {one for one in ask.tasks if not one.done()}
+        if self.is_own:
+            self._asked[key] = self._asked.get(key, frozenset()) | ask.asked
         if ask.asks_otherwise:
-            self._end(self.asks_otherwise(key))
+            self._end(self._asks_otherwise(key))
         elif isinstance(ended, UnavailableError):
-            self.outcome.missing[key] = str(ended)
-            self.in_a_row += 1
+            self.missing[key] = str(ended)
+            self._in_a_row += 1
         elif isinstance(ended, MethodError):
-            self.outcome.raised[key] = str(ended)
+            self.raised[key] = str(ended)
         elif ended is not None:
             self._end(ended)
         elif ask.needs is not None:
-            self.needs[key] = ask.needs
-        else:
+            self._needs[key] = ask.needs
+            self._is_stopped = not self.is_own and not self._completions(ask.needs).cached_only
+        elif self.is_own:
             return self._finish(key, task, ask)
+        else:
+            self.step.pieces[key] = task.result()
+            self._num_unusable += task.result()["value"] is None
+            return True
         return False
 
-    def asks_otherwise(self, key: Key) -> UserError:
+    def _completions(self, role: str) -> Completions:
+        return self.shared.roles[role].model.completions
+
+    def _tries(self) -> int:
+        return max(role.model.policy.max_retries for role in self.shared.roles.values()) + 1
+
+    def _asks_otherwise(self, key: Key) -> UserError:
         return UserError(
             f"id {quote(key[0])}: the method makes other calls than in its previous run\n"
             "  it must make the same ones: use ask.random, no clock, and not the order in which calls finish"
@@ -195,12 +287,12 @@ class Run:
 
     def _end(self, error: Exception) -> None:
         """End the run: every record's calls that are under way land, and none follows."""
-        self.error = self.error or error
-        for ask in self.live:
+        self._error = self._error or error
+        for ask in self._live:
             ask.end(error)
 
     def _finish(self, key: Key, task: asyncio.Task, ask: Ask) -> bool:
-        """Note what a method returned or raised; False for the latter."""
+        """Note what a user's method returned or raised; False for the latter."""
         error = MethodError("it cancelled itself") if task.cancelled() else task.exception()
         if error is None and ask.gave_up:
             error = MethodError("it cancelled a call (a timeout?), so its answer depends on timing")
@@ -210,13 +302,14 @@ class Run:
         while isinstance(error, BaseExceptionGroup):  # of a TaskGroup
             error = error.exceptions[0]
         if error is not None:
-            where = "" if isinstance(error, MethodError) else f"{self.method.place_of(error)}: {type(error).__name__}: "
-            self.outcome.raised[key] = f"{where}{error}"
+            known = isinstance(error, MethodError)
+            where = "" if known else f"{self.step.method.place_of(error)}: {type(error).__name__}: "
+            self.raised[key] = f"{where}{error}"
             return False
-        piece = self.outcome.pieces[key] = _piece(value, ask)
-        self.num_unusable += piece["value"] is None
+        piece = self.step.pieces[key] = piece_of(value, ask)
+        self._num_unusable += piece["value"] is None
         texts = ("value", "raw", "reasoning")
-        self.outcome.calls[key] = [
+        self.calls[key] = [
             (role, {name: "" if name in texts and one[name] else one[name] for name in one}) for role, one in ask.calls
         ]
         return True
@@ -233,32 +326,3 @@ async def _end_tasks() -> None:
         if not task.done():
             task._log_destroy_pending = False
             asyncio._unregister_task(task)
-
-
-def _piece(value: str | None, ask: Ask) -> Piece:
-    """A record of the output: the value, what is told of the call that gave it, the notes, and figures by role."""
-    calls = ask.calls
-    value = value if value is not None and value.strip() else None
-    own = next(
-        (one for _, one in reversed(calls) if isinstance(one["value"], str | None) and one["value"] == value), {}
-    )
-    own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
-    if value is None:
-        own = {"reason": "the method gave no answer", **own}
-    figures = {
-        role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
-    }
-    return {"value": value and writable(value), **own, "notes": ask.notes, "calls": figures}
-
-
-def report_raised(raised: dict[Key, str]) -> int:
-    """The exit code, and on stderr what a method raised: its commonest errors with a record's id each."""
-    if not raised:
-        return 0
-    print(f"the method raised on {len(raised)} records; the same command retries them:", file=sys.stderr)
-    alike: dict[str, list[str]] = {}
-    for (question_id, *_), told in raised.items():
-        alike.setdefault(told, []).append(str(question_id))
-    for told, ids in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:5]:
-        print(f"  {printable(told[:LONGEST])} (id {first_five(ids)})", file=sys.stderr)
-    return 1

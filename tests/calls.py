@@ -1,0 +1,34 @@
+"""Calls that are sent through the runner as our own scripts' are, to an engine of the test's."""
+
+from utils.benchmarks import tasks
+from utils.cli.flags import Arguments
+from utils.generation.model import Model
+from utils.runs.ask import Role, Shared
+from utils.runs.runner import Step, run_steps
+
+
+def make_step(calls, model, pieces, unit="answers", role="generator", finish=lambda device: None):
+    """A step that makes these calls; a function makes one when its turn has come."""
+
+    async def send(call, ask):
+        return await ask.send(role, lambda: (model, call() if callable(call) else call, str))
+
+    def records():
+        return {call.key if hasattr(call, "key") else (number,): call for number, call in enumerate(calls)}
+
+    return Step(send, records, unit, pieces, role, finish=finish)
+
+
+def run_calls(open_engine, *steps):
+    """Run (role, model, step) triples; returns the device."""
+    roles = {role: Role(Arguments(), model) for role, model, _ in steps}
+    shared = Shared(next(iter(tasks().values())), roles, 0, 0)
+
+    def open_engines(role, waiting):
+        return dict.fromkeys(roles, open_engine(sum(waiting.values())))
+
+    return run_steps([step for _, _, step in steps], shared, open_engines)[0]
+
+
+def make_model(addr, policy, completions):
+    return Model(addr, addr, None, 4096, policy, completions)

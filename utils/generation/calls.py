@@ -1,0 +1,183 @@
+"""A call: one output to be had, asked for until its text can be used."""
+
+import math
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from utils.cli.errors import printable
+from utils.files.output import Key
+from utils.generation.chat import Chat, Fitted, Rendered
+from utils.generation.cost import Prices
+from utils.generation.model import Model, Policy
+from utils.generation.requests import FORMATS, Completion, Engine, RefusedError
+from utils.parsing import Parsed, nothing
+from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
+
+Parser = Callable[[str, bool], Parsed]
+TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+THOUGHT_COUNT = "reasoning_tokens"  # of the completion's; in the records that have thoughts alone
+
+
+@dataclass(frozen=True)
+class Call:
+    """One output to be had."""
+
+    key: Key  # of which its seeds are made
+    prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
+    parse: Parser  # what reads its text
+    record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
+    options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
+    # From the options' log-probabilities to what its record holds, `value` among it; None: the likeliest a token.
+    weigh: Callable[[dict[str, float]], dict[str, Any]] | None = None
+
+
+def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -> Call:
+    """The call for an output to a prompt that `Model.fit` made; `record` is kept with it."""
+    figures = {} if fitted is None else dict(vars(fitted))
+    return Call(key, figures.pop("prompt", None), parse, record | figures)
+
+
+async def answer_call(engine: Engine | None, model: Model, call: Call) -> dict[str, Any]:
+    """Ask until the text can be used: a record with the parsed value, or with None and the reason.
+
+    Raises:
+        UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
+        NotStoredError: there is no engine, and the model's store lacks a completion.
+    """
+    if call.prompt is None:
+        return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
+    if call.options is not None:
+        return await _choose(engine, model, call)
+    policy, spent, thought, draws = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
+
+    def read(completion: Completion) -> Parsed:
+        if completion.unfinished:
+            return nothing(UNFINISHED)
+        return call.parse(completion.text, completion.finish_reason == "length")
+
+    for attempt in range(policy.max_retries + 1):
+        sampling, attempts = policy.sampling(call.key, attempt, draws), attempt + 1
+        told = {"id": call.key[0], "try": attempts}
+        try:
+            completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
+        except RefusedError as refusal:
+            return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **spent}
+        spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
+        thought += completion.reasoning_tokens or 0
+        parsed = read(completion)
+        draws = "temperature" in completion.refused_parameters
+        # A greedy model would only think the same again.
+        is_last = policy.is_last(attempt, draws) or (completion.unfinished and policy.is_greedy(draws))
+        if parsed.value is not None or is_last:
+            break
+    # What the server took where it refused the schema that the last try was to be held to.
+    taken, refused = completion.response_format, list(completion.refused_parameters)
+    return {
+        "value": parsed.value,
+        **({"reason": parsed.reason} if parsed.value is None else {}),
+        **call.record,
+        **({"reasoning": completion.reasoning} if completion.reasoning else {}),
+        "raw": completion.text,
+        "parsed": parsed.how,
+        "truncated": parsed.truncated,
+        "finish_reason": completion.finish_reason,
+        "attempts": attempts,
+        "constrained": sampling.schema is not None and taken is None,
+        **({"response_format": taken} if taken else {}),
+        "temperature": None if "temperature" in refused else sampling.temperature,
+        **({"refused_parameters": refused} if refused else {}),
+        **spent,  # of all attempts together
+        **({THOUGHT_COUNT: thought} if thought else {}),
+        **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
+    }
+
+
+async def _choose(engine: Engine | None, model: Model, call: Call) -> dict[str, Any]:
+    """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes.
+
+    NotStoredError as in `answer_call`.
+    """
+    continuations = list(call.options.values())
+    scored = await model.completions.score(engine, model.addr, call.prompt, continuations, id=call.key[0])
+    scores = dict(zip(call.options, scored.mean_log_probs, strict=True))
+    if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
+        scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
+        chosen = {"value": None, "reason": "the model gives an option no likelihood"}
+    elif call.weigh is not None:
+        chosen = call.weigh({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
+    else:
+        chosen = _likeliest(scores, call.options)
+    spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
+    return {**chosen, **call.record, "mean_log_probs": scores, "attempts": 1, **spent}
+
+
+def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
+    """The likeliest option, of several as likely the first one; but none if another one has the very same tokens.
+
+    Nothing tells such options apart: their scores differ by rounding at most.
+    """
+    best = max(scores, key=scores.get)
+    twins = [option for option in options if options[option] == options[best]]
+    if len(twins) > 1:
+        return {"value": None, "reason": f"the likeliest options, {' and '.join(twins)}, are the same text"}
+    return {"value": best}
+
+
+def total(counts: list[int | None]) -> int | None:
+    """None where a server did not tell one of them."""
+    return None if None in counts else sum(counts)
+
+
+def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """What finished records say of the run that made them, for its manifest: of the tokens those of all attempts."""
+    records = list(records)
+    taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
+    asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
+    names = sorted({name for refused in asked for name in refused})
+    # Not a setting: a server's may change from week to week, and what it has answered stays good.
+    thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
+    unfinished = sum(record.get("reason") == UNFINISHED for record in records)
+    states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
+    return {
+        "tokens": {
+            **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
+            **({THOUGHT_COUNT: thought} if thought else {}),
+        },
+        **({UNFINISHED_COUNT: unfinished} if unfinished else {}),
+        "refused_by_server": list(FORMATS[: max(taken, default=0)]),
+        # By name how many outputs were asked for without, or by another name, and how many outputs there are.
+        "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
+        "system_fingerprints": sorted(states),
+    }
+
+
+def describe_calls(
+    calls: Iterable[Call], chat: Chat, policy: Policy, prices: Prices | None, item_words: str = "posts"
+) -> str:
+    """What a run would ask (--dry_run): prompts, tokens, what would be cut, the calls, and what they may cost."""
+    lengths, over, dropped, cut, options = [], [], 0, 0, 0
+    for call in calls:
+        if call.prompt is None:
+            over.append(str(call.key[0]))
+            continue
+        lengths.append(chat.length(call.prompt))
+        options += len(call.options or ())
+        dropped += call.record.get("num_contexts_dropped", 0)
+        cut += call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False)
+    too_long = f"{len(over)} prompts too long and not asked" + (printable(f": {', '.join(over[:5])}") if over else "")
+    told = (
+        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
+        f"at most {policy.max_tokens} tokens an output"
+    )
+    if prices:
+        prompts, outputs = sum(lengths) * prices.input / 1e6, len(lengths) * policy.max_tokens * prices.output / 1e6
+        most = prompts + outputs
+        told += f"\n{prompts:.4f} USD for the prompts, at most {most:.4f} with the outputs"
+        told += f", {most * (policy.max_retries + 1):.4f} with retries"
+    return (
+        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
+        f"{dropped} {item_words} left out for length, {cut} cut at the end; {too_long}\n"
+        + (f"{options} options, of which no text is generated" if options else told)
+    )

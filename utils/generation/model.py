@@ -1,0 +1,103 @@
+"""A model as a run uses it, and the policy by which its outputs are sampled and asked for again.
+
+By default (`fallback`) every try draws with another seed and the last one is held to its schema; `always` holds every
+try to it; `never` is the reference code's way and raises the temperature by 0.1 a try, never above 1.
+"""
+
+import hashlib
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from prompts import History, Prompt
+from utils.cli import UserError
+from utils.files.output import Key
+from utils.generation.chat import Chat, Fitted
+from utils.generation.completions import Completions
+from utils.generation.history import fit_items
+from utils.generation.requests import FURTHER, Sampling
+from utils.generation.thinking import Thoughts
+from utils.generation.trimming import Entry, fit_trimmed
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How outputs are sampled and asked for again (the flags of `cli.add_sampling_arguments`)."""
+
+    temperature: float | None  # None, also of the next two: by default, as the model or its server has it
+    top_p: float | None
+    max_tokens: int
+    seed: int | None
+    max_retries: int
+    constrained_decoding: str
+    schema: dict[str, Any] | str
+    further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
+    reasoning_parser: str | None = None
+    opened: bool | None = None  # `Sampling.opened`, which the model's template decides
+
+    @classmethod
+    def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
+        """UserError where a model that runs here is to draw without a seed."""
+        if args.seed is None and not args.openai:
+            raise UserError("--seed none: is only for an API; a model that runs here needs a seed")
+        names = [field.name for field in fields(cls) if field.name not in ("schema", "further", "opened")]
+        further = {name: value for name in FURTHER if (value := vars(args).get(name)) not in (None, {})}
+        return cls(**{name: getattr(args, name) for name in names}, schema=schema, further=further)
+
+    def with_thoughts(self, thoughts: Thoughts) -> "Policy":
+        return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
+
+    def sampling(self, key: Key, attempt: int, draws: bool = False) -> Sampling:
+        """The sampling of one try (from 0). Its seed depends on the key and the try alone, not on order or shard.
+
+        `draws`: the server refuses temperature, so also at 0 the model is not greedy.
+        """
+        temperature = self.temperature
+        if self.constrained_decoding == "never" and temperature is not None:
+            temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
+        seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
+        schema = self.schema if self._is_constrained(attempt, draws) else None
+        own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
+        own["constrained_decoding"] = self.constrained_decoding
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
+
+    def is_last(self, attempt: int, draws: bool = False) -> bool:
+        """A greedy constrained try would only repeat itself, so it is the last one too.
+
+        Where a server refuses the schema, that try is held to less or to nothing; it is the last one all the same.
+        """
+        return attempt >= self.max_retries or (self._is_constrained(attempt, draws) and self.is_greedy(draws))
+
+    def is_greedy(self, draws: bool) -> bool:
+        return self.temperature == 0 and not draws
+
+    def _is_constrained(self, attempt: int, draws: bool) -> bool:
+        if self.constrained_decoding == "fallback":
+            # Nor does a greedy free try get better by asking again: the second try is constrained at once.
+            return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(draws))
+        return self.constrained_decoding == "always"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a run uses it."""
+
+    addr: str
+    identity: str  # what tells it from any other, for the settings
+    chat: Chat
+    length: int  # tokens of prompt and output together
+    policy: Policy
+    completions: Completions | None = None  # what it has been asked before; None in a training
+
+    def fit(
+        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """`fit_items` for its length."""
+        return fit_items(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
+
+    def fit_trimmed(
+        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """`fit_trimmed` for its length."""
+        return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)

@@ -1,0 +1,183 @@
+"""What baselines.py does besides its method: which questions, which model, and the response files."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from prompts import digests, load_prompt
+from utils import cli
+from utils.benchmarks import task_of
+from utils.benchmarks.task import Record, Task
+from utils.cli import Arguments, UserError
+from utils.files.manifest import file_hash, refuse_unranked
+from utils.files.output import Key, Output, Piece
+from utils.generation.calls import describe_calls
+from utils.generation.cost import prices_of
+from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings
+from utils.generation.engines import identify_model, print_machine, publish_records, reported
+from utils.records.datasets import select_questions
+from utils.records.responses import collector, count_responses
+from utils.records.stream import read_questions
+from utils.runs.ask import Ask, Role, Shared
+from utils.runs.command import Command, calls_of, writing
+from utils.runs.roles import open_engines
+from utils.runs.runner import Step, run_steps
+
+Method = Callable[[Record, Ask], Awaitable[Piece]]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset, and what of it a run answers."""
+
+    path: str
+    output_addr: str
+    records: list[Record]
+    task: Task
+    asked: dict[Key, Record] = field(default_factory=dict)  # by key of an answer, (id, number), its question
+
+
+def add_answer_arguments(parser: cli.FlagParser) -> None:
+    """How often and how questions are answered, of the benchmarks that know several ways."""
+    # fmt: off
+    add = parser.add_argument
+    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--choose", choices=["likelihood"],
+        help="generate no text, but choose the option with the highest mean log-probability a token, where the "
+        "benchmark's questions have options (off)")
+    add("--trim_items", action="store_true",
+        help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
+        "benchmark knows how (off: the lowest-ranked posts are left out)")
+    # fmt: on
+    parser.without_effect(
+        "--num_contexts --unranked --trim_items",
+        lambda args: not (args.rag or args.method),
+        "without --rag, for the prompt has no posts",
+        "give --rag",
+    )
+    parser.without_effect(
+        "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
+        " --constrained_decoding --num_generated_outputs",
+        lambda args: args.choose is not None,
+        "with --choose, for no text is generated",
+        "leave out --choose",
+    )
+    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
+    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
+
+
+def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None) -> list[Dataset]:
+    """The datasets of --inputs_addr; UserError where they are no such, or of several benchmarks.
+
+    Args:
+        most_items: of a profile what a prompt may take; None: all of it.
+    """
+    if len(args.inputs_addr) != len(args.output_addr):
+        given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.output_addr)} --output_addr"
+        raise UserError(f"{given}: give as many of each")
+    cli.check_different("--output_addr", args.output_addr)
+    datasets = []
+    for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):
+        records = read_questions(path, needs, most_items)
+        task = task_of(path, records)
+        if datasets and task is not (first := datasets[0]).task:
+            raise UserError(f"{path}: is of {task.name}, and {first.path} of {first.task.name}; run them apart")
+        if "profile" in needs and most_items != 0:
+            refuse_unranked(path, args.unranked)
+        selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
+        asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
+        datasets.append(Dataset(path, output_addr, records, task, asked))
+    return datasets
+
+
+def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, name: str) -> Command:
+    """The command that answers datasets by a method with the prompt `name`."""
+    task = datasets[0].task
+    _check_flags(args, task)
+    prompts = task.options.prompts if args.choose else task.prompts
+    prompt = load_prompt(prompts[name], args.prompts_dir)
+    identity = identify_model(args, args.model_addr)
+    told = {"script": "baselines.py", "model": identity, "prompt": digests([prompt])}
+    outputs = [
+        Output(
+            one.output_addr,
+            args.settings() | told | {"inputs": file_hash(one.path)},
+            list(one.asked),
+            collector(one.records),
+            "answers",
+            args,
+        )
+        for one in datasets
+    ]
+    trained: dict[str, Any] = {}
+
+    def load() -> Shared:
+        if args.choose:
+            args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen at each
+        model = choose_answerer(args, identity, task.output.schema, task.prompt_length)
+        if task.history is not None and isinstance(model, TextModel):
+            what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
+            raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
+        asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
+        trained.update(check_trained(args, model, task.name, prompt, **asked))
+        values = task.options.values if args.choose else task.values
+        roles = {"generator": Role(args, model)}
+        return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, prompts=prompts, values=values)
+
+    def steps(shared: Shared, its: list[list[Output]]) -> list[Step]:
+        return [
+            Step(
+                method,
+                lambda one=one: one.asked,
+                "answers",
+                output.pieces,
+                "generator",
+                finish=partial(_publish, args, shared, output, trained),
+            )
+            for one, output in zip(datasets, outputs, strict=True)
+            if [output] in its
+        ]
+
+    def describe() -> None:
+        shared = load()
+        model = shared.roles["generator"].model
+        calls = chain.from_iterable(calls_of(step, shared) for step in steps(shared, [[one] for one in outputs]))
+        print(describe_calls(calls, model.chat, model.policy, prices_of(args), task.item_words))
+        pieces = sum(len(output.keys) for output in outputs)
+        print_machine(args, [model], args.output_addr, pieces)
+
+    def work(its: list[list[Output]]) -> int:
+        shared, left = load(), [output for [output] in its]
+        with writing(left):
+            run_steps(steps(shared, its), shared, partial(open_engines, shared.roles, [one.pieces for one in left]))
+        # Another try would write the same, and the text is scored by LaMP's own rule.
+        beams = isinstance(shared.roles["generator"].model, TextModel)
+        codes = [output.report_failed() for output in left]
+        missing = sum(len(output.missing()) for output in left)
+        return max(0 if beams else max(codes), cli.report_missing(missing, "answer"))
+
+    return Command([[output] for output in outputs], describe, work)
+
+
+def _check_flags(args: Arguments, task: Task) -> None:
+    """Raise UserError over a flag that the benchmark, or a model of that kind, knows nothing of."""
+    if args.choose and args.openai:
+        raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
+    if args.choose and task.options is None:
+        raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
+    if args.trim_items and task.trimmed is None:
+        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+
+
+def _publish(args: Arguments, shared: Shared, output: Output, trained: dict[str, Any], device: str | None) -> None:
+    """Write a response file and its manifest."""
+    model, task = shared.roles["generator"].model, shared.task
+    responses = output.content()
+    counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
+    found = model_settings(model) | reported(args, model.completions)
+    if trained and trained["validation"] == output.settings["inputs"]:
+        found["chose_checkpoint"] = True
+    counter = model.chat.counter
+    publish_records(output, device, counts, args.openai, prices_of(args), found, token_counter=counter)

@@ -1,0 +1,463 @@
+"""What a method may ask, for one record: rendered within the budget, looked up in the store, asked for, and read."""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import Any
+
+from prompts import History, Prompt, load_prompt, own_prompt
+from utils.benchmarks.task import Parser, Record, Task, Variant
+from utils.cli.flags import Arguments
+from utils.files.output import Key, Piece
+from utils.generation.calls import Call, answer_call, fitted_call
+from utils.generation.chat import Rendered
+from utils.generation.completions import NotStoredError
+from utils.generation.model import Model
+from utils.generation.requests import Engine
+from utils.generation.thinking import NO_PARSER
+from utils.parsing import Parsed, nothing, writable
+
+MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
+TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
+PATIENCE = 60  # seconds until a method that does something else between its calls is held to ask otherwise than before
+UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
+CHARACTERS_PER_TOKEN = 4  # about, of English
+
+
+class MethodError(Exception):
+    """What a method does cannot give an answer."""
+
+
+class ParserError(Exception):
+    """A method's own parser raised; what it raised is the cause."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A model under the name by which a method asks it."""
+
+    args: Arguments  # the flags as they hold for it
+    model: Model
+
+
+class Room:
+    """So many tokens of prompts may be under way at a time; or one prompt, where it has more."""
+
+    def __init__(self, most: int = UNDER_WAY):
+        self._left = most
+        self._freed = asyncio.Event()
+
+    async def wait(self) -> None:
+        """Return once there is room for a prompt."""
+        while self._left <= 0:
+            self._freed.clear()
+            await self._freed.wait()
+
+    async def hold(self, prompt: Rendered | None, answer: Callable[[], Awaitable[Piece]]) -> Piece:
+        """What `answer` gives; its prompt has room until then."""
+        if isinstance(prompt, list):
+            tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
+        else:
+            tokens = len(prompt or ())
+        self._left -= tokens
+        try:
+            return await answer()
+        finally:
+            self._left += tokens
+            self._freed.set()
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all records of a run share.
+
+    Attributes:
+        roles: the models by the names by which they are asked; "generator" is the one that answers.
+        prompts: by name the benchmark's prompts, and `values` what fills them from a record; of `task` by default.
+        readers: by role what reads a text that answers one of these prompts; the task's answers' by default.
+        settings: --set NAME=VALUE.
+        own_prompts: the prompts that have been used, by name or text; filled as they are.
+    """
+
+    task: Task
+    roles: dict[str, Role]
+    seed: int | None
+    num_contexts: int
+    prompts_dir: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    values: Callable[[Record], dict[str, str]] | None = None
+    readers: dict[str, Parser] = field(default_factory=dict)
+    own_prompts: dict[str, Prompt] = field(default_factory=dict)
+
+    def make(
+        self,
+        record: Record,
+        key: Key,
+        role: str,
+        name: str,
+        items: Sequence[Any] | History,
+        values: Mapping[str, str],
+        *,
+        parse: Parser | Callable[[str], Any] | None = None,
+        own: Mapping[str, Any] | None = None,
+        options: Mapping[str, str] | None = None,
+        variant: Variant | None = None,
+        trimmed: bool = False,
+        told: Mapping[str, Any] | None = None,
+    ) -> tuple[Model, Call, Callable[[], str]]:
+        """A call: its model, the call for `key`, and what tells it from a record's other calls.
+
+        Args:
+            own: max_tokens and temperature, in place of the flags.
+            options: texts of which the likeliest is chosen, by name.
+            variant: how a question is asked in another dress; its values and its reader hold.
+            trimmed: the items are `Task.best_entries`, which are cut to fit.
+            told: what the call's record holds besides.
+
+        ValueError where a method's call is none that can be made.
+        """
+        is_named = name in (prompts := self.prompts or self.task.prompts)
+        self._check(role, name, is_named, prompts, items, parse, own or {})
+        model, prompt = self.roles[role].model, self._prompt(name, prompts.get(name))
+        known = (self.values or self.task.values)(record) | (variant.values if variant else {}) | values
+        self._check_filled(prompt, known, values, items)
+        known = {one: str(value) for one, value in known.items() if one in prompt.placeholders}
+        policy = replace(model.policy, **(own or {}))
+        if not is_named or parse is not None:
+            # There is nothing to hold its text to; nor does its temperature rise with the tries.
+            policy = replace(policy, schema=None, constrained_decoding="fallback")
+        else:
+            parse = variant.parse if variant else self.readers.get(role, self.task.output.parse)
+        tokens = {one: model.chat.render_option(text) for one, text in options.items()} if options else None
+        if tokens:
+            policy = replace(policy, max_tokens=max(map(len, tokens.values())) + 1)  # vLLM generates a token
+        model = replace(model, policy=policy)
+        fit = model.fit_trimmed if trimmed else model.fit
+        fitted = fit(prompt, items, self.task.join, **known)
+        call = fitted_call(key, fitted, reader(parse), **(variant.record if variant else {}), **(told or {}))
+        shown = items if isinstance(items, History) else list(items)
+        return model, replace(call, options=tokens), lambda: repr((role, prompt.digest, known, shown, own, options))
+
+    def _check(
+        self, role: str, name: str, is_named: bool, prompts: Mapping[str, str], items: Any, parse: Any, own: Mapping
+    ) -> None:
+        if role not in self.roles:
+            there = f"there is {', '.join(self.roles)} (--model NAME=ADDRESS adds one)"
+            raise ValueError(f"ask: no model {role!r}; {there}")
+        if isinstance(items, str):
+            raise ValueError("ask: items is one text; give a list of texts")
+        for flag, value, kinds in (
+            ("max_tokens", own.get("max_tokens", 1), int),
+            ("temperature", own.get("temperature", 0), float | int),
+        ):
+            if not isinstance(value, kinds) or value < (flag == "max_tokens"):
+                raise ValueError(f"ask: {flag} is {value!r}; give a number")
+        if inspect.iscoroutinefunction(parse):
+            raise ValueError("ask: parse is async; give a plain function of the text")
+        if not is_named and not re.search(r"[\s{]", name):
+            raise ValueError(f"ask: no prompt {name!r}; there is {', '.join(prompts)}, or give a text")
+
+    def _check_filled(self, prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
+        if taken := sorted(prompt.placeholders & TAKEN):
+            raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
+        if len(items) and "profile" not in prompt.placeholders and not isinstance(items, History):
+            raise ValueError("ask: items are for {profile}, which the prompt does not have")
+        if missing := prompt.placeholders - known.keys() - {"profile"}:
+            raise ValueError(f"ask: no value for {', '.join(f'{{{one}}}' for one in sorted(missing))} of the prompt")
+        if unused := values.keys() - prompt.placeholders:
+            raise ValueError(f"ask: the prompt has no {', '.join(f'{{{one}}}' for one in sorted(unused))}")
+
+    def _prompt(self, name: str, file: str | None) -> Prompt:
+        if name not in self.own_prompts:
+            self.own_prompts[name] = load_prompt(file, self.prompts_dir) if file else own_prompt(name)
+        return self.own_prompts[name]
+
+
+class Ask:
+    """What `answer` gets as `ask`, for one record.
+
+    Whatever an engine or the store raises ends the record, and then `ask` never returns: no `except` or `finally` of
+    the method can make up a value. It never returns either where it needs an engine that is not open; the record is run
+    again when that is open.
+
+    Attributes:
+        num_contexts: --num_contexts.
+        settings: --set NAME=VALUE, by name.
+        random: a generator that draws the same for this record on every run.
+        asked: hashes of its calls, the same call a second time by another one.
+        calls: role and record of each call that gave one, in the order in which they were made.
+        ended: why the record ends for now.
+        needs: the role whose engine is not open.
+        asks_otherwise: it asks something new, and not all that it asked before.
+        gave_up: the method cancelled a call.
+    """
+
+    def __init__(
+        self,
+        shared: Shared,
+        record: Record,
+        key: Key,
+        engines: Mapping[str, Engine],
+        room: "Room",
+        before: Set[str] | None = None,
+        landed: Callable[[], None] = lambda: None,
+    ):
+        """
+        Args:
+            room: what is under way in all records together.
+            before: `asked` of the record when it was run before; None: the method is trusted to ask the same.
+            landed: called when an engine or the store has given what a call asks for.
+        """
+        self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
+        self._seed = repr((shared.seed, key))
+        self.asked: set[str] = set()
+        self.notes: dict[str, Any] = {}
+        self.ended: Exception | None = None
+        self.needs: str | None = None
+        self.asks_otherwise = self.gave_up = False
+        self._shared, self._record, self.key, self._engines, self._room = shared, record, key, engines, room
+        self._before, self._landed = before, landed
+        self._num_left = len(before or ())  # of them those that are still to be asked again
+        self._num_new = 0  # calls that have waited until all of `before` is asked
+        self._is_over = False  # the method has returned
+        self.tasks: set[asyncio.Task] = set()  # the method's that have asked; asyncio alone would forget them
+        self._has_asked_all = asyncio.Event()
+        self._same: Counter[str] = Counter()  # how often each call was made
+        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # None while it is under way
+        self._under_way: set[asyncio.Task] = set()
+        self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
+        self._loop = asyncio.get_running_loop()
+
+    @cached_property
+    def random(self) -> random.Random:
+        return random.Random(self._seed)
+
+    @property
+    def calls(self) -> list[tuple[str, Piece]]:
+        return [call for _, call in sorted(self._by_number.items()) if call is not None]
+
+    async def __call__(
+        self,
+        prompt: str,
+        *,
+        items: Sequence[str] | History = (),
+        parse: Parser | Callable[[str], Any] | None = None,
+        model: str = "generator",
+        n: int | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        **values: str,
+    ) -> Any:
+        """Ask the model; returns the value that `parse` reads from its text, None if no try was usable.
+
+        Args:
+            prompt: the name of one of the benchmark's prompts (none, rag, ...), or a text. A text may have {question},
+                {profile} and names of your own in braces, and lines [system] and [user] before its parts.
+            items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
+            parse: from the text to a value, or None if it is unusable; it is then asked again with another seed
+                (default: for the benchmark's prompts the benchmark's own reader, for a text the text itself).
+            model: the name of a model that --model gives (default: --model_addr).
+            n: how many samples; returns a list of that length.
+            max_tokens, temperature: in place of the flags.
+            values: for the other names in braces.
+        """
+        await self._unless_over()
+        if n is not None:
+            if type(n) is not int or n < 1:
+                raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
+            again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, **values}
+            return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
+        own = {"max_tokens": max_tokens, "temperature": temperature}
+        own = {name: value for name, value in own.items() if value is not None}
+        return (await self.record(prompt, items=items, values=values, model=model, parse=parse, own=own))["value"]
+
+    async def choose(
+        self,
+        prompt: str,
+        options: Mapping[str, str],
+        *,
+        items: Sequence[str] | History = (),
+        model: str = "generator",
+        **values: str,
+    ) -> str | None:
+        """Return the likeliest of several texts, by its name in `options`; no text is generated.
+
+        What counts is the mean log-probability a token. None if the likeliest ones have the same tokens. The rest is as
+        in `ask`. ValueError for a model behind an API, which does not tell how likely a text is, or one that thinks.
+        """
+        await self._unless_over()
+        if model in self._shared.roles:
+            its = self._shared.roles[model].model
+            if not hasattr(its.chat, "render_option"):
+                raise ValueError(f"ask.choose: no API tells how likely a text is, and {its.addr} is behind one")
+            if its.policy.opened or its.policy.reasoning_parser not in (None, NO_PARSER):
+                raise ValueError(f"ask.choose: {its.addr} thinks before it answers")
+        if not options:
+            raise ValueError("ask.choose: no options; give texts by name")
+        return (await self.record(prompt, items=items, values=values, model=model, options=options))["value"]
+
+    async def record(
+        self,
+        prompt: str,
+        *,
+        items: Sequence[Any] | History = (),
+        values: Mapping[str, str] = MappingProxyType({}),
+        model: str = "generator",
+        **more: Any,
+    ) -> Piece:
+        """As `ask`, but all that is known of the call; `more` is as for `Shared.make`."""
+        await self._unless_over()
+        make = partial(self._shared.make, self._record, self.key, model, prompt, items, values, **more)
+        return await self.send(model, make)
+
+    def model(self, role: str) -> Model:
+        return self._shared.roles[role].model
+
+    async def send(self, role: str, make: Callable[[], tuple[Model, Call, Callable[[], str]]]) -> Piece:
+        """The record of a call, which is made once there is room for its prompt."""
+        await self._room.wait()
+        await self._unless_over()
+        model, call, its = make()
+        if self._before is not None:
+            self.tasks.add(asyncio.current_task())
+            call = await self._wait_for_its_turn(its(), call)
+        number = len(self._by_number)
+        self._by_number[number] = None
+        answer = partial(answer_call, self._engines.get(role), model, call)
+        task = asyncio.create_task(self._room.hold(call.prompt, answer))
+        self._under_way.add(task)
+        task.add_done_callback(partial(self._land, role, call.prompt is not None))
+        try:
+            record = await asyncio.shield(task)  # what a method cancels is paid for all the same, and kept
+        except asyncio.CancelledError:
+            self.gave_up = True
+            raise
+        except ParserError as error:
+            raise error.__cause__ from None
+        except Exception:  # `_land` has seen it
+            await self._never()
+        if self.ended is not None:
+            await self._never()
+        self._by_number[number] = role, record
+        return record
+
+    def note(self, **fields: Any) -> None:
+        """Put fields into `notes` of the answer's record in the output file, as they are now."""
+        # An error here names the line that gives no JSON.
+        self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
+
+    def end(self, error: Exception) -> None:
+        """End the record for now: no call returns any more."""
+        self.ended = self.ended or error
+        self._stirred.set()
+
+    async def watch(self, method: asyncio.Task) -> None:
+        """Wait until the method has returned, or can get no further for now, and what is under way has landed."""
+        method.add_done_callback(lambda _: self._stirred.set())
+        while not method.done() and self.ended is None:
+            self._stirred.clear()
+            if self._under_way or not (self.needs or self._waits):
+                await self._stirred.wait()
+            elif not await self._goes_on():
+                break
+        self._is_over = method.done()
+        # Also where the method did not wait for such a call until its end.
+        self.asks_otherwise = self.ended is None and self._waits
+        while self._under_way:  # it is paid for, and goes into the store
+            await asyncio.wait(self._under_way)
+
+    def close(self, method: asyncio.Task) -> None:
+        """End what is left of a run: after this no call returns."""
+        self.end(MethodError("the record's run is over"))
+        for task in (method, *self._under_way):
+            task.cancel()
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
+
+    async def _wait_for_its_turn(self, its: str, call: Call) -> Call:
+        """The call, with a key of its own if the record makes it a second time, when it may be paid for.
+
+        A new call waits until all earlier calls are made again, which needs no new call's value.
+
+        A method that asks otherwise than before would else be paid for on every run.
+        """
+        if len(self.asked) == MOST_CALLS:
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls: is there a loop without an end?"))
+        number = self._same[its]
+        self._same[its] += 1
+        its = hashlib.sha256(f"{number} {its}".encode(errors="surrogatepass")).hexdigest()
+        self.asked.add(its)
+        self._stirred.set()
+        if self.ended is not None:
+            await self._never()
+        self._num_left -= its in self._before
+        if self._num_left == 0:
+            self._has_asked_all.set()
+        elif its not in self._before:
+            self._num_new += 1
+            await self._has_asked_all.wait()
+        return replace(call, key=(*self.key, number)) if number else call
+
+    async def _goes_on(self) -> bool:
+        """Return whether the method makes another call or returns within the limit."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+            if self._stirred.is_set():
+                return True
+        if self._waits:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._stirred.wait(), PATIENCE)
+        return self._stirred.is_set()
+
+    @property
+    def _waits(self) -> bool:
+        return self._num_new > 0 and not self._has_asked_all.is_set()
+
+    async def _unless_over(self) -> None:
+        # First of all: a loop over a bare `except` around a call that is refused would spin.
+        if self.ended is not None or self._is_over:
+            await self._never()
+
+    async def _never(self) -> None:
+        # A future of its own each time: one that was cancelled is done, and a loop over it would spin.
+        await self._loop.create_future()
+
+    def _land(self, role: str, is_sent: bool, call: asyncio.Task) -> None:
+        self._under_way.discard(call)
+        self._stirred.set()
+        if call.cancelled():
+            return
+        if isinstance(error := call.exception(), NotStoredError):
+            self.needs = self.needs or role
+        elif error is None or isinstance(error, ParserError):
+            if is_sent:  # else no server was needed
+                self._landed()
+        else:
+            self.end(error)
+
+
+TAKEN = set(inspect.signature(Ask.__call__).parameters) - {"values"}  # names that no placeholder can have
+
+
+def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
+    """A parser as the driver takes it, from a method's own function of the text, or of nothing."""
+
+    def read(text: str, cut: bool) -> Parsed:
+        try:
+            value = (writable(text).strip() or None) if parse is None else parse(text)
+        except Exception as error:
+            raise ParserError from error
+        return (
+            nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
+        )
+
+    return parse if (getattr(parse, "__module__", None) or "").startswith("utils.") else read

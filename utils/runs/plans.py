@@ -1,0 +1,136 @@
+"""What planpers.py does besides its method: where plans come from, and the file that they are kept in."""
+
+from typing import Any
+
+from prompts import Prompt, digests, load_prompt
+from utils import cli
+from utils.benchmarks.task import Task
+from utils.cli import Arguments, UserError
+from utils.cli.errors import first_five
+from utils.files.manifest import file_hash
+from utils.files.output import Output, Pieces
+from utils.generation.cost import prices_of
+from utils.generation.engines import publish_records, reported
+from utils.parsing import plans as parsing
+from utils.records.responses import collector, read_plans
+from utils.runs.answers import Dataset
+from utils.runs.ask import Role
+
+
+def add_planner_arguments(parser: cli.FlagParser) -> None:
+    """Where plans come from. Of the planner's API the generator's key is never sent anywhere."""
+    # fmt: off
+    add = parser.add_argument
+    add_source = parser.add_mutually_exclusive_group(required=True).add_argument
+    add_source("--planner_model", metavar="MODEL",
+        help="planner: train_planner.py's checkpoint, another model, or a hub name")
+    add_source("--plans_addr", nargs="+", metavar="FILE",
+        help="plans of an earlier run, a file a dataset: its <output>.plans.json")
+    add_source("--gold_plan", action="store_true",
+        help="the titles of the rubric's aspects as plan: the paper's headroom experiment (off)")
+    add("--planner_target", choices=["paper", "reference"],
+        help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
+        "included (default: what the planner was trained with, else paper)")
+    add("--max_tokens_plan", type=cli.positive_int, default=512,
+        help="tokens a plan may have (%(default)s; more for a thinking planner)")
+    parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
+    group = parser.add_argument_group("planner's API")
+    group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
+        help="address of the planner's API, even if it is the generator's too (default: the planner runs here)")
+    group.add_argument("--planner_api_key_addr", metavar="FILE",
+        help="file with the key to that API (default: OPENAI_API_KEY)")
+    # fmt: on
+    cli.add_price_arguments(parser, group, "planner_")
+    parser.decides_nothing("--planner_base_url --planner_api_key_addr", "how a server is reached")
+    own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
+    why = "without --planner_base_url, for the planner runs here"
+    parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")
+    parser.without_effect("--planner_base_url", lambda args: not args.planner_model, "without --planner_model")
+
+
+def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
+    """The prompts by name; a benchmark without a planner's takes --plans_addr alone (UserError)."""
+    if "planner" not in task.prompts:
+        remedy = "answer it with baselines.py"
+        remedy += ", or with plans of your own by --plans_addr" if "planpers" in task.prompts else ""
+        if "planpers" not in task.prompts or not args.plans_addr:
+            raise UserError(f"{args.inputs_addr[0]}: {task.name} has no plans; {remedy}")
+        if args.planner_target == "reference":
+            raise UserError(f"--planner_target reference: {task.name} has no planner; leave the flag out")
+    names = [name for name in ("planner", "planpers", "rag") if name in task.prompts]
+    return {name: load_prompt(task.prompts[name], args.prompts_dir) for name in names}
+
+
+def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -> list[Pieces]:
+    """By dataset the plans that need no planner: gold ones, or those of --plans_addr; UserError if these lack one."""
+    if args.gold_plan:
+        return [
+            {key: parsing.gold_plan(one.task.gold_plan(record), lead_in) for key, record in one.asked.items()}
+            for one in datasets
+        ]
+    if not args.plans_addr:
+        return [{} for _ in datasets]
+    if len(args.plans_addr) != len(datasets):
+        raise UserError(f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give as many of each")
+    return [_read_given(path, list(one.asked), lead_in) for path, one in zip(args.plans_addr, datasets, strict=True)]
+
+
+def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
+    plans = parsing.plans_by_key(read_plans(path), lead_in)
+    if missing := [key for key in keys if key not in plans]:
+        named = first_five(question_id for question_id, _ in missing)
+        raise UserError(
+            f"{path}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
+            "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
+        )
+    return {key: plans[key] for key in keys}
+
+
+def name_outputs(
+    args: Arguments,
+    datasets: list[Dataset],
+    given: list[Pieces],
+    prompts: dict[str, Prompt],
+    identity: str,
+    planner: str | None,
+    lead_in: str | None,
+) -> list[list[Output]]:
+    """By dataset its answers and its plans, which are recognized by the same settings.
+
+    `identity` is the generator's, `planner` the planner's.
+    """
+    used = [prompt for name, prompt in prompts.items() if name != "planner" or planner]
+    told = {"script": "planpers.py", "model": identity, "planner": planner, "prompt": digests(used)}
+    settings = args.settings() | told | parsing.target_settings(lead_in)
+    pairs = []
+    for number, (one, plans) in enumerate(zip(datasets, given, strict=True)):
+        hashes = {"inputs": file_hash(one.path)}
+        hashes["given_plans"] = file_hash(args.plans_addr[number]) if args.plans_addr else None
+        keys, its = list(one.asked), settings | hashes
+        answers = Output(one.output_addr, its, keys, collector(one.records), "answers", args)
+        path = f"{one.output_addr}.plans.json"
+        pairs.append([answers, Output(path, its, keys, collector(one.records, "aspects"), "plans", args, dict(plans))])
+    return pairs
+
+
+def keep_plans(pairs: list[list[Output]], lead_in: str | None, has_planner: bool) -> None:
+    """Have the plans at hand that need no planner now: read finished ones, and publish given ones."""
+    for _, plans in pairs:
+        if plans.finished:
+            plans.pieces |= parsing.plans_by_key(read_plans(plans.path), lead_in)
+        elif not has_planner:
+            publish_plans(plans)
+
+
+def publish_plans(plans: Output, role: Role | None = None, device: str | None = None) -> None:
+    """Publish plans, before they are used. `role` is the planner's; None if they are given."""
+    pieces = plans.pieces.values()
+    found = [plan["value"] for plan in pieces if plan["value"]]
+    counts = {
+        "plans": len(found),
+        "without an aspect": len(pieces) - len(found),
+        "aspects": sum(len(aspects) for aspects in found),
+        "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
+    }
+    told = reported(role.args, role.model.completions) if role else {}
+    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"), told)
