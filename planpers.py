@@ -12,24 +12,33 @@ plans are in <output>.plans.json. The same command again goes on from where a ru
 datasets are answered in one load of each model; each has an output of its own.
 """
 
+from dataclasses import replace
 from functools import partial
 
 from utils import cli
 from utils.benchmarks.task import Record
-from utils.files.output import Key, Output, Piece, Pieces
+from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import describe_calls
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.cost import prices_of
 from utils.generation.encoder_decoder import check_trained
-from utils.generation.engines import choose_generator, identify_model, print_machine, publish_records, reported
+from utils.generation.engines import choose_generator, identify_model, print_machine
 from utils.parsing.plans import plan_parser, plan_text
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.planner.targets import find_lead_in
-from utils.records.responses import count_responses
 from utils.runs.answers import read_datasets
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.command import Command, calls_of, execute, writing
-from utils.runs.plans import add_planner_arguments, given_plans, keep_plans, load_prompts, name_outputs, publish_plans
+from utils.runs.plans import (
+    add_planner_arguments,
+    given_plans,
+    keep_plans,
+    load_prompts,
+    name_outputs,
+    publish_answers,
+    publish_plans,
+    with_plans,
+)
 from utils.runs.roles import open_engines
 from utils.runs.runner import Step, run_steps
 
@@ -112,10 +121,12 @@ def prepare(args: cli.Arguments) -> Command:
                 continue
             if "planner" in shared.roles and (args.dry_run or not plans.finished):
                 done = partial(publish_plans, plans, shared.roles["planner"])
-                first.append(Step(plan, lambda its=dataset: its.asked, "plans", plans.pieces, "planner", finish=done))
+                its = Step(plan, lambda its=dataset: its.asked, "plans", plans.pieces, "planner", finish=done)
+                first.append(replace(its, expected=len(plans.keys)))
             ready = partial(with_plans, dataset.asked, plans.pieces)
             done = partial(publish_answers, shared, answers)
-            then.append(Step(partial(answer, plans.pieces), ready, "answers", answers.pieces, "generator", finish=done))
+            its = Step(partial(answer, plans.pieces), ready, "answers", answers.pieces, "generator", finish=done)
+            then.append(replace(its, expected=len(answers.keys)))
         return first + then
 
     def describe() -> None:
@@ -145,21 +156,6 @@ def prepare(args: cli.Arguments) -> Command:
         return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in left), "answer"))
 
     return Command(pairs, describe, work)
-
-
-def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
-    """The answers to ask for: those whose plan a server gave."""
-    return {key: record for key, record in asked.items() if key in plans}
-
-
-def publish_answers(shared: Shared, answers: Output, device: str | None) -> None:
-    """Write the answers and their manifest."""
-    args, model = shared.roles["generator"].args, shared.roles["generator"].model
-    counts = count_responses(answers.content())
-    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    found = reported(args, model.completions)
-    counter = model.chat.counter
-    publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
 
 
 if __name__ == "__main__":

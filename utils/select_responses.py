@@ -38,8 +38,7 @@ from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
-from utils.records.judged import are_answered
-from utils.records.responses import read_responses
+from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import describe_selection

@@ -413,3 +413,29 @@ def reference_verdicts():
             with torch.inference_mode():
                 logits = model(torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
             yield [logits.softmax(-1)[one[-1]].item() for one in numbers]
+
+
+def test_a_method_of_one_s_own_chooses_as_the_flag_does(run, tmp_path, monkeypatch):
+    """By the same request: the prompts of --choose ask without the options."""
+    flag, own = Counting(), Counting()
+    assert run(flag) == 0
+    expected = json.loads((tmp_path / "out.json").read_text())
+    prompt = (ROOT / "prompts" / f"{tasks()['Trivia'].options.prompts['none']}.txt").read_text()
+    (tmp_path / "mine.py").write_text(f"""
+OPTIONS = {OPTIONS!r}
+PROMPT = {prompt!r}
+
+async def answer(record, ask):
+    return await ask.choose(PROMPT, OPTIONS)
+""")
+    monkeypatch.setattr("utils.runs.roles.VLLMEngine", lambda *_: own)
+    files = ["--inputs_addr", tmp_path / "in.json", "--output_addr", tmp_path / "mine.json", "--unranked"]
+    command = ["--method", tmp_path / "mine.py", "--completions", tmp_path / "mine"]
+    model = json.loads((tmp_path / "out.json.manifest.json").read_text())["arguments"]["model_addr"]
+    assert baselines.main([str(word) for word in ("--model_addr", model, *files, *command)]) == 0
+    mine = json.loads((tmp_path / "mine.json").read_text())
+    assert {key: one["output"] for key, [one] in mine.items()} == {
+        key: one["output"] for key, [one] in expected.items()
+    }
+    assert mine["q0"][0]["mean_log_probs"] == expected["q0"][0]["mean_log_probs"]
+    assert [list(asked[1]) for asked in own.asked] == [list(asked[1]) for asked in flag.asked]

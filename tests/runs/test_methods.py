@@ -13,6 +13,7 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_ge
 
 import baselines
 import evaluate_responses
+from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 
@@ -447,3 +448,23 @@ def test_another_model_behind_the_address_is_refused(runs):
     roots[0] = "org/b"
     with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
         runs.run()
+
+
+def test_a_history_is_asked_as_the_script_does(runs, tmp_path):
+    """PersonaMem's: turns of a conversation in place of texts."""
+    folder = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path / "data")]
+    assert download_datasets.main(["--dataset", "PersonaMem-32k", *folder]) == 0
+    inputs = tmp_path / "data/PersonaMem_32k.json"
+    runs.write('async def answer(record, ask):\n    return await ask("none", items=record.best(None))\n')
+    runs.server.reply = lambda request: Reply("(a)")
+    flags = [str(inputs) if one == str(SAMPLE) else one for one in runs.flags()]
+    assert baselines.main(flags) == 0
+    ours, requests = runs.answers, sorted(json.dumps(one["messages"]) for one in runs.server.requests)
+    runs.server.requests.clear()
+    del flags[flags.index("--method") : flags.index("--method") + 2]
+    flags.remove("--unranked")
+    flags[flags.index("--output_addr") + 1] = str(tmp_path / "none.json")
+    assert baselines.main(flags) == 0
+    assert sorted(json.dumps(one["messages"]) for one in runs.server.requests) == requests
+    none = json.loads((tmp_path / "none.json").read_text())
+    assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in none.items()}

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from api_server import Reply
-from test_strategies import make_question
+from test_strategies import judging, make_question  # noqa: F401
 from tiny_chat import save_tiny_chat
 
 import evaluate_responses

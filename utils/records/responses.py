@@ -169,6 +169,15 @@ def match_responses(
     raise UserError("\n".join(lines))
 
 
+def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
+    """What each of the response files has for a question: its first response, which is the one that is judged."""
+    return [one[question_id][0]["output"] for one in responses]
+
+
+def are_answered(outputs: Iterable[str | None]) -> list[bool]:
+    return [bool(output and output.strip()) for output in outputs]
+
+
 def refuse_gaps(path: str | Path) -> None:
     """Raise UserError where the manifest beside a response file says that a server failed to give some of it."""
     manifest = manifest_of(path)

@@ -134,6 +134,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
                 "answers",
                 output.pieces,
                 "generator",
+                expected=len(output.keys),
                 finish=partial(_publish, args, shared, output, trained),
             )
             for one, output in zip(datasets, outputs, strict=True)

@@ -170,7 +170,7 @@ class Shared:
     def _check_filled(self, prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
         if taken := sorted(prompt.placeholders & TAKEN):
             raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
-        if len(items) and "profile" not in prompt.placeholders and not isinstance(items, History):
+        if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
             raise ValueError("ask: items are for {profile}, which the prompt does not have")
         if missing := prompt.placeholders - known.keys() - {"profile"}:
             raise ValueError(f"ask: no value for {', '.join(f'{{{one}}}' for one in sorted(missing))} of the prompt")

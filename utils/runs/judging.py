@@ -3,7 +3,6 @@
 import os
 import sys
 from array import array
-from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +25,16 @@ from utils.generation.scoring import split_shared
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 from utils.records.datasets import select_questions
-from utils.records.responses import as_read, default_metric, match_responses, origin_of, read_responses, refuse_gaps
+from utils.records.responses import (
+    answers_to,
+    are_answered,
+    as_read,
+    default_metric,
+    match_responses,
+    origin_of,
+    read_responses,
+    refuse_gaps,
+)
 from utils.records.scores import carried, score_file
 from utils.scoring.sureness import weigh
 from utils.scoring.verdicts import no_answer
@@ -45,15 +53,6 @@ class System:
     questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
     metric: Metric
     output: Output  # the score file, whose pieces are the verdicts
-
-
-def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
-    """What each of the response files has for a question: its first response, which is the one that is judged."""
-    return [one[question_id][0]["output"] for one in responses]
-
-
-def are_answered(outputs: Iterable[str | None]) -> list[bool]:
-    return [bool(output and output.strip()) for output in outputs]
 
 
 def verdict_options(scale: Scale, chat: LocalChat) -> tuple[array, dict[str, array]]:

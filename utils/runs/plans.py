@@ -4,17 +4,17 @@ from typing import Any
 
 from prompts import Prompt, digests, load_prompt
 from utils import cli
-from utils.benchmarks.task import Task
+from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import first_five
 from utils.files.manifest import file_hash
-from utils.files.output import Output, Pieces
+from utils.files.output import Key, Output, Pieces
 from utils.generation.cost import prices_of
 from utils.generation.engines import publish_records, reported
 from utils.parsing import plans as parsing
-from utils.records.responses import collector, read_plans
+from utils.records.responses import collector, count_responses, read_plans
 from utils.runs.answers import Dataset
-from utils.runs.ask import Role
+from utils.runs.ask import Role, Shared
 
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:
@@ -134,3 +134,18 @@ def publish_plans(plans: Output, role: Role | None = None, device: str | None = 
     }
     told = reported(role.args, role.model.completions) if role else {}
     publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"), told)
+
+
+def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
+    """The answers to ask for: those whose plan a server gave."""
+    return {key: record for key, record in asked.items() if key in plans}
+
+
+def publish_answers(shared: Shared, answers: Output, device: str | None) -> None:
+    """Write the answers and their manifest."""
+    args, model = shared.roles["generator"].args, shared.roles["generator"].model
+    counts = count_responses(answers.content())
+    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
+    found = reported(args, model.completions)
+    counter = model.chat.counter
+    publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)

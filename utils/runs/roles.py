@@ -49,7 +49,7 @@ def _load(roles: Mapping[str, Role], role: str, waiting: Mapping[str, int]) -> d
     parser = next((one for one in parsers if one not in (None, NO_PARSER)), its.model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(model.addr for model in served.values()))
     outputs = sum(waiting.get(name, 0) for name in served)
-    engine = VLLMEngine(
-        its.args.replaced(reasoning_parser=parser), addrs, max(model.length for model in served.values()), outputs
-    )
+    # The engine notes what it chooses in the flags it is given.
+    args = its.args if its.args.reasoning_parser == parser else its.args.replaced(reasoning_parser=parser)
+    engine = VLLMEngine(args, addrs, max(model.length for model in served.values()), outputs)
     return dict.fromkeys(served, engine)

@@ -38,6 +38,7 @@ class Step:
         pieces: what becomes of the records, by their keys.
         role: of a function of ours the model that it asks.
         done: pieces that are there without being asked for.
+        expected: how many records there will be, as far as that is known before the step begins.
         finish: called with the device, if one was used, when all is answered, before the next step begins.
     """
 
@@ -47,6 +48,7 @@ class Step:
     pieces: Pieces
     role: str | None = None
     done: int = 0
+    expected: int = 0
     finish: Callable[[str | None], None] = lambda device: None
 
 
@@ -96,10 +98,10 @@ def run_steps(
 
 
 def _count_waiting(left: list["Run"], role: str) -> Mapping[str, int]:
-    """By role, the records that wait for it; a step that has not begun is taken to have as many as the first one."""
+    """By role, the records that wait for it, or will."""
     counts: Counter[str] = Counter()
     for run in left:
-        counts[run.step.role or role] += run.num_left or left[0].num_left
+        counts[run.step.role or role] += run.num_left if run.has_begun else run.step.expected
     return counts
 
 
@@ -139,16 +141,20 @@ class Run:
         self._total = 0
         self._asked: dict[Key, Set[str]] = {}  # what each record of a user's method has asked so far
         self._needs: dict[Key, str] = {}  # the role that a record waits for
+        self._num_calls = self._num_unusable = 0
         self._has_answered = False  # a model has, now or in an earlier run
         self._begin_pass()
 
     def _begin_pass(self) -> None:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio alone would forget those that do not end
-        self._num_calls = self._num_unusable = 0
         self._in_a_row = 0  # records that the server failed to answer, since the last one that ended
         self._error: Exception | None = None  # what ends the run
         self._is_stopped = False  # of a function of ours: its engine is not open, so no record gets any further
+
+    @property
+    def has_begun(self) -> bool:
+        return self._left is not None
 
     @property
     def num_left(self) -> int:

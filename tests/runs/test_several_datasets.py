@@ -1,0 +1,113 @@
+"""Several datasets in one command: each output is as if it were made alone, and each model is loaded once."""
+
+import json
+
+import pytest
+from api_server import serve
+from method_runs import SAMPLE, reply
+
+import baselines
+import planpers
+from utils.cli import UserError
+from utils.generation.requests import Completion
+from utils.generation.store import ModelStore
+
+
+@pytest.fixture
+def datasets(tmp_path):
+    records = json.loads(SAMPLE.read_text())
+    for name, part in (("a", records[:5]), ("b", records[5:])):
+        (tmp_path / f"{name}.json").write_text(json.dumps(part))
+    return tmp_path
+
+
+@pytest.fixture
+def api(datasets):
+    (datasets / "key.txt").write_text("sk-test")
+    with serve(reply) as server:
+        flags = ["--openai", "--model_addr", "m", "--base_url", server.url, "--api_key_addr", str(datasets / "key.txt")]
+        yield server, flags
+
+
+def files(datasets, names, folder):
+    outputs = [str(datasets / folder / f"{name}_out.json") for name in names]
+    inputs = [str(datasets / f"{name}.json") for name in names]
+    return ["--inputs_addr", *inputs, "--output_addr", *outputs]
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"), [(baselines, ["--rag", "--unranked"]), (baselines, ["--num_generated_outputs", "2"]),
+                          (planpers, ["--gold_plan", "--unranked"])]
+)  # fmt: skip
+def test_each_output_is_as_alone(datasets, api, script, flags, capsys):
+    server, common = api
+    for name in "ab":
+        assert script.main([*common, *flags, *files(datasets, [name], "alone")]) == 0
+    requests = sorted(map(json.dumps, server.requests))
+    server.requests.clear()
+    assert script.main([*common, *flags, *files(datasets, ["a", "b"], "together")]) == 0
+    assert sorted(map(json.dumps, server.requests)) == requests
+    for path in (datasets / "alone").glob("*.json"):
+        if not path.name.endswith(".manifest.json"):
+            assert (datasets / "together" / path.name).read_bytes() == path.read_bytes()
+    capsys.readouterr()
+    assert script.main([*common, *flags, *files(datasets, ["a", "b"], "together")]) == 0
+    assert capsys.readouterr().out.count("already finished, left alone") >= 2
+    assert len(server.requests) == len(requests)
+
+
+def test_one_that_is_finished_is_left_alone(datasets, api):
+    server, common = api
+    assert baselines.main([*common, *files(datasets, ["a"], "out")]) == 0
+    before = (datasets / "out/a_out.json.manifest.json").read_bytes()
+    assert baselines.main([*common, *files(datasets, ["a", "b"], "out")]) == 0
+    assert (datasets / "out/a_out.json.manifest.json").read_bytes() == before
+    assert len(server.requests) == len(json.loads(SAMPLE.read_text()))
+
+
+def test_each_model_is_loaded_once(datasets, monkeypatch):
+    """All plans come before all answers, and both are published as soon as they are there."""
+    from tiny_chat import save_tiny_chat
+
+    chat, planner = (save_tiny_chat(datasets / name, seed) for name, seed in (("chat", 0), ("planner", 1)))
+    opened = []
+
+    class Engine:
+        concurrency, device = 2, "script"
+
+        def __init__(self, args, models, length, outputs):
+            opened.append((models, outputs))
+
+        async def complete(self, model, prompt, sampling):
+            text = "Cost\nTime" if model == str(planner) else json.dumps({"personalized_answer": "Yes."})
+            return Completion(text, "stop", len(prompt), 0, 3)
+
+        async def close(self):
+            pass
+
+    monkeypatch.setattr("utils.runs.roles.VLLMEngine", Engine)
+    flags = ["--model_addr", str(chat), "--planner_model", str(planner), "--unranked", "--max_tokens", "32"]
+    assert planpers.main([*flags, "--max_tokens_plan", "32", *files(datasets, ["a", "b"], "out")]) == 0
+    assert [models for models, _ in opened] == [[str(planner)], [str(chat)]]
+    assert [outputs for _, outputs in opened] == [13, 13]
+    for name in "ab":
+        answers = json.loads((datasets / f"out/{name}_out.json").read_text())
+        assert all(one["plan"] == "Cost\nTime" for [one] in answers.values())
+
+
+def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
+    _, common = api
+    monkeypatch.setattr(ModelStore, "add", None)  # nothing is asked
+    pair = files(datasets, ["a", "b"], "out")
+    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give as many of each"):
+        baselines.main([*common, *pair[:-1]])
+    with pytest.raises(UserError, match=r"^--output_addr: the same file twice; give each its own"):
+        baselines.main([*common, *pair[:-1], pair[-2]])
+    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give as many of each"):
+        planpers.main([*common, *pair, "--unranked", "--plans_addr", str(datasets / "a.json")])
+    with pytest.raises(UserError, match=r"^--method: takes one --inputs_addr and one --output_addr"):
+        baselines.main([*common, *pair, "--method", "best_of_n"])
+    other = [{**record, "task": "LaMP-1"} for record in json.loads((datasets / "b.json").read_text())]
+    (datasets / "b.json").write_text(json.dumps(other))
+    with pytest.raises(UserError, match=r"b\.json"):
+        baselines.main([*common, *pair])
