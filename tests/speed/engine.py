@@ -17,17 +17,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import psutil
-from measure import add_arguments, peak_memory, print_spread, write_figures
+from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
 
 import baselines
 import evaluate_responses
 from prompts import load_prompt
 from utils.benchmarks.lampqa import TASK
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import run_script
 from utils.cli.arguments import set_up_torch
 from utils.cli.progress import Progress
 from utils.files.output import Output
@@ -49,17 +46,9 @@ GPU_SHARE = "0.28"  # of a GPU's memory, of each engine: three are loaded at a t
 METRIC = TASK.metrics["aspect"]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="chat model, for all engines")
-    parser.add_argument("--questions", type=positive_int, default=12, help="how many are judged (%(default)s)")
-    parser.add_argument("--max_tokens", type=positive_int, default=64, help="tokens of an answer (%(default)s)")
-    add_arguments(parser)
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    numbers = {"questions": (12, "how many are judged"), "max_tokens": (64, "tokens of an answer")}
+    args = parse_flags(__doc__, argv, model_addr=CHAT, **numbers)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
     set_up_torch("warning")  # as the scripts do; for the bare engines too
     figures = asyncio.run(measure(args))
@@ -90,30 +79,28 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 engine.llm_engine.engine_core.shutdown()
             for engine in engines[:1]:
                 await engine.close()
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+
+    def ours_to(other: str, what: str = "verdicts/s") -> list[float]:
+        return [row[f"our {what}"] / row[f"{other} {what}"] for row in rows]
+
+    answers = "tokens a second of answers, ours / LLM.generate"
     return {
         "model": args.model_addr,
         "runs": rows,
         "peak_memory": memory,
-        "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ratio(columns, "bare"), 0.95),
-        "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ratio(columns, "naive"), 1.7),
-        "cached": print_spread("share of prompt tokens from the cache", columns["cached"], 0.65),
-        "generation_to_bare": print_spread(
-            "tokens a second of answers, ours / LLM.generate",
-            [a / b for a, b in zip(columns["our tokens/s"], columns["bare tokens/s"], strict=True)],
-            0.95,
-        ),
+        "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ours_to("bare"), 0.95),
+        "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ours_to("naive"), 1.7),
+        "cached": print_spread("share of prompt tokens from the cache", [row["cached"] for row in rows], 0.65),
+        "generation_to_bare": print_spread(answers, ours_to("bare", "tokens/s"), 0.95),
     }
-
-
-def ratio(columns: dict[str, list[float]], other: str) -> list[float]:
-    return [a / b for a, b in zip(columns["our verdicts/s"], columns[f"{other} verdicts/s"], strict=True)]
 
 
 async def one_run(
     args: argparse.Namespace, judging: argparse.Namespace, answering: argparse.Namespace, engines: Any, folder: Path
 ) -> dict[str, float]:
     """The rates of all three on the same prompts; who begins changes with the run."""
+    from vllm import SamplingParams
+
     ours, bare, naive = engines
     folder.mkdir()
     chat = LocalChat(args.model_addr)
@@ -132,7 +119,8 @@ async def one_run(
             params = [sampling_params(policy.sampling(request.key, 0)) for request in verdicts]
             figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
         else:
-            figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
+            free_text = SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
+            figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text] * len(verdicts))[0]
     answering.completions = str(folder / "completions")
     model = choose_generator(answering, identify_model(answering, args.model_addr), TASK.output.schema)
     answers, policy = answer_requests(answering, model), model.policy
@@ -188,12 +176,6 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
 
     settings = engine_settings(judging, model, [], MODEL_LENGTH, on_gpu=not current_platform.is_cpu())
     return LLM(**settings, enable_prefix_caching=prefix_cache)
-
-
-def free_text() -> Any:
-    from vllm import SamplingParams
-
-    return SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
 
 
 async def timed_stage(engine: VLLMEngine, stage: Stage) -> float:
