@@ -509,12 +509,6 @@ class TestOutput:
         pairs = study.pairwise("p.json", dict.fromkeys(HUMAN, "win"))
         return ["--human_addr", str(study.human(HUMAN)), "--evaluator", "P", str(pairs)]
 
-    def test_without_an_output_there_is_only_the_table(self, study, words, capsys):
-        before = sorted(study.folder.iterdir())
-        assert main(words) == 0
-        assert capsys.readouterr().out.startswith("| Evaluator | Strategy | Questions |")
-        assert sorted(study.folder.iterdir()) == before
-
     def test_an_output_is_not_replaced_unasked(self, study, words, capsys):
         study.output.write_text("mine")
         message = refusal(*words, "--output_addr", study.output)

@@ -190,13 +190,6 @@ def test_files_are_in_the_papers_order_and_others_behind_them(dataset, capsys):
     assert rows[1] == ["– in the paper", "801", "767", "7614", "", "", ""]
 
 
-def test_files_of_one_name_are_told_apart_by_their_paths(dataset, capsys):
-    names = ["a/test.json", "b/test.json", "a/Society_and_Culture_test.json", "b/Society_and_Culture_test.jsonl"]
-    paths = [dataset(name, *TWO) for name in names]
-    head, _, _ = table(capsys, *paths)
-    assert head[1:] == [f"Society & Culture, {paths[2]}", f"Society & Culture, {paths[3]}", *paths[:2]]
-
-
 # What is missing or empty
 
 
@@ -448,7 +441,6 @@ def no_text_is_cut(figure):
 @pytest.mark.parametrize(
     "series",
     [
-        {"test": Counter({"rpg": 1})},
         {"train": Counter({"rpg": 123456, "interpersonal": 1, "c" * 200: 5}), "test": Counter({"law": 99999})},
         {"f" * 120 + ".json": Counter({"rpg": 1}), "validation": Counter({"vegetarianism": 10})},
         {f"{n}.json": Counter({f"community {i}": i for i in range(1, 80)}) for n in range(4)},

@@ -343,20 +343,6 @@ def test_killed_in_the_middle_of_a_file(hub, download, signum):
     assert len(hub.fetched) == 6
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_while_a_file_is_written(download, copy, signum):
-    content = large(15_000_000)
-    folder = copy(ART, content)
-    half = download.data / f"{download.file().name}.tmp"
-    run = download.start("--dataset_name", folder, pause_in_a_file=200)
-    wait_until(lambda: half.exists() and half.stat().st_size > 1_000_000)
-    run.send(signum)
-    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
-    assert half.exists() == (signum == signal.SIGKILL) and not download.file().exists()
-    download.run("--dataset_name", folder)
-    assert download.finished() == expected(FILES | {ART: content}) and not half.exists()
-
-
 def test_killed_while_one_commit_takes_anothers_place(hub, download):
     download.run()
     hub.commit(changed(3))

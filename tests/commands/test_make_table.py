@@ -19,7 +19,6 @@ from test_clusters import by_matrices
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.make_table import main
-from utils.tables import comparisons
 from utils.tables.formats import Cell, Table, p_text, signed, to_csv, to_latex
 from utils.tables.score_table import Row, best_of
 from utils.tables.system_scores import columns_of
@@ -296,14 +295,6 @@ class TestJudges:
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 
-    def test_of_a_long_identity_what_differs_is_shown(self, score_file):
-        paths = [
-            score_file(f"{name}.json", question("1", "rpg", 2), judged=JUDGED | {"judge": f"{'long/' * 40}{name}@1"})
-            for name in ("first", "second")
-        ]
-        message = refusal("--system", "A", paths[0], "--system", "B", paths[1])
-        assert "/long/second@1', not …" in message and "/long/first@1'\n" in message and len(message) < 500
-
     def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
         entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
         other = score_file("b.json", *entries)
@@ -485,15 +476,6 @@ class TestDaggers:
             "- †: better than RAG (two-sided paired t-test, p < 0.05, not corrected for the 3 comparisons).",
             "- 1 comparison without a t-test: fewer than two paired questions in a category, or all differences equal.",
         ]
-
-    def test_nothing_is_drawn_at_random_unasked(self, three, capsys, monkeypatch):
-        monkeypatch.setattr(comparisons, "permutation_test", None)
-        monkeypatch.setattr(comparisons, "bootstrap_interval", None)
-        base, other = three("base.json", BASE, BASE, BASE), three("other.json", BETTER, BETTER, BETTER)
-        arguments = "--system", "RAG", base, "--system", "Ours", other, "--baseline", "RAG"
-        table(capsys, *arguments)
-        with pytest.raises(TypeError):
-            main([*arguments, "--intervals"])
 
 
 class TestIntervals:
@@ -908,14 +890,11 @@ make_table.main(["--system", "PlanPers", {path!r}, "--paper", "Qwen 2.5 7B"])
         [
             ({"id": None}, "item 0: field .id. is missing or null"),
             ({"category": None}, "community None"),
-            ({"category": ["rpg"]}, r"community \['rpg'\]"),
             ({"answered": None}, "question '1': field 'answered' is missing or null; it must be true or false"),
             ({"answered": False}, "question '1': its score is 0.5 without an answer, which is 0"),
             ({"details": None}, "field 'details'"),
-            ({"details": [{"aspect": "x"}]}, "field 'details'"),
             ({"details": [{"aspect": "x", "score": 7}]}, "question '1': 7 is not a verdict"),
             ({"score": 0.75}, "its score is 0.75, but its aspects give 0.5"),
-            ({"score": None}, "its score is None, but its aspects give 0.5"),
             ({"details": []}, "its score is 0.5, but its aspects give None"),
         ],
     )
