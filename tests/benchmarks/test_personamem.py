@@ -2,7 +2,6 @@
 
 import csv
 import io
-import itertools
 import json
 import os
 import shutil
@@ -12,8 +11,7 @@ from pathlib import Path
 
 import hub_server
 import pytest
-from api_server import Reply, running, serve
-from faulty_server import FaultyServer
+from api_server import Reply, serve
 from likelihoods import mean_log_probs
 from tiny_chat import make_tokenizer, save_tiny_chat
 
@@ -27,7 +25,7 @@ from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
-from utils.generation.history import fit_history, largest
+from utils.generation.history import fit_history
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold, split_at_lines
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
@@ -121,16 +119,6 @@ def asked(row):
 # The sample, and what is read of it
 
 
-def test_the_sample_is_what_its_readme_says():
-    openings = [sum(message["role"] == "system" for message in messages) for messages in HISTORIES.values()]
-    assert openings == [10, 12, 15]
-    assert len(ROWS) == 24 and {row["question_type"] for row in ROWS.values()} == set(TYPES)
-    quotes = {option[0] for row in ROWS.values() for option in row["all_options"].strip("[]").split(", ")[:1]}
-    assert quotes >= {"'"} and any('"(' in row["all_options"] for row in ROWS.values())
-    order = [row["shared_context_id"] for row in ROWS.values()]
-    assert sorted(order) != order
-
-
 def test_older_files_give_the_same_records(dataset, tmp_path):
     source = tmp_path / "older"
     shutil.copytree(DATA / "older", source)
@@ -188,12 +176,6 @@ def test_identical_options_are_counted(tmp_path, capsys):
     assert (manifest["identical_options"], manifest["identical_to_right"]) == (2, 1)
 
 
-def test_questions_of_a_context_stand_together_with_growing_ends(dataset):
-    places = [(one["profile"]["context"], one["profile"]["end"]) for one in json.loads(dataset.read_text())]
-    assert places == sorted(places, key=lambda place: (list(HISTORIES).index(place[0]), place[1]))
-    assert len(places) == 24
-
-
 def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_path, capsys):
     path = download(DATA, tmp_path)
     contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
@@ -204,11 +186,6 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
-    contexts.write_text("mine")
-    with pytest.raises(UserError, match="exists, and holds other contexts"):
-        path.unlink()
-        download(DATA, tmp_path)
-    assert contexts.read_text() == "mine"
 
 
 def test_histories_that_were_changed_beside_a_finished_file_are_not_left_alone(tmp_path):
@@ -222,11 +199,6 @@ def test_histories_that_were_changed_beside_a_finished_file_are_not_left_alone(t
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and read_dataset(path, needs=["profile"])
 
 
-def test_a_sample_is_not_said_to_be_published(tmp_path, capsys):
-    download(DATA, tmp_path)
-    assert capsys.readouterr().out.endswith("24 questions; a count by others of the published file says 589\n")
-
-
 def test_columns_that_are_called_as_our_fields_change_none_of_these(dataset, tmp_path):
     theirs = {"id": "0", "target": "a", "options": "[]", "task": "LaMP-1", "profile": "x", "group": "y"}
     path = download(save(tmp_path / "source", [{**row, **theirs} for row in ROWS.values()]), tmp_path / "out")
@@ -238,9 +210,8 @@ def test_it_comes_from_the_hub_too(dataset, tmp_path):
     flags = ["--dataset", NAME, "--output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
     with hub_server.serve(files) as hub:
         places = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        subprocess.run(
-            [sys.executable, ROOT / "utils/download_datasets.py", *flags], env=os.environ | places, check=True
-        )
+        command = [sys.executable, ROOT / "utils/download_datasets.py", *flags]
+        subprocess.run(command, env=os.environ | places, check=True)
         commit = hub.branches["main"]
     path = tmp_path / "out/PersonaMem_32k.json"
     assert path.read_bytes() == dataset.read_bytes()
@@ -262,16 +233,13 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
     [
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
-        (change(end_index_in_shared_context="9999"), rf"id '{FIRST}': .* is 9999, but .*{CONTEXTS} has \d+ messages"),
         (change(end_index_in_shared_context="5.5"), rf"id '{FIRST}'\): end_index_in_shared_context '5\.5' is no"),
         (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
         (change(all_options="[" * 5000), "is no list of texts"),
-        (change(all_options="[{[]: 1}]"), "is no list of texts"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
-        (change(question_id=list(ROWS)[1]), "ids are unique"),
         (change(persona_id=" "), rf"id '{FIRST}'\): field 'persona_id' is .*; it must be a text"),
         ([{"question_id": row["question_id"]} for row in change()], "record 0: no column 'persona_id'"),
         (V2, "of PersonaMem-v2, by its columns"),
@@ -288,7 +256,6 @@ def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
     [
         (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
         (LINES[1][: len(LINES[1]) // 2] + "}", r"line 2 is no JSON"),
-        (r'{"a\x": []}', r"line 2 is no JSON: Invalid \\escape"),
         (LINES[0], "lines 1 and 2 both have id"),
         (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
         (json.dumps({list(HISTORIES)[1]: [{"role": "user", "content": None}]}), "line 2: message 0: its content is"),
@@ -308,13 +275,13 @@ def test_ends_beyond_the_context_are_left_out_and_counted(tmp_path, capsys):
     assert read_manifest(path)["skipped"] == 2
 
 
+# Profiles that are references
+
+
 def test_files_of_the_second_version_are_refused_by_their_name(tmp_path):
     (tmp_path / "benchmark.csv").write_text("persona_id\n1\n")
     with pytest.raises(UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, another benchmark"):
         download(tmp_path, tmp_path / "out")
-
-
-# Profiles that are references
 
 
 def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
@@ -453,25 +420,6 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("most", [0, 1, 5, 40])
-@pytest.mark.parametrize("guess", [0, 1, 3, 17, 40])
-def test_the_largest_number_that_fits_is_found(most, guess):
-    for limit in range(-1, most + 1):
-        tried = []
-
-        def fit(number, limit=limit, tried=tried):
-            tried.append(number)
-            return f"{number} items" if number <= limit else None
-
-        assert largest(most, min(guess, most), fit) == ((limit, f"{limit} items") if limit >= 0 else (0, None))
-        assert len(tried) == len(set(tried)) <= 14
-
-
-def test_a_history_that_never_fits_is_none():
-    history = History([{"role": "system", "content": "card " * 50}], [0], [])
-    assert fit_history(load_prompt("personamem/choice"), history, APIChat("m"), 40, question="q", options="o") is None
-
-
 # Letters
 
 
@@ -526,20 +474,6 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
     assert "| revisit_reasons_behind_preference_updates |" in capsys.readouterr().out
 
 
-# A server's faults
-
-
-def test_faults_of_a_server_change_no_answer(dataset, server, tmp_path):
-    ask(server, dataset, tmp_path / "whole.json")
-    kinds, number = ("500", "reset", "truncated", "broken JSON", "HTML"), itertools.count()
-    with running(FaultyServer(lambda request: Reply("It is <final_answer>(b)"))) as faulty:
-        faulty.faults = lambda body, times: None if times else kinds[next(number) % 5]
-        ask(faulty, dataset, tmp_path / "out.json", "--max_concurrency", 24)
-        assert set(faulty.met) == set(kinds) and sum(faulty.met.values()) == len(faulty.answered) == 24
-    whole, found = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "out.json"))
-    assert {key: output["output"] for key, [output] in found.items()} == dict.fromkeys(whole, "b")
-
-
 # Likelihood
 
 
@@ -592,12 +526,8 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
     for record in read_dataset(path, needs=["profile", "options"]):
         question = {"role": "user", "content": record["question"]}
         number = None if way == "whole" else flags[2]
-        history = (
-            tasks()[NAME]
-            .history(record, number, lambda items: sorted(items, key=lambda item: item["places"][0]))
-            .messages
-        )
-        text = tokenizer.apply_chat_template([*history, question], add_generation_prompt=True, tokenize=False)
+        history = tasks()[NAME].history(record, number, lambda its: sorted(its, key=lambda one: one["places"][0]))
+        text = tokenizer.apply_chat_template([*history.messages, question], add_generation_prompt=True, tokenize=False)
         [options] = [its for prompt, *its in scored if tokenizer.decode(prompt) == text]
         assert list(map(tokenizer.decode, options)) == record["options"]
         likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda one: one[0])[1]
@@ -692,14 +622,6 @@ def test_a_template_that_drops_or_moves_later_system_turns_gets_them_folded(temp
     assert render(fold(TURNS, accepts)) == text
 
 
-def test_only_later_system_turns_are_folded_where_the_first_is_taken():
-    accepts = Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
-    assert [one["role"] for one in fold(TURNS, accepts)] == [
-        "system", "user", "assistant", "user", "assistant", "assistant", "user"
-    ]  # fmt: skip
-    assert fold([TURNS[0], TURNS[1], TURNS[2], TURNS[3], TURNS[6]], accepts)[-1]["content"] == "card two\n\nquestion"
-
-
 def test_pieces_between_lines_make_the_same_tokens():
     text = "a\n\nb c\n d\ne\nf \ng\n\n\nh\n"
     assert split_at_lines(text) == ["a\n\nb c\n d\n", "e\n", "f \ng\n\n\nh\n"]
@@ -734,15 +656,7 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_two_users_turns_are_one_for_a_template_that_wants_them_to_alternate(chat, monkeypatch):
-    """As of a history without a card, of which one message was chosen."""
-    monkeypatch.setattr(chat.tokenizer, "chat_template", GEMMA)
-    monkeypatch.delitem(vars(chat), "_accepts", raising=False)
-    turns = [{"role": "user", "content": "hello"}, {"role": "user", "content": "question"}]
-    assert chat.tokenizer.decode(chat.render(turns)) == "[user]hello\n\nquestion"
-
-
-@pytest.mark.parametrize("budget", [100, 400, 700, 1000, 2500])
+@pytest.mark.parametrize("budget", [100, 700, 2500])
 def test_a_tokenized_history_fills_its_budget(chat, budget):
     messages = next(iter(HISTORIES.values()))
     others = [[place] for place, one in enumerate(messages) if one["role"] != "system"]
@@ -804,7 +718,5 @@ def test_every_size_is_a_task_of_its_own_with_one_prompt():
     for name in (NAME, "PersonaMem-128k", "PersonaMem-1M"):
         task = tasks()[name]
         assert set(task.prompts.values()) == {"personamem/choice"} and task.groups == tuple(TYPES)
-    assert load_prompt("personamem/choice").digest == DIGEST
-
-
-DIGEST = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
+    digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
+    assert load_prompt("personamem/choice").digest == digest

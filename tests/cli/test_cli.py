@@ -14,7 +14,6 @@ import pytest
 
 from utils import cli
 from utils.cli import UserError, check_outputs, check_shard
-from utils.records.datasets import select_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -26,20 +25,8 @@ SCRIPTS = sorted(
     if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")
     and path.name != "check_machine.py"  # of the Makefile, also for Pythons that are too old for the others
 )
-HEAVY = (
-    "torch",
-    "vllm",
-    "transformers",
-    "openai",
-    "trl",
-    "peft",
-    "numpy",
-    "datasets",
-    "huggingface_hub",
-    "tiktoken",
-    "matplotlib",
-    "msgspec",
-)
+HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "datasets", "huggingface_hub", "tiktoken",
+         "matplotlib", "msgspec")  # fmt: skip
 
 
 ARRAY = {  # of --array=5-8, the third task
@@ -65,10 +52,6 @@ def alone_or_in_an_array(request, alone, monkeypatch):
 
 def run(*command, **more):
     return subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600, **more)
-
-
-def test_the_scripts_are_found():
-    assert {"baselines.py", "evaluate_responses.py", "retrieval/rank_dataset.py"} <= set(SCRIPTS)
 
 
 # --help
@@ -171,10 +154,7 @@ DIFFERENT_ON_PURPOSE = {
 
 
 @pytest.mark.usefixtures("alone_or_in_an_array")
-@pytest.mark.parametrize(
-    "flag",
-    sorted(options_of(shared_parser())),
-)
+@pytest.mark.parametrize("flag", sorted(options_of(shared_parser())))
 def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     expected = describe(options_of(shared_parser())[flag])
     found = {script: options_of(parser_of(script)).get(flag) for script in SCRIPTS}
@@ -206,16 +186,14 @@ def describe(action):
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        ("--temperature", "-1"),
         ("--temperature", "2.01"),
         ("--temperature", "nan"),
-        ("--temperature", "warm"),
-        ("--temperature", "none"),
-        ("--seed", "default"),
         ("--top_k", "-1"),
+        ("--price_in", "inf"),
+        ("--price_in", "1e999"),
+        ("--price_in", "0,5"),
         ("--min_p", "1.1"),
         ("--presence_penalty", "-2.1"),
-        ("--extra_body", "no"),
         ("--extra_body", "[1]"),
         ("--extra_body", '{"a": NaN}'),
         ("--extra_body", '{"a": 1e999}'),
@@ -224,23 +202,12 @@ def describe(action):
         ("--extra_body", "{enable_thinking: false}"),
         ("--top_p", "0"),
         ("--top_p", "1.1"),
-        ("--top_p", "nan"),
-        ("--gpu_memory_utilization", "0"),
-        ("--gpu_memory_utilization", "90"),
         ("--limit", "0"),
-        ("--limit", "-3"),
         ("--limit", "1.5"),
-        ("--limit", "all"),
-        ("--max_tokens", "0"),
-        ("--max_model_len", "0"),
         ("--max_retries", "-1"),
-        ("--max_concurrency", "0"),
-        ("--tensor_parallel_size", "0"),
         ("--seed", "-1"),
         ("--num_shards", "two"),
         ("--dtype", "int8"),
-        ("--constrained_decoding", "sometimes"),
-        ("--log_level", "loud"),
     ],
 )
 def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsys):
@@ -328,11 +295,6 @@ def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parse
 def name_of(action):
     """A flag as argparse writes it, with all its spellings."""
     return "/".join(action.option_strings)
-
-
-def test_of_several_processes_one_tells_the_mistake():
-    results = [run("train_planner.py", "--seeds", env={**os.environ, "RANK": rank}) for rank in "01"]
-    assert [(result.returncode, result.stderr.count("\n")) for result in results] == [(2, 1), (2, 0)]
 
 
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
@@ -454,12 +416,9 @@ def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
     [
         ("baselines.py", f"--rag --num_contexts 4 {ENGINE}"),
         ("baselines.py", f"--openai {API} --seed 3 --log_level info --top_p 1 --temperature 0"),
-        ("baselines.py", "--num_shards 1"),
         ("planpers.py", f"--rag --openai {API} --planner_model p --max_tokens_plan 4 {ENGINE}"),  # a planner runs here
-        ("planpers.py", f"--rag --gold_plan {ENGINE}"),
         ("evaluate_responses.py", f"--allow_partial {ENGINE} --seed 3"),  # a seed, though a judge is greedy
         ("train_planner.py", "--validation_addr v --eval_steps 5 --eval_generate 3 --num_contexts 10"),
-        ("retrieval/rank_dataset.py", ENCODER),
         ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
         ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
     ],
@@ -483,21 +442,16 @@ def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
     ("flag", "text", "value"),
     [
         ("--temperature", "0", 0.0),
-        ("--temperature", "2", 2.0),
         ("--top_p", "1", 1.0),
-        ("--top_p", "1e-3", 0.001),
-        ("--gpu_memory_utilization", "1", 1.0),
         ("--limit", "1", 1),
         ("--max_retries", "0", 0),
         ("--seed", "0", 0),
         ("--seed", "none", None),
         ("--temperature", "default", None),
-        ("--top_p", "default", None),
         ("--top_k", "0", 0),
         ("--min_p", "0", 0.0),
         ("--presence_penalty", "-2", -2.0),
         ("--chat_template_kwargs", '{"a": {"5": [-1]}}', {"a": {"5": [-1]}}),
-        ("--chat_template_kwargs", "{}", {}),
     ],
 )
 def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
@@ -524,28 +478,16 @@ def test_given_flags_are_recorded_apart_from_the_values(words, given, parser_of)
     assert args.max_tokens == 2048 and {type(value) for value in vars(args).values()} <= BUILTIN
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_values_have_builtin_types(script, parser_of):
-    for action in parser_of(script)._actions:
-        assert type(action.default) in BUILTIN and action.dest != "given", action.dest
-
-
 def test_the_api_address_can_come_from_the_environment(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
-    assert shared_parser().parse_args(["--model_addr", "m"]).base_url == "http://here/v1"
     there = shared_parser().parse_args(["--model_addr", "m", "--openai", "--base_url", "http://there"])
     assert there.base_url == "http://there"
     monkeypatch.setenv("OPENAI_BASE_URL", "")
     assert shared_parser().parse_args(["--model_addr", "m"]).base_url is None
 
 
-@pytest.mark.parametrize(("num_shards", "shard_index"), [(1, 0), (4, 0), (4, 3)])
-def test_a_shard_in_range(num_shards, shard_index):
-    check_shard(num_shards, shard_index)
-
-
 @pytest.mark.parametrize(
-    ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, 0, 0), (-2, -1, 0)]
+    ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, -1, 0)]
 )
 def test_a_shard_out_of_range(num_shards, shard_index, last):
     expected = f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it goes from 0 to {last}"
@@ -612,7 +554,7 @@ def test_a_second_signal_while_the_process_leaves_takes_no_hint_away():
     assert (result.returncode, result.stdout, result.stderr) == (130, "", hint)
 
 
-def run_into(target, body, stderr=subprocess.PIPE):
+def run_into(target, body):
     """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
     script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
     if target == "nobody":
@@ -623,13 +565,12 @@ def run_into(target, body, stderr=subprocess.PIPE):
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     with open(write, "wb") as file:
         command = [sys.executable, "-c", script]
-        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=stderr or file)
+        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(
     ("body", "code", "stderr"),
     [
-        ("return 0", 0, b""),
         ("print('x'); return 0", 141, b""),
         ("print('x\\n' * 100_000); return 0", 141, b""),
         ("print('x'); raise UserError('d.json: bad')", 2, b"error: d.json: bad\n"),
@@ -641,11 +582,6 @@ def test_an_output_that_nobody_reads_any_more(body, code, stderr):
     assert (result.returncode, result.stderr) == (code, stderr)
 
 
-def test_neither_output_nor_errors_are_read_any_more():
-    """As by `2>&1 | head`."""
-    assert run_into("nobody", "print('x', file=sys.stderr); print('x'); return 0", stderr=None).returncode == 141
-
-
 def test_a_full_disk_under_the_output():
     result = run_into("/dev/full", "print('x'); return 0")
     assert (result.returncode, result.stderr.splitlines()[0]) == (2, b"error: No space left on device")
@@ -655,11 +591,6 @@ def test_an_output_that_is_closed():
     command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
     result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
     assert (result.returncode, result.stderr) == (0, b"")
-
-
-def test_another_pipe_that_broke_is_a_bug():
-    result = run_main("raise BrokenPipeError(errno.EPIPE, 'Broken pipe')")
-    assert result.returncode == 1 and result.stderr.endswith("BrokenPipeError: [Errno 32] Broken pipe\n")
 
 
 WAITING = """
@@ -691,11 +622,6 @@ def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
     ("arguments", "stderr"),
     [
         (["--inputs_addr", "nothing.json"], "error: nothing.json: no such file\n"),
-        (["--inputs_addr", "utils"], "error: utils: a folder; give the file\n"),
-        (
-            ["--inputs_addr", "nothing.json", "--num_shards", "2", "--shard_index", "2"],
-            "error: --shard_index 2 is out of range: with --num_shards 2 it goes from 0 to 1\n",
-        ),
         (["--inputs_addr", SAMPLE, "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
     ],
 )
@@ -710,32 +636,6 @@ def test_messages_of_libraries_are_plain_lines_from_the_level_on():
     code = "import logging; from utils.cli import *; set_up_logging('info'); logging.info('a'); logging.debug('b')"
     result = run("-c", code)
     assert (result.stdout, result.stderr) == ("", "a\n")
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_commands_in_the_help_can_be_pasted(script, parser_of):
-    for line in parser_of(script).description.splitlines():
-        if line.startswith("  python "):
-            assert len(line) <= 120
-        assert "       --" not in line  # what a lost line break leaves
-
-
-# Numbers from 0 up
-
-
-@pytest.mark.parametrize(("text", "value"), [("0", 0.0), ("5e-5", 5e-5), ("1", 1.0), (" 0.5", 0.5), ("1e308", 1e308)])
-def test_a_number_from_0_up(text, value):
-    assert cli.non_negative_float(text) == value
-
-
-@pytest.mark.parametrize("text", ["-1", "-1e-9", "nan", "inf", "-inf", "1e999", "much", "", "0,5"])
-def test_anything_else_is_none_and_the_flag_is_named(text, capsys):
-    parser = cli.make_parser("")
-    parser.add_argument("--learning_rate", type=cli.non_negative_float)
-    with pytest.raises(SystemExit) as ending:
-        parser.parse_args([f"--learning_rate={text}"])
-    assert ending.value.code == 2
-    assert "argument --learning_rate: " in capsys.readouterr().err.splitlines()[-1]
 
 
 # What every script that asks a model does first
@@ -784,10 +684,7 @@ def note_of(capsys, *flags):
 @pytest.mark.parametrize(
     ("first", "last", "task", "expected"),
     [
-        (0, 3, 0, (4, 0)),
         (0, 3, 3, (4, 3)),
-        (1, 4, 1, (4, 0)),
-        (1, 4, 4, (4, 3)),
         (5, 8, 7, (4, 2)),
         (0, 19, 10, (20, 10)),
         (3, 3, 3, (1, 0)),
@@ -801,39 +698,18 @@ def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last,
     assert note_of(capsys) == expected_note
 
 
-def test_the_tasks_of_an_array_share_the_questions_out(monkeypatch):
-    records = [{"id": f"q{i}"} for i in range(50)]
-    found = []
-    for task in (5, 6, 7):
-        slurm(monkeypatch, 3, 5, 7, task)
-        num_shards, index = shard()
-        found += select_questions(records, None, num_shards, index)
-    assert sorted(record["id"] for record in found) == sorted(record["id"] for record in records)
-
-
 @pytest.mark.parametrize(
     "values",
     [
         (2, 1, 4, 4),  # --array=1,4
         (4, 0, 6, 2),  # --array=0-6:2
         ("", 0, 3, 1),
-        (4, "", 3, 1),
-        (4, 0, "", 1),
         (4, 0, 3, ""),
-        ("four", 0, 3, 1),
         (4, 0, 3, "-1"),
     ],
 )
 def test_an_array_with_gaps_or_without_figures_is_none(monkeypatch, capsys, values):
     slurm(monkeypatch, *values)
-    assert shard() == (1, 0)
-    assert note_of(capsys) == ""
-
-
-@pytest.mark.parametrize("name", ARRAY)
-def test_a_part_of_the_variables_is_no_array(monkeypatch, capsys, name):
-    slurm(monkeypatch, 4, 0, 3, 2)
-    monkeypatch.delenv(name)
     assert shard() == (1, 0)
     assert note_of(capsys) == ""
 
@@ -848,19 +724,6 @@ def test_flags_win_over_the_array(monkeypatch, capsys):
     whole = run_arguments("--num_shards", "1")
     cli.prepare_run(whole, ["out.json"], [])
     assert whole.shard_index == 0
-    with pytest.raises(UserError, match=r"^--shard_index 1 is out of range: with --num_shards 1 it goes from 0 to 0$"):
-        cli.prepare_run(run_arguments("--num_shards", "1", "--shard_index", "1"), ["out.json"], [])
-
-
-def test_without_an_array_nothing_is_said(capsys):
-    assert shard() == (1, 0)
-    assert note_of(capsys) == note_of(capsys, "--num_shards", "4", "--shard_index", "2") == ""
-
-
-def test_a_task_that_an_array_does_not_have_is_refused(monkeypatch):
-    slurm(monkeypatch, 4, 0, 3, 4)
-    with pytest.raises(UserError, match=r"^--shard_index 4 is out of range"):
-        cli.prepare_run(run_arguments(), ["out.json"], [])
 
 
 SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
@@ -874,20 +737,6 @@ def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_
     assert found == ([4, 2] if script in SHARDED else [])
 
 
-@pytest.mark.parametrize(("environment", "defaults"), [({}, ("1", "0")), (ARRAY, ("4", "2"))])
-def test_the_help_says_the_shard(environment, defaults):
-    text = " ".join(run("baselines.py", "--help", env={**os.environ, **environment}).stdout.split())
-    assert f"in a SLURM array its size, else 1 ({defaults[0]})" in text
-    assert f"in a SLURM array the task's place in it ({defaults[1]})" in text
-
-
-def test_a_real_script_says_its_shard_of_the_array(tmp_path):
-    command = ["baselines.py", "--model_addr", "m", "--output_addr", tmp_path / "o.json", "--inputs_addr", "no.json"]
-    result = run(*command, env={**os.environ, **ARRAY})
-    expected = "note: shard 2 of 4, from the SLURM array\nerror: no.json: no such file\n"
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", expected)
-
-
 # Several processes
 
 
@@ -895,12 +744,6 @@ def test_a_real_script_says_its_shard_of_the_array(tmp_path):
 def test_of_several_processes_the_first_tells_the_error(rank, stderr):
     result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
     assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
-
-
-def test_a_bug_shows_its_traceback_in_every_process():
-    result = run_main("return [][0]", env={**os.environ, "RANK": "1"})
-    assert result.returncode == 1
-    assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
 def test_a_signal_that_a_finalizer_swallows_ends_the_process_all_the_same():

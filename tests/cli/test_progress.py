@@ -57,12 +57,9 @@ def test_nothing_done_yet_has_neither_rate_nor_eta(clock, capsys):
 @pytest.mark.parametrize(
     ("pieces", "seconds", "rate"),
     [
-        (900, 30, "30/s"),
         (30, 30, "1.0/s"),
         (29, 30, "58/min"),
         (1, 42, "1.4/min"),
-        (1, 60, "1.0/min"),
-        (1, 90, "40/h"),
         (1, 7200, "0.5/h"),
     ],
 )
@@ -103,9 +100,7 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     progress.update(3, failed=1)
     progress.close()
     bar = capsys.readouterr().err
-    assert "\r" in bar
-    assert "4/4" in bar
-    assert "failed=1" in bar
+    assert "\r" in bar and "4/4" in bar and "failed=1" in bar
     assert "ETA" not in bar and "?" not in bar  # tqdm's own, which come with the first piece
 
 

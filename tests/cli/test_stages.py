@@ -29,22 +29,13 @@ def test_what_runs_aside_is_shown_when_both_have_ended():
     run = demo(body + '; echo "${OMP_NUM_THREADS-none}"')
     output, _ = run.communicate(timeout=600)
     half = max(1, len(os.sched_getaffinity(0)) // 2)
-    assert output.split("\n") == [
-        "",
-        "$ echo first",
-        "first",
-        "",
-        f"$ echo second {half}",
-        f"second {half}",
-        "none",
-        "",
-    ]
+    assert output == f"\n$ echo first\nfirst\n\n$ echo second {half}\nsecond {half}\nnone\n"
     assert run.returncode == 0
 
 
 @pytest.mark.parametrize(
     ("visible", "seen"),
-    [(None, "0"), ("2,3", "2"), ("MIG-1", "MIG-1"), ("GPU-a,GPU-b", "GPU-a"), ("", None), ("-1", None)],
+    [(None, "0"), ("2,3", "2"), ("GPU-a,GPU-b", "GPU-a"), ("", None), ("-1", None)],
 )
 def test_on_a_gpu_one_runs_after_the_other_on_the_first_gpu(tmp_path, visible, seen):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\necho 'GPU 1: NVIDIA H100'\n")
@@ -64,13 +55,6 @@ def test_a_failure_before_the_others_on_a_gpu_ends_the_run_at_once(tmp_path):
         CUDA_VISIBLE_DEVICES="0",
     )
     assert (run.communicate(timeout=600)[0], run.wait(timeout=600)) == ("", 2)
-
-
-def test_the_users_threads_stay():
-    run = demo(
-        'other() { echo "$OMP_NUM_THREADS"; }; aside other; together; echo "$OMP_NUM_THREADS"', OMP_NUM_THREADS="3"
-    )
-    assert run.communicate(timeout=600)[0] == "3\n3\n"
 
 
 def test_a_failure_aside_ends_the_run_after_its_output():

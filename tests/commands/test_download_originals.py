@@ -9,9 +9,6 @@ import json
 import re
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -206,22 +203,14 @@ def test_emails_as_their_builder_writes_them(download, tmp_path, place):
     assert "dev_outputs.json in it, the answers to " in download.refuse("LongLaMP-email", *flags, "--overwrite")
 
 
-def test_the_time_based_splits(download, server):
-    download.run("LaMP-2", "--setting", "time", "--source_url", server.url)
-    assert {path.rpartition("/")[0] for path, _ in server.asked} == {
-        f"time/LaMP_2/new/{split}" for split in ("train", "dev", "test")
-    }
-    assert download.records("LaMP-2", "time") == sample("LaMP-2", "dev")
-    manifest = read_manifest(download.file("LaMP-2", "time"))
-    assert manifest["settings"]["setting"] == "time"
-
-
 def test_the_paper_s_sizes_are_of_the_time_based_splits(download, server):
     printed, _ = download.run()
     assert f"{download.file()}: 6 questions\n" in printed
     assert "published_questions" not in read_manifest(download.file())
     printed, _ = download.run("LaMP-2", "--setting", "time", "--source_url", server.url)
     path = download.file("LaMP-2", "time")
+    assert download.records("LaMP-2", "time") == sample("LaMP-2", "dev")
+    assert any(one.startswith("time/LaMP_2/new/dev/") for one, _ in server.asked)
     assert f"{path}: 6 questions; the paper, from memory, says 1410\n" in printed
     told = {"number": 1410, "source": "the paper, from memory,"}
     assert read_manifest(path)["published_questions"] == told
@@ -242,7 +231,7 @@ def test_where_lamp_and_longlamp_are_published():
     assert len(places) == 11 * 2
 
 
-@pytest.mark.parametrize("where", ["", "LaMP_4", "LaMP_4/{}", "downloads/of/LaMP_4"])
+@pytest.mark.parametrize("where", ["", "LaMP_4/{}", "downloads/of/LaMP_4"])
 def test_a_folder_may_hold_the_files_in_any_way_they_were_fetched(download, tmp_path, where):
     for path in (LAMP / "LaMP_4").iterdir():
         place = tmp_path / "mine" / where.format(path.name.partition("_")[0]) / path.name
@@ -274,23 +263,6 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
     assert (
         "copy/LaMP_2/dev/dev_questions.json: record 0: of the news categories that LaMP-2 was before; this is" in errors
     )
-
-
-def test_lamp_qa_from_a_folder(download, tmp_path):
-    files = hub_server.make_dataset(ROOT / "tests/data/mini_lampqa")
-    for path, content in files.items():
-        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "copy" / path).write_bytes(content)
-    printed, _ = download.run("LaMP-QA", "--source_dir", tmp_path / "copy")
-    assert (
-        printed.count(" questions; the paper's Table 1 says ") == 9 == len(list(download.data.glob("*[a-z].json"))) / 2
-    )
-    assert download.run("LaMP-QA", "--dataset_name", tmp_path / "copy")[0].count("left alone") == 9
-
-
-def test_the_user_based_files_are_not_taken_for_time_based_ones(download):
-    told = download.refuse("LaMP-4", "--setting", "time", "--source_dir", LAMP)
-    assert told.startswith(f"{LAMP}: no file time/{TRAIN} in it")
 
 
 def parquet(rows):
@@ -327,25 +299,6 @@ def without_nulls(value):
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
-def test_longlamp_in_json_lines(download, hub):
-    lines = {
-        path.replace(".json", ".jsonl"): b"".join(json.dumps(row).encode() + b"\n" for row in json.loads(content))
-        for path, content in ON_HUB.items()
-    }
-    hub.commit(lines)
-    download.run("LongLaMP-review")
-    assert download.records("LongLaMP-review", split="val") == sample("LongLaMP-review", "val")
-
-
-def test_two_commits_of_longlamp_are_not_mixed(download, hub):
-    old = hub.branches["main"]
-    download.run("LongLaMP-topic")
-    hub.commit(ON_HUB | {"new": b""})
-    told = download.refuse("LongLaMP-topic")
-    assert told.startswith(f"{download.file('LongLaMP-topic', split='train')}: made from commit {old}; ")
-    assert download.run("LongLaMP-topic", "--revision", old)[0].count("left alone") == 3
-
-
 def test_a_finished_file_is_not_read_again(download, originals):
     """By sizes and times it is told that nothing was changed; where they differ the content decides."""
     flags = ("--source_dir", originals.folder)
@@ -371,12 +324,7 @@ def test_a_finished_file_is_not_read_again(download, originals):
         ("LaMP-4 --setting temporal", "--setting temporal: LaMP-4 has no such setting; its settings: user and time\n"),
         ("LaMP-QA --setting user", "--setting user: LaMP-QA has no such setting; its settings: none\n"),
         ("LaMP-4 --source_dir none", "--source_dir none: no such folder\n"),
-        ("LaMP-4 --source_dir README.md", "--source_dir README.md: not a folder\n"),
         ("LaMP-4 --source_url ciir.cs", "--source_url ciir.cs: not an address; it begins with http:// or https://\n"),
-        ("LaMP-4 --revision v1", "--revision: has no effect for files on a server\n"),
-        ("LaMP-4 --dataset_name a/b", "--dataset_name: has no effect for files on a server\n"),
-        ("LongLaMP-topic --source_url http://a", "--source_url: has no effect for files on the hub\n"),
-        ("LaMP-4 --source_dir tests --source_url http://a", "--source_url: has no effect with --source_dir\n"),
         ("LongLaMP-topic --source_dir tests --revision v1", "--revision v1: tests is a folder, which has none\n"),
         ("LongLaMP-topic --source_dir docs", "docs, topic_writing_user, train: cannot be downloaded: no file"),
         ("LaMP-8", "argument --dataset: invalid choice: 'LaMP-8' (choose from 'LaMP-QA', 'LaMP-1', "),
@@ -436,16 +384,6 @@ BAD = {  # the file, what is changed in it, and what is told after its path
         lambda value: set_in(value, [0, "profile", 2, "text"], None),
         r": record 0 \(id '20'\): field 'profile', item 2 \(id '423'\): " + LOST,
     ),
-    "no anchor": (
-        QUESTIONS,
-        lambda value: set_in(value, [3, "input"], "A headline?"),
-        r": record 3 \(id '23'\): field 'question' has no 'article:', behind which its text begins\n",
-    ),
-    "an id twice": (
-        "LaMP_4/test_questions.json",
-        lambda value: [value[0], value[0]],
-        r": record 1: id '\d+' is record 0's too; ids are unique\n",
-    ),
     "a label outside the list": (
         "LaMP_2/dev_outputs.json",
         lambda value: set_in(value, ["golds", 0, "output"], "western"),
@@ -456,7 +394,6 @@ BAD = {  # the file, what is changed in it, and what is told after its path
         lambda value: set_in(value, ["task"], "LaMP_5"),
         r": answers of task 'LaMP_5', not of LaMP-4\n",
     ),
-    "another thing than questions": (QUESTIONS, lambda value: 7, r": 7 where an array of questions belongs\n"),
     "news categories": (
         "LaMP_2/dev_questions.json",
         lambda value: set_in(value, [0, "profile", 0, "category"], "sports"),
@@ -493,22 +430,7 @@ def test_bad_input_is_told_and_nothing_replaced(download, originals, case):
     assert not download.file(name, split=split).exists()
 
 
-def test_the_outputs_of_another_split(download, originals):
-    folder, flags = originals.folder / "LaMP_4", ("--source_dir", originals.folder)
-    shutil.copy(folder / "train_outputs.json", folder / "dev_outputs.json")
-    errors = download.run("LaMP-4", *flags, code=2)[1]
-    assert errors == (
-        f"error: {folder}/dev_questions.json: record 0 (id '20'): {folder}/dev_outputs.json has no answer to it; "
-        "give the outputs of the same split\n  copy it again\n"
-    )
-    (folder / "dev_outputs.json").unlink()
-    assert download.run("LaMP-4", *flags, code=2)[1] == (
-        f"error: {originals.folder}: no file {OUTPUTS} in it, the answers to {QUESTIONS}\n"
-    )
-    assert not download.file().exists() and download.file(split="train").exists()
-
-
-@pytest.mark.parametrize("content", [b"<!DOCTYPE html><p>Gone", b"[{", b"", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"<!DOCTYPE html><p>Gone", b"[{"])
 def test_a_file_that_is_no_json(download, originals, content):
     (originals.folder / QUESTIONS).write_bytes(content)
     errors = download.run("LaMP-4", "--source_dir", originals.folder, code=2)[1]
@@ -550,15 +472,9 @@ def test_a_server_that_recovers(download, server):
 @pytest.mark.parametrize(
     ("trouble", "tries", "message"),
     [
-        (
-            Trouble(503),
-            6,
-            "cannot be downloaded: the server answers 503\n  run it again later, or copy the files here ",
-        ),
+        (Trouble(503), 6, "cannot be downloaded: the server answers 503\n  run it again later, or copy the files "),
         (Trouble(404), 1, "the server answers 404; is the address right?\n"),
-        (Trouble(403), 1, "the server answers 403; is the address right?\n"),
         (Trouble(page=b"\n <!doctype html>"), 1, "the server sends a web page, not JSON; is the address right?\n"),
-        (Trouble(page=b""), 1, "the server sends an empty file; is the address right?\n"),
         (Trouble(page=b"\x1f\x8b"), 1, "the server sends something else than JSON; is the address right?\n"),
         (Trouble(cut_after=0), 6, "cannot be downloaded: the connection failed (RemoteProtocolError)\n  run it again"),
     ],
@@ -574,14 +490,6 @@ def test_a_server_that_does_not(download, server, trouble, tries, message):
     server.trouble = lambda path: FINE
     printed, _ = download.run()
     assert printed.count("left alone") == 1 and download.records() == sample("LaMP-4", "dev")
-
-
-def test_news_categories_where_movies_are_looked_for(download, server):
-    """LaMP-2's plain folder has them; the other one is missing on a server that has only the old files."""
-    for path in [path for path in server.files if path.startswith("LaMP_2/new")]:
-        server.files[path.replace("new/", "")] = server.files.pop(path)
-    told = f"{server.url}/LaMP_2/new/train/train_questions.json: the server answers 404"
-    assert download.refuse("LaMP-2").startswith(told)
 
 
 def test_without_the_internet_it_is_told_at_once(download):
@@ -658,19 +566,6 @@ def wait_for(condition):
     return found
 
 
-def test_killed_between_the_last_byte_and_the_name(download, server):
-    run = download.start("LaMP-4", die_before_step=0)
-    assert run.wait() == -signal.SIGKILL
-    [part] = download.cached(".part")
-    assert part.read_bytes() == ORIGINALS[TRAIN]
-    download.run()
-    assert (
-        server.asked[1] == (TRAIN, f"bytes={len(ORIGINALS[TRAIN])}-")
-        and server.sent < 2 * len(ORIGINALS[TRAIN]) + 10**4
-    )
-    assert download.records("LaMP-4", split="train") == sample("LaMP-4", "train")
-
-
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells):
     server.tells = tells
@@ -687,31 +582,7 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
     assert download.records(split="train")[0]["question"].endswith(" changed")
 
 
-def test_a_web_page_in_between_costs_nothing_that_has_come(download, server):
-    """As a network sends that wants its users to sign in."""
-    server.in_turn(Trouble(cut_after=1000), Trouble(page=b"<html>Sign in"))
-    assert "the server sends a web page, not JSON" in download.run(code=2)[1]
-    server.asked.clear()
-    download.run()
-    assert server.asked[0] == (TRAIN, "bytes=1000-")
-
-
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_killed_while_a_file_is_written(download, server, signum):
-    server.files |= large(30_000_000)
-    run = download.start("LaMP-4")
-    half = download.data / "LaMP-4_user_train.json.tmp"
-    wait_for(lambda: half.exists() and half.stat().st_size > 1_000_000)
-    run.send(signum)
-    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
-    assert not download.file(split="train").exists() and half.exists() == (signum == signal.SIGKILL)
-    server.asked.clear()
-    download.run()
-    assert TRAIN not in [path for path, _ in server.asked]
-    assert len(download.records(split="train")) > 500 and not half.exists()
-
-
-@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize("step", range(6))  # two synced, the manifest renamed, its folder synced, and so the file
 def test_killed_before_each_step_of_putting_a_file_in_place(download, step):
     flags = ("--source_dir", LAMP)
     download.run("LaMP-4", *flags)
@@ -726,23 +597,6 @@ def test_killed_before_each_step_of_putting_a_file_in_place(download, step):
     download.run("LaMP-4", *flags)
     assert download.content().keys() == before.keys()
     assert download.content()["LaMP-4_user_dev.json"] == before["LaMP-4_user_dev.json"]
-
-
-def test_two_processes_and_one_cache(download, server):
-    server.trouble = lambda path: Trouble(hold_after=0) if path == TRAIN else FINE
-    code = "import sys; sys.path.insert(0, '.'); from utils import cli, download_datasets as d; cli.run_script(d.main)"
-    command = [sys.executable, "-c", code, *map(str, download.arguments("LaMP-4"))]
-    command[command.index("--output_dir") + 1] += "2"
-    first = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.PIPE)
-    wait_for(lambda: server.asked)
-    told = download.refuse()
-    assert re.search(
-        rf"LaMP_4/train/train_questions.json: process {first.pid} on {socket.gethostname()} is writing it; ", told
-    )
-    server.released.set()
-    _, errors = first.communicate(timeout=600)
-    assert first.returncode == 0, errors
-    assert download.run()[1] == ""
 
 
 def test_a_full_disk(download, server):

@@ -1,8 +1,6 @@
 """Answers as files for LaMP's leaderboard and scorers: what they read, what is refused, what never gets there."""
 
 import json
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -101,15 +99,6 @@ def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, wr
     assert json.loads((tmp_path / "s.json").read_text())["num_selected"] == 5
 
 
-def test_a_file_in_lamp_s_format_is_of_its_own_task(sample, tmp_path):
-    dataset, addr, _ = sample("LaMP-4", "dev")
-    other, *_ = sample("LaMP-5", "dev")
-    export(tmp_path, [dataset], [addr])
-    flags = ["--inputs_addr", other, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
-    with pytest.raises(UserError, match=r"LaMP_4\.json: answers of task 'LaMP_4', not of LaMP-5"):
-        evaluate_responses.main([*map(str, flags), "--allow_partial"])
-
-
 def test_the_right_answers_never_get_there(sample, write, tmp_path):
     for name in ("LaMP-4", "LongLaMP-topic"):
         _, addr, _ = sample(name, "dev")
@@ -161,13 +150,12 @@ def test_what_is_refused(sample, write, tmp_path):
     own = write("LaMP_4.json", read_sample("LaMP-4", "test"))
     with pytest.raises(UserError, match=r"LaMP_4\.json: is an input too"):
         export(tmp_path, [own], [addr])
+    lampqa = str(ROOT / "tests/data/mini_lampqa/test.json")
+    with pytest.raises(UserError, match=r"test\.json: LaMP-QA has no file for answers but the responses themselves$"):
+        export(folder, [lampqa], ["none.json"])
     assert not folder.exists()
-
-
-def test_a_benchmark_that_nobody_else_scores_is_refused_in_one_line(tmp_path):
-    command = [sys.executable, "utils/export_predictions.py", "--inputs_addr", "tests/data/mini_lampqa/test.json"]
-    command += ["--response_addr", "none.json", "--output_dir", str(tmp_path / "export")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    expected = "error: tests/data/mini_lampqa/test.json: LaMP-QA has no file for answers but the responses themselves\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", expected)
-    assert not (tmp_path / "export").exists()
+    other, *_ = sample("LaMP-5", "dev")
+    export(tmp_path, [sample("LaMP-4", "dev")[0]], [of_dev], "--overwrite")
+    flags = ["--inputs_addr", other, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
+    with pytest.raises(UserError, match=r"LaMP_4\.json: answers of task 'LaMP_4', not of LaMP-5"):
+        evaluate_responses.main([*map(str, flags), "--allow_partial"])

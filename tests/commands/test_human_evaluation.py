@@ -676,33 +676,27 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study):
         ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
         ({"answers": None}, "not a result that the page of a study has written"),
         ({"answers": [7]}, "id 7 is no question that 'Ann' was given"),
-        ({"answers": [{"id": "other"}]}, "id 'other' is no question that 'Ann' was given"),
+        ({"answers": [{"id": "BOS"}]}, "is no question that 'Ann' was given"),
         ({"answers": [{"id": "HERS", "decisions": []}]}, "'decisions' is an empty list"),
-        ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 3}}}]}, "'choice': 3 is no value"),
         ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": True}}}]}, "'choice': True is no value"),
         ({"answers": [{"id": "HERS", "decisions": {"other": {"value": 1}}}]}, "'other': 1 is no value"),
         ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 1}}}]}, "'seconds' are None, not a number"),
         *[
             ({"answers": [{"id": "HERS", "decisions": {"choice": {"value": 1, "seconds": seconds}}}]}, "'seconds' are ")
-            for seconds in (float("nan"), float("inf"), 10**400, True, "2", -1)
+            for seconds in (float("nan"), 10**400, True, -1)
         ],
     ],
 )
 def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
     key = study.make("--draw", 4, "--overlap", 2)
-    change = json.loads(json.dumps(change).replace("HERS", key["raters"]["Ann"][0]))
+    [bos, *_] = set(key["raters"]["Bo"]) - set(key["raters"]["Ann"])
+    change = json.loads(json.dumps(change).replace("HERS", key["raters"]["Ann"][0]).replace("BOS", bos))
     path = study.result("Ann", {}, **change)
     output = study.folder / "out.json"
     output.write_text("mine")
     said = refusal("--collect", path, "--key_addr", study.key_addr, "--output_addr", output, "--overwrite")
     assert said.startswith(f"{path}: ") and message in said and said.count("\n") < 3
     assert output.read_text() == "mine"
-
-
-def test_another_raters_question_is_refused(study):
-    key = study.make("--draw", 4, "--overlap", 0)
-    path = study.choose("Ann", {key["raters"]["Bo"][0]: "tie"})
-    assert "is no question that 'Ann' was given" in refusal("--collect", path, "--key_addr", study.key_addr)
 
 
 def test_the_key_of_a_study_is_not_replaced_by_another_studys(study):
@@ -724,21 +718,17 @@ def test_the_key_of_a_study_is_not_replaced_by_another_studys(study):
         ("verdicts", ["--system", "Beta", "b.json"], "--ask verdicts: takes 1 --system, 2 given"),
         ("pairs", ["--raters", "Ann", " Ann"], "--raters 'Ann' ' Ann': give every rater a name of their own"),
         ("pairs", ["--draw", 5, "--overlap", 6], "--overlap 6: 5 questions drawn; give at most as many"),
+        ("two of one name", [], "--system 'Alpha' twice: give each system a name of its own"),
+        ("no answers", [], "Beta.json: no question has answers of both systems"),
     ],
 )
 def test_what_makes_no_study_is_refused(study, ask, more, message):
-    assert refusal(*study.words(*more, ask=ask)) == message
+    if ask == "no answers":
+        study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
+    words = study.words(*more, ask=ask if ask in ("aspects", "verdicts") else "pairs")
+    words = ["Alpha" if word == "Beta" and ask == "two of one name" else word for word in words]
+    assert refusal(*words).endswith(message)
     assert not study.page.exists()
-
-
-def test_two_systems_of_one_name_are_refused(study):
-    words = ["Alpha" if word == "Beta" else word for word in study.words()]
-    assert refusal(*words) == "--system 'Alpha' twice: give each system a name of its own"
-
-
-def test_what_no_question_has_is_said(study):
-    study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
-    assert refusal(*study.words()).endswith("Beta.json: no question has answers of both systems")
 
 
 def test_what_is_missing_is_said(study):
@@ -757,6 +747,13 @@ def test_alpha_is_krippendorffs_own_example():
     questions = [[[int(value) for value in row]] for row in rows]
     assert krippendorffs_alpha(questions).value == pytest.approx(0.743, abs=5e-4)
     assert krippendorffs_alpha(questions, steps=True).value == pytest.approx(0.849, abs=5e-4)
+
+
+def test_the_interval_draws_questions_and_not_ratings():
+    """Ten equal ratings in each question say no more than one."""
+    rng = random.Random(8)
+    questions = [[(rng.randint(0, 2), rng.randint(0, 2))] for _ in range(30)]
+    assert cohens_kappa([its * 10 for its in questions]).interval == pytest.approx(cohens_kappa(questions).interval)
 
 
 def test_kappa_is_scikit_learns():
@@ -779,37 +776,14 @@ def test_raters_who_agree_on_everything_have_no_interval(differing):
         assert (estimate.interval is None) == (differing == 0)
 
 
-def test_an_agreement_without_an_interval_is_a_dash(study, capsys):
-    key = study.make("--draw", 6)
-    every = dict(zip(key["questions"], ["first", "second", "tie"] * 2, strict=True))
-    study.collect(*[study.choose(name, every) for name in ("Ann", "Bo")])
-    assert "| choice | Ann and Bo | 6 | 6 | 1.0000 | Cohen's kappa | +1.0000 | – |" in capsys.readouterr().out
-
-
-def test_the_interval_draws_questions_and_not_ratings():
-    """Ten equal ratings in each question say no more than one."""
-    rng = random.Random(8)
-    questions = [[(rng.randint(0, 2), rng.randint(0, 2))] for _ in range(30)]
-    assert cohens_kappa([its * 10 for its in questions]).interval == pytest.approx(cohens_kappa(questions).interval)
-
-
-def turn_a_side(key):
-    question = key["questions"]["rpg_0"]
-    question["swapped"] = str(question["swapped"]).lower()
-
-
 @pytest.mark.parametrize(
     ("ask", "change", "message"),
     [
-        ("pairs", turn_a_side, "id 'rpg_0': Expected `bool`, got `str` - at `$.swapped`"),
-        ("pairs", lambda key: key["questions"]["rpg_1"].update(aspects="cost"), "id 'rpg_1': Expected `array`"),
+        ("pairs", lambda key: key["questions"]["rpg_1"].update(swapped="false"), "id 'rpg_1': Expected `bool`, got "),
         ("pairs", lambda key: key["questions"]["rpg_1"].pop("group"), "id 'rpg_1': Object missing required field"),
-        ("pairs", lambda key: key["questions"].update(rpg_1=[]), "id 'rpg_1': Expected `object`, got `array`"),
         ("pairs", lambda key: key["raters"]["Ann"].append("rpg_1"), "rater 'Ann' has 'rpg_1' twice"),
         ("pairs", lambda key: key["raters"]["Bo"].append("x"), "rater 'Bo' has 'x', not among its questions"),
         ("pairs", lambda key: key["raters"].update(Bo=[["rpg_0"]]), "rater 'Bo': Expected `str`, got `array`"),
-        ("pairs", lambda key: key.update(raters=[]), "Expected `object`, got `array` - at `$.raters`"),
-        ("pairs", lambda key: key.update(ask=[]), "Expected `str`, got `array` - at `$.ask`"),
         ("pairs", lambda key: key.update(ask="others"), "Invalid enum value 'others' - at `$.ask`"),
         ("pairs", lambda key: key["systems"].pop(), "its systems, or their response files, are not as many as pairs"),
         ("verdicts", lambda key: key["systems"][0]["responses"].clear(), "its systems, or their response files, "),

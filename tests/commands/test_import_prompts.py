@@ -187,8 +187,7 @@ def refusal(clone):
 # The messages
 
 POSTS = ["First post.\n\nIts body {profile}.", "Second post."]
-PROFILES = {"two posts": POSTS, "one post": POSTS[:1], "no posts": []}
-JOINED = {"two posts": "First post.\n\nIts body {profile}.\n\nSecond post.", "one post": POSTS[0], "no posts": ""}
+JOINED = "First post.\n\nIts body {profile}.\n\nSecond post."
 QUESTION = "Why {plan}?"
 PLAN = "Here (I think) is what counts.\n- Cost\n- Time\n"
 RECORD = {
@@ -206,39 +205,26 @@ def contents(messages):
     return tuple(message["content"] for message in messages)
 
 
-def test_no_personalization_is_the_bare_question(folder):
-    assert contents(load_prompt("lampqa/no_personalization", folder).messages(question=QUESTION)) == (
-        "Just reply.\n - shortly",
-        "Why {plan}?",
-    )
+RAG = 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n'
+NOW = "\n~ Now ~\nWhy {plan}? {sic}\n"
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_rag_with_and_without_posts(folder, profile):
-    messages = load_prompt("lampqa/rag", folder).messages(question=QUESTION, profile=join_posts(PROFILES[profile]))
-    assert contents(messages) == (
-        'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
-        f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
-    )
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_planpers_has_the_plan_as_it_came(folder, profile):
-    prompt = load_prompt("lampqa/planpers", folder)
-    assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]), plan=PLAN)) == (
-        "Greet like a neighbour, and mind the list. ",
-        f"\n~ Earlier ~\n{JOINED[profile]}\n\n~ Now ~\nWhy {{plan}}?\n~ To cover ~\n"
-        "Here (I think) is what counts.\n- Cost\n- Time\n\n",
-    )
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_the_planner_is_asked_as_rag_is(folder, profile):
-    prompt = load_prompt("lampqa/planner", folder)
-    assert contents(prompt.messages(question=QUESTION, profile=join_posts(PROFILES[profile]))) == (
-        "List what matters.\n\n",
-        f"\n~ Earlier ~\n{JOINED[profile]}\n~ Now ~\nWhy {{plan}}? {{sic}}\n",
-    )
+@pytest.mark.parametrize(
+    ("name", "posts", "expected"),
+    [
+        ("no_personalization", [], ("Just reply.\n - shortly", "Why {plan}?")),
+        ("rag", POSTS, (RAG, f"\n~ Earlier ~\n{JOINED}{NOW}")),
+        ("rag", [], (RAG, f"\n~ Earlier ~\n{NOW}")),
+        ("planner", POSTS, ("List what matters.\n\n", f"\n~ Earlier ~\n{JOINED}{NOW}")),  # asked as RAG is
+        ("planpers", POSTS[:1], ("Greet like a neighbour, and mind the list. ",
+                                 f"\n~ Earlier ~\n{POSTS[0]}\n\n~ Now ~\nWhy {{plan}}?\n~ To cover ~\n{PLAN}\n")),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_to_the_character_what_the_code_asks(folder, name, posts, expected):
+    values = {"question": QUESTION, "profile": join_posts(posts), "plan": PLAN}
+    prompt = load_prompt(f"lampqa/{name}", folder)
+    needed = {field: value for field, value in values.items() if f"{{{field}}}" in prompt.user}
+    assert contents(prompt.messages(**needed)) == expected
 
 
 def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
@@ -415,71 +401,46 @@ def test_an_empty_folder_is_filled_and_the_rest_of_a_killed_run_goes(clone):
     assert not Path(".prompts_paper.partial").exists()
 
 
-def test_a_folder_that_cannot_be_made(clone):
-    Path("file").write_text("")
-    with pytest.raises(UserError, match=r"\.prompts\.partial: cannot be made: "):
-        run("--output_dir", "file/prompts")
-
-
 # A clone of another state
 
 
-def test_no_clone(clone):
+CONSTANTS = dict.fromkeys(("_RAG_SYSTEM_PROMPT", "_RAG_USER_PROMPT", "_RAG_WITH_PLAN_SYSTEM_PROMPT"), FORMATTERS)
+CONSTANTS |= dict.fromkeys(("_RAG_WITH_PLAN_USER_PROMPT", "_PLANNER_PROMPT"), FORMATTERS)
+CONSTANTS |= dict.fromkeys(("_EVAL_PROMPT_SYSTEM", "_EVAL_PROMPT_USER"), EVALUATOR)
+FUNCTIONS = [
+    f"get_{name}_formatter" for name in ("baseline_no_rag", "baseline_rag", "planner", "generation_with_plan_rag")
+]
+FUNCTIONS += ["create_eval_prompt"]
+
+
+@pytest.mark.parametrize("name", [*CONSTANTS, *FUNCTIONS])
+def test_a_missing_constant_or_function_is_named(clone, name):
+    path = CONSTANTS.get(name, EVALUATOR if name == "create_eval_prompt" else FORMATTERS)
+    kind, old, new = (
+        ("constant", "\n{} = ", "\nOLD{} = ") if name in CONSTANTS else ("function", "def {}(", "def new_{}(")
+    )
+    change(clone / path, old.format(name), new.format(name))
+    assert refusal(clone).startswith(f"LaMP-QA/{path}: has no {kind} {name}\n")
+
+
+def test_what_cannot_be_read_at_all(clone):
     with pytest.raises(UserError, match=r"^--code_dir nowhere: no such folder$"):
         read_prompts(Path("nowhere"))
+    Path("file").write_text("")
+    with pytest.raises(UserError, match=r"\.prompts\.partial: cannot be made: "):
+        run("--output_dir", "file/prompts")
+    (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
+    assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
+    (clone / FORMATTERS).unlink()
+    remedy = "the prompts are read as they stand in commit 504410d: git -C LaMP-QA checkout 504410d"
+    assert refusal(clone) == f"LaMP-QA/{FORMATTERS}: no such file\n  {remedy}"
 
 
-@pytest.mark.parametrize("name", [FORMATTERS, EVALUATOR])
-def test_a_missing_file(clone, name):
-    (clone / name).unlink()
-    assert refusal(clone) == (
-        f"LaMP-QA/{name}: no such file\n"
-        "  the prompts are read as they stand in commit 504410d: git -C LaMP-QA checkout 504410d"
-    )
-
-
-CONSTANTS = {
-    "_RAG_SYSTEM_PROMPT": FORMATTERS,
-    "_RAG_USER_PROMPT": FORMATTERS,
-    "_RAG_WITH_PLAN_SYSTEM_PROMPT": FORMATTERS,
-    "_RAG_WITH_PLAN_USER_PROMPT": FORMATTERS,
-    "_PLANNER_PROMPT": FORMATTERS,
-    "_EVAL_PROMPT_SYSTEM": EVALUATOR,
-    "_EVAL_PROMPT_USER": EVALUATOR,
-}
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-def test_a_missing_constant(clone, name):
-    change(clone / CONSTANTS[name], f"\n{name} = ", f"\nOLD{name} = ")
-    assert refusal(clone).startswith(f"LaMP-QA/{CONSTANTS[name]}: has no constant {name}\n")
-
-
-@pytest.mark.parametrize("name", CONSTANTS)
-@pytest.mark.parametrize("value", ['f"{os.name}"', '"a" + name', 'open("x").read()', "[]", "3", "b'bytes'"])
+@pytest.mark.parametrize("name", ["_RAG_USER_PROMPT", "_EVAL_PROMPT_USER"])
+@pytest.mark.parametrize("value", ['f"{os.name}"', '"a" + name', 'open("x").read()', "[]", "b'bytes'"])
 def test_a_constant_that_is_no_text_as_it_stands(clone, name, value):
     change(clone / CONSTANTS[name], f"\n{name} = ", f"\n{name} = {value}\nOLD{name} = ")
     assert name in refusal(clone) or "a text that cannot be read without running the code" in refusal(clone)
-
-
-def test_a_constant_that_grows(clone):
-    change(clone / FORMATTERS, "\ndef get_planner", '\n_PLANNER_PROMPT += "more"\n\ndef get_planner')
-    assert "_PLANNER_PROMPT is not a text that stands there as a whole" in refusal(clone)
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        (FORMATTERS, "get_baseline_no_rag_formatter"),
-        (FORMATTERS, "get_baseline_rag_formatter"),
-        (FORMATTERS, "get_planner_formatter"),
-        (FORMATTERS, "get_generation_with_plan_rag_formatter"),
-        (EVALUATOR, "create_eval_prompt"),
-    ],
-)
-def test_a_missing_function(clone, path, name):
-    change(clone / path, f"def {name}(", f"def new_{name}(")
-    assert refusal(clone).startswith(f"LaMP-QA/{path}: has no function {name}\n")
 
 
 @pytest.mark.parametrize(
@@ -488,18 +449,15 @@ def test_a_missing_function(clone, path, name):
         (FORMATTERS, "{profile}\n~ Now", "~ Now", "_RAG_USER_PROMPT lacks the placeholder {profile}"),
         (FORMATTERS, "{question} {{", "{query} {{", "_RAG_USER_PROMPT has a placeholder {query} that is not simply"),
         (FORMATTERS, "{question} {{", "{question!r} {{", "_RAG_USER_PROMPT has a placeholder {question} that is not"),
-        (FORMATTERS, "{question} {{", "{} {{", "_RAG_USER_PROMPT has a placeholder {} that is not"),
+        (FORMATTERS, "\ndef get_planner", '\n_PLANNER_PROMPT += "more"\n\ndef get_planner',
+         "_PLANNER_PROMPT is not a text that stands there as a whole"),
         (FORMATTERS, "{{sic}}", "{{sic}", "_RAG_USER_PROMPT is no text for str.format: Single '}'"),
         (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
-        (FORMATTERS, "{aspects}\n", "", "_RAG_WITH_PLAN_USER_PROMPT lacks the placeholder {aspects}"),
-        (EVALUATOR, "{details}", "", "_EVAL_PROMPT_USER lacks the placeholder {details}"),
         (EVALUATOR, '{aspect["reason"]}', "", "must hold each of {aspect}, {details}, {evidence}, {question}, "),
-        (EVALUATOR, '{aspect["reason"]}', '{aspect["why"]}', "must hold each of {aspect}, {details}, {evidence}"),
         (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "a text that cannot be read without running the code"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "has 0 messages of the role system"),
         (FORMATTERS, '"\\n\\n".join', '"\\n".join', "joins the posts otherwise than by an empty line"),
         (FORMATTERS, '"- " + aspect', '"* " + aspect', "does not end in a line '- title' an aspect"),
-        (FORMATTERS, '+ aspect["aspect"]', '+ aspect["reason"]', "does not end in a line '- title' an aspect"),
         (FORMATTERS, "counts.\\n{aspects}", "counts.\\n{aspects} Yes", "does not end in a line '- title' an aspect"),
         (FORMATTERS, "(I think)", "({user_prompt})", "the target's lead-in is not a fixed text"),
         (FORMATTERS, "~ To cover ~\n", "~ To cover ~\n[user]\n", "a line [user] or the like"),
@@ -514,20 +472,6 @@ def test_what_is_otherwise_is_named(clone, path, old, new, expected):
     said = refusal(clone)
     assert said.startswith(f"LaMP-QA/{path}") or said.startswith("--code_dir LaMP-QA: ")
     assert expected in said
-
-
-def test_a_file_in_another_encoding(clone):
-    (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
-    assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
-
-
-def test_nothing_is_written_and_the_exit_code_is_2(clone):
-    change(clone / FORMATTERS, "\n_PLANNER_PROMPT = ", "\n_OTHER = ")
-    command = [sys.executable, ROOT / "utils/import_prompts.py", "--code_dir", clone, "--output_dir", "out"]
-    done = subprocess.run(command, cwd=clone.parent, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: ") and "has no constant _PLANNER_PROMPT" in done.stderr
-    assert [path.name for path in clone.parent.iterdir()] == ["LaMP-QA"]
 
 
 # A file that is taken to the character
@@ -573,12 +517,7 @@ def test_every_wording_is_named():
         assert wording(name, digest) == ("our own" if name in ours else "the paper's")
         assert wording(name, "0" * 64) == "another"
         assert wording("no such prompt", digest) == "another"
+    assert sorted(PUBLIC_CODE) == NAMES
     for name, digest in PUBLIC_CODE.items():
         assert wording(name, digest) == "the public code's"
         assert wording("direct_judge", digest) == "another"
-
-
-def test_the_public_codes_digests_are_of_the_prompts_that_are_imported():
-    assert sorted(PUBLIC_CODE) == NAMES
-    assert all(len(digest) == 64 and int(digest, 16) for digest in PUBLIC_CODE.values())
-    assert len(set(PUBLIC_CODE.values())) == 5

@@ -8,7 +8,6 @@ from api_server import Reply
 from test_report import browser, content, files, needs_chromium, open_page  # noqa: F401
 from test_strategies import judging, make_question  # noqa: F401
 
-from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.make_controls import draw_others, halve, main
@@ -96,12 +95,6 @@ def test_the_same_command_makes_the_same_bytes_and_replaces_nothing_of_others(st
         make(study.folder)
 
 
-def test_a_part_of_the_questions_makes_controls_of_that_part(study):
-    study.responses("part", q1=TEXT, q4="Four.")
-    found = make(study.folder, responses="part.json")
-    assert all(list(its) == ["q1", "q4"] for its in found.values())
-
-
 def test_what_cannot_be_made_is_refused(study):
     study.responses("one", q1=TEXT)
     with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
@@ -114,12 +107,6 @@ def test_what_cannot_be_made_is_refused(study):
     study.write("lamp.json", [{"task": name, "id": "q1", "question": "Q?", "target": "A", "profile": []}])
     with pytest.raises(UserError, match=rf"{name}'s answers are scored without a judge, so none can be tried$"):
         make(study.folder, data="lamp.json")
-
-
-def test_who_has_controls_has_a_judge():
-    for task in tasks().values():
-        judges = [metric.judge for metric in task.metrics.values() if metric.judge]
-        assert (task.controls is None) == (not judges), task.name
 
 
 def judge(request):

@@ -147,9 +147,7 @@ def test_all_panels_have_one_scale_and_it_is_said_where_that_does_not_start_at_0
     from_zero = posts_figure({0: points(0.02, 0.4, 0.5, 0.3), 1: points(0.1, 0.4, 0.5, 0.3)})
     assert from_zero._supxlabel.get_text().split("\n") == about
     assert from_zero.axes[0].get_ylim()[0] == 0
-
-
-def test_small_differences_are_not_blown_up():
+    # Small differences are not blown up.
     assert score_limits([Point(0.4, None), Point(0.41, (0.4, 0.42))]) == (pytest.approx(0.36), pytest.approx(0.46))
     assert score_limits([Point(1.0, (1.0, 1.0)), Point(None, None)]) == (0.95, 1.0)
 
@@ -249,11 +247,8 @@ def test_a_ratio_to_nothing_is_a_dash():
     figure = systems_figure([row("a", 0.0, None, 0.5, None), row("b", 0.5, 0.5, None, None)])
     assert [label.split("\n")[0] for label in labels_of(figure.axes[0].xaxis)] == ["–", "–", "–"]
     assert bars_of(figure) == {"a": ([0, 0, 0.5], [".000", "–", ".500"]), "b": ([0.5, 0.5, 0], [".500", ".500", "–"])}
-
-
-def test_scores_that_are_all_0_can_be_drawn():
-    figure = systems_figure([row("a", 0.0, 0.0, 0.0, 0.0), row("b", 0.0, 0.0, 0.0, 0.0)])
-    assert figure.axes[0].get_ylim() == (0, 1)
+    all_0 = systems_figure([row("a", 0.0, 0.0, 0.0, 0.0), row("b", 0.0, 0.0, 0.0, 0.0)])
+    assert all_0.axes[0].get_ylim() == (0, 1)
 
 
 # Figure 4
@@ -280,11 +275,7 @@ def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
     accuracy, score = ([None if y != y else y for y in line.get_ydata()] for line in panel.get_lines()[:2])
     assert accuracy == [0.5, None, 0.6, None, 0.7, None, 0.4]
     assert score == [0.9, 0.8, 0.7, None, 0.6, None, None]
-
-
-def test_an_evaluator_without_data_is_said_to_have_none():
-    evaluators = [evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]
-    panel = trade_off_figure(evaluators).axes[0]
+    panel = trade_off_figure([evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]).axes[0]
     assert [text.get_position()[0] for text in panel.texts if text.get_text() == "no data"] == [1]
 
 
@@ -310,18 +301,14 @@ def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
     ("content", "expected"),
     [
         ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
-        ({"evaluators": {}}, ": has no list 'evaluators'"),
-        ({"evaluators": []}, ": evaluators: 0 are given; figure 4 has 2 to 9"),
         ({"evaluators": [entry("a", 0.5, 0.5)]}, ": evaluators: 1 are given; "),
         ({"evaluators": [entry(str(i), 0.5, 0.5) for i in range(10)]}, ": evaluators: 10 are given; "),
         ({"evaluators": ["a"]}, ": evaluators, item 0: 'a' where an evaluator's figures belong"),
         ({"evaluators": [entry("a", 0, 1), {"strategy": "aspect"}]}, ": evaluators, item 1: field 'name' is None; "),
-        ({"evaluators": [{"name": "a"}]}, ": evaluators, item 0: field 'strategy' is None; it must be a text"),
         ({"evaluators": [entry(" ", 0, 1)]}, ": evaluators, item 0: field 'name' is ' '; it must be a text"),
         ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
         ({"evaluators": [entry("a", True, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is True; "),
         ({"evaluators": [entry("a", 0, -0.1)]}, ": evaluators, item 0 ('a'): field 'mean_score' is -0.1; "),
-        ({"evaluators": [entry("a", 0, "1")]}, ": evaluators, item 0 ('a'): field 'mean_score' is '1'; "),
         (
             {"evaluators": [entry("a", 0, 1, accuracy_interval=[0.5])]},
             ": evaluators, item 0 ('a'): field 'accuracy_interval' is [0.5]; it must be two shares, or null",
@@ -365,7 +352,7 @@ def grey(color):
     return 0.299 * red + 0.587 * green + 0.114 * blue
 
 
-@pytest.mark.parametrize("count", range(2, len(HATCHES) + 1))
+@pytest.mark.parametrize("count", [2, len(HATCHES)])
 def test_systems_differ_in_grey_by_lightness_and_by_hatch(count):
     figure = systems_figure([row(f"s{i}", 0.5, 0.5, 0.5, 0.5) for i in range(count)])
     figure.canvas.draw()
@@ -508,14 +495,6 @@ def test_the_same_bytes_on_every_account(two, tmp_path):
 # Mistakes
 
 
-def test_a_mistake_is_one_message_and_exit_code_2_and_nothing_is_written(two, tmp_path):
-    before = names_in(tmp_path)
-    result = run_process("--figure", "2", *two, "--output_addr", "out/figure", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "")
-    assert result.stderr == "error: --system 'PlanPers': not a number of posts; the name is k, from 0 to 9999\n"
-    assert names_in(tmp_path) == before
-
-
 GIVEN = {
     "two": "--system PlanPers a.json --system Gold b.json",
     "posts": "--system 0 a.json --system 10 b.json",
@@ -532,23 +511,12 @@ REFUSED = {
         f"--figure 3 {GIVEN['two']} --inputs_addr a.json",
         "--inputs_addr: not for --figure 3, which is drawn from --system",
     ),
-    "systems for 4": (
-        f"--figure 4 --agreement_addr e.json {GIVEN['two']}",
-        "--system: not for --figure 4, which is drawn from --agreement_addr",
-    ),
     "partial for 4": (
         "--figure 4 --agreement_addr e.json --allow_partial",
         "--allow_partial: not for --figure 4, which reads no score files",
     ),
-    "partial for 5": (
-        "--figure 5 --inputs_addr a.json --allow_partial",
-        "--allow_partial: not for --figure 5, which reads no score files",
-    ),
     "k twice": ("--figure 2 --system 4 a.json --system 4 b.json", "--system '4' is given twice; put all its files"),
-    "k twice in other words": ("--figure 2 --system 4 a.json --system 04 b.json", "--system '04' is given twice; "),
     "one k": ("--figure 16 --system 4 a.json", "--system '4': is the only number of posts; give two or more"),
-    "k is a fraction": ("--figure 2 --system 0.5 a.json --system 1 b.json", "--system '0.5': not a number of posts"),
-    "k is negative": ("--figure 2 --system 1 a.json --system -2 b.json", "--system '-2': not a number of posts"),
     "k in other digits": ("--figure 2 --system ٣ a.json --system 1 b.json", "--system '٣': not a number of posts"),
     "k is huge": ("--figure 2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
     "one system": ("--figure 3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
@@ -556,19 +524,8 @@ REFUSED = {
         "--figure 3 " + " ".join(f"--system {i} {i}.json" for i in range(7)),
         "--system: given 7 times; figure 3 has 2 to 6 systems",
     ),
-    "no file": ("--figure 3 --system A --system B b.json", "--system 'A': no score file; give a name, then"),
-    "one file in two systems": ("--figure 3 --system A a.json --system B a.json", "a.json: stands behind --system 'A'"),
-    "a name twice": ("--figure 3 --system A a.json --system A b.json", "--system 'A' is given twice; put all its"),
-    "a missing file": ("--figure 3 --system A gone.json --system B b.json", "gone.json: no such file"),
-    "a dataset": (f"--figure 3 --system A {SAMPLE}/test.json --system B b.json", f"{SAMPLE}/test.json: not a score"),
-    "no questions": ("--figure 3 --system A a.json --system B empty.json", "empty.json: holds no questions"),
-    "an unknown community": ("--figure 2 --system 0 a.json --system 1 odd.json", "odd.json: question 'x0': no categor"),
-    "another judge": ("--figure 2 --system 0 a.json --system 1 judge.json", "judge.json: judged differently from a"),
     "other questions": ("--figure 3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
     "nothing scored": ("--figure 3 --system A none.json --system B none2.json", "none.json: no question of any system"),
-    "a missing agreement": ("--figure 4 --agreement_addr gone.json", "gone.json: no such file"),
-    "scores for agreement": ("--figure 4 --agreement_addr a.json", "a.json: has no list 'evaluators'"),
-    "scores for a dataset": ("--figure 5 --inputs_addr a.json", "a.json: holds an object; a dataset is a JSON array"),
     "a dataset twice": (
         f"--figure 5 --inputs_addr {SAMPLE}/test.json {SAMPLE}/test.json",
         f"--inputs_addr {SAMPLE}/test.json: given twice; give a file once",
@@ -582,9 +539,6 @@ def folder(score_file, tmp_path, monkeypatch):
     score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
     score_file("b.json", *scored("rpg", 0.5), *scored("law", 0.75))
     score_file("fewer.json", *scored("rpg", 0.5))
-    score_file("empty.json")
-    score_file("odd.json", question("x0", "astrology", 1, 2))
-    score_file("judge.json", *scored("rpg", 0.5), *scored("law", 0.75), judged=JUDGED | {"judge": "other@1"})
     for name in ("none.json", "none2.json"):
         score_file(name, *scored("rpg", None))
     monkeypatch.chdir(tmp_path)
@@ -612,18 +566,13 @@ def test_systems_on_other_questions_are_taken_where_that_is_asked_for(folder, dr
     ("address", "expected"),
     [
         (".", "--output_addr .: a folder; give the name of a file in it"),
-        ("", "--output_addr : a folder; give the name of a file in it"),
-        ("made", "--output_addr made: a folder; give the name of a file in it"),
         ("later/", "--output_addr later/: a folder; give the name of a file in it"),
-        ("taken", "taken.png: is a folder; give the name of a file in it"),
         ("half", "half.pdf: is a folder; give the name of a file in it"),
         ("a.json/figure", "a.json/figure.png: cannot be written: "),
-        ("x" * 250, f"{'x' * 250}.png: cannot be written: File name too long"),
     ],
 )
 def test_a_place_that_cannot_be_written(address, expected, folder):
-    for name in ("made", "taken.png", "half.pdf"):
-        (folder / name).mkdir()
+    (folder / "half.pdf").mkdir()
     before = names_in(folder)
     with pytest.raises(UserError) as error:
         main(["--figure", "3", *GIVEN["two"].split(), "--output_addr", address])
@@ -673,10 +622,9 @@ def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entries", "problem"),
-    [([{"step": 1, "lr": 1}], "holds no loss yet"), ([{"loss": 1}], "line 1 is damaged"), ([[1]], "line 1 is damaged")],
+    ("entry", "problem"), [({"step": 1, "lr": 1}, "holds no loss yet"), ([1], "line 1 is damaged")]
 )
-def test_a_log_that_cannot_be_drawn(tmp_path, entries, problem):
-    log_of(tmp_path / "planner", *entries)
+def test_a_log_that_cannot_be_drawn(tmp_path, entry, problem):
+    log_of(tmp_path / "planner", entry)
     with pytest.raises(UserError, match=problem):
         training_figure(str(tmp_path / "planner"))

@@ -113,12 +113,6 @@ def test_a_made_folder_can_be_read_by_all_and_says_where_it_is_from(tmp_path, pa
     assert "somebody/tiny" in text and "Apache-2.0" in text and "tiny-model 1.0" in text
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path, package):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"chat\.partial: cannot be made: Not a directory"):
-        make_folder(tmp_path / "file/chat", SOURCE, find_file(SOURCE), build)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     output = tmp_path_factory.mktemp("demo") / "models"

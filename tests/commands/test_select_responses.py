@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -136,12 +134,6 @@ def test_best_and_worst_by_hand(samples, capsys):
     assert sorted(COUNTS) == sorted(samples.counts())
 
 
-def test_without_a_worst_file_only_the_best_is_counted(samples):
-    assert chosen(samples.select(worst=False)) == BEST
-    assert samples.counts() == COUNTS | {"ties for the worst": 0}
-    assert not (samples.folder / "worst.json").exists()
-
-
 @pytest.mark.parametrize(
     ("flags", "kept", "counts"),
     [
@@ -167,10 +159,6 @@ def test_equal_questions_are_kept_on_demand(samples):
     assert best["q6"][0]["output"] is None
     own = {"kept": 7, "dropped, no scored answer": 1, "ties for the best": 5, "ties for the worst": 0}
     assert samples.counts() == {key: its for key, its in COUNTS.items() if "equal" not in key} | own
-
-
-def test_a_score_file_tells_which_sample_it_scores(samples):
-    assert chosen(samples.select(numbers=[2, 0, 3, 1])) == BEST
 
 
 def test_the_manifest_says_who_selected_and_what_that_saw(samples):
@@ -208,72 +196,50 @@ def test_the_same_command_makes_the_same_files_and_replaces_nothing_of_others(sa
 # Bad input
 
 
-def of_other_responses(samples):
-    samples.write("all.json", {key: its[::-1] for key, its in samples.read("all.json").items()})
+SPOILT = {  # by score files or responses that do not fit, or flags, what is said
+    "other responses": r"scores_0\.json: not the scores of a sample of .*all\.json\n  write the samples by",
+    "no manifest": r"scores_2\.json: no manifest beside it, or changed since, so it is unknown which",
+    "two judges": r"scores_2\.json: judged differently from .*scores_0\.json\n  judge 'Other@1', not 'Café",
+    "twice": r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$",
+    "one response": r"all\.json: has no more than one response to any question\n  sample several",
+    "no scores": r"scores_2\.json: not a score file",
+    "pairs": r"scores_2\.json: its strategy is 'pairwise', which scores no single system",
+    "no responses": r"all\.json: id 'q1': an empty list where",
+    "--min_score 1.01": r"all\.json: no question is left\n  .*dropped, below --min_score: 5",
+    "--worst_addr best.json": "--output_addr, --worst_addr: the same file twice; give each its own$",
+    "--worst_addr all.json": r"all\.json: is an input too; give the output its own name$",
+}
 
 
-def without_manifest(samples):
-    samples.score(2).with_name("scores_2.json.manifest.json").unlink()
-
-
-def by_two_judges(samples):
-    path = samples.score(2).with_name("scores_2.json.manifest.json")
-    path.write_text(path.read_text().replace("Café@1", "Other@1"))
-
-
-def twice(samples):
-    for end in ("", ".manifest.json"):
-        shutil.copy(f"{samples.score(1)}{end}", f"{samples.score(2)}{end}")
-
-
-def of_one_response(samples):
-    samples.write("all.json", {"q1": [{"output": "A"}]})
-
-
-def no_scores(samples):
-    shutil.copy(samples.folder / "samples/sample_2.json", samples.score(2))
-
-
-def of_pairs(samples):
-    samples.write("samples/scores_2.json", {"strategy": "pairwise", "per_question_scores": []})
-
-
-def nothing(samples):
-    pass
-
-
-@pytest.mark.parametrize(
-    ("spoil", "flags", "message"),
-    [
-        (of_other_responses, [], r"scores_0\.json: not the scores of a sample of .*all\.json\n  write the samples by"),
-        (without_manifest, [], r"scores_2\.json: no manifest beside it, or changed since, so it is unknown which"),
-        (by_two_judges, [], r"scores_2\.json: judged differently from .*scores_0\.json\n  judge 'Other@1', not 'Café"),
-        (twice, [], r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$"),
-        (of_one_response, [], r"all\.json: has no more than one response to any question\n  sample several"),
-        (no_scores, [], r"scores_2\.json: not a score file"),
-        (of_pairs, [], r"scores_2\.json: its strategy is 'pairwise', which scores no single system"),
-        (lambda samples: samples.score(2).unlink(), [], r"scores_2\.json: no such file"),
-        (lambda samples: samples.write("all.json", {"q1": []}), [], r"all\.json: id 'q1': an empty list where"),
-        (nothing, ["--min_score", "1.01"], r"all\.json: no question is left\n  .*dropped, below --min_score: 5"),
-        (
-            nothing,
-            ["--worst_addr", "best.json"],
-            "--output_addr, --worst_addr: the same file twice; give each its own$",
-        ),
-        (nothing, ["--worst_addr", "all.json"], r"all\.json: is an input too; give the output its own name$"),
-    ],
-)
-def test_what_cannot_be_selected_from_is_refused(samples, spoil, flags, message):
-    spoil(samples)
-    flags = [samples.folder / one if one.endswith(".json") else one for one in flags]
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_cannot_be_selected_from_is_refused(samples, how):
+    score, manifest = samples.score(2), samples.score(2).with_name("scores_2.json.manifest.json")
+    if how == "other responses":
+        samples.write("all.json", {key: its[::-1] for key, its in samples.read("all.json").items()})
+    elif how == "no manifest":
+        manifest.unlink()
+    elif how == "two judges":
+        manifest.write_text(manifest.read_text().replace("Café@1", "Other@1"))
+    elif how == "twice":
+        for end in ("", ".manifest.json"):
+            shutil.copy(f"{samples.score(1)}{end}", f"{score}{end}")
+    elif how in ("one response", "no responses"):
+        samples.write("all.json", {"q1": [{"output": "A"}] if how == "one response" else []})
+    elif how == "no scores":
+        shutil.copy(samples.folder / "samples/sample_2.json", score)
+    elif how == "pairs":
+        samples.write("samples/scores_2.json", {"strategy": "pairwise", "per_question_scores": []})
+    flags = [samples.folder / one if one.endswith(".json") else one for one in how.split() if how.startswith("--")]
+    with pytest.raises(UserError, match=SPOILT[how]):
         samples.select(*flags, worst=False)
     assert not (samples.folder / "best.json").exists() and not (samples.folder / "worst.json").exists()
 
 
-def test_every_sample_needs_its_scores(samples):
+def test_every_sample_needs_its_scores_in_any_order(samples):
     with pytest.raises(UserError, match=r"--score_addr: no scores of sample 1, 3 of .*all\.json; judge every sample$"):
         samples.select(numbers=[0, 2])
+    assert chosen(samples.select(numbers=[2, 0, 3, 1], worst=False)) == BEST
+    assert samples.counts() == COUNTS | {"ties for the worst": 0} and not (samples.folder / "worst.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -281,17 +247,11 @@ def test_every_sample_needs_its_scores(samples):
     [
         ([], "give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores"),
         (["--score_addr", "s.json"], "give --split_dir to get files to judge, or"),
-        (["--split_dir", "s", "--min_score", "1"], "--min_score: has no effect with --split_dir"),
-        (["--score_addr", "s", "--output_addr", "o", "--worst_addr", "w", "--keep_equal"], "--keep_equal: has no"),
-        (["--score_addr", "s", "--output_addr", "o", "--min_margin", "0.1", "--keep_equal"], "--keep_equal: has no"),
-        (["--score_addr", "s", "--output_addr", "o", "--min_score", "nan"], "nan is not a number from 0 up"),
     ],
 )
-def test_flags_that_do_not_go_together_end_with_exit_code_2(samples, flags, message):
-    command = [sys.executable, ROOT / "utils/select_responses.py", "--response_addr", "all.json", *flags]
-    done = subprocess.run(command, cwd=samples.folder, capture_output=True, text=True)
-    assert done.returncode == 2 and message in done.stderr
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") <= 2
+def test_flags_that_do_not_go_together_are_refused(samples, flags, message):
+    with pytest.raises((UserError, SystemExit), match=message):
+        samples.run(*flags)
 
 
 # With the scripts around it

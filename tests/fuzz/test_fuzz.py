@@ -1,10 +1,7 @@
 """300 cases of fuzz.py over all readers, and what it takes for a finding; `make fuzz` runs thousands."""
 
-import json
-import random
-
 import pytest
-from damages import Damage, damage, read
+from damages import Damage
 from fuzz import Ran, judge, open_fuzz
 from readers import READERS
 
@@ -53,18 +50,3 @@ def test_what_is_a_finding(changes, is_same, finding):
     assert found is finding is None or found.startswith(finding)
     replaced = judge(READER, "data.json", Damage("another value", "0.votes", True), is_same, ran, GOOD)
     assert replaced == (None if found and found.startswith("silent") else found)
-
-
-@pytest.mark.parametrize("kind", ["json", "jsonl"])
-def test_a_case_is_a_function_of_its_number(tmp_path, kind):
-    path, done = tmp_path / "data", {}
-    content = {"json": json.dumps([{"id": "q0", "votes": 1}]), "jsonl": '{"id": "q0"}\n{"id": "q1"}\n'}[kind]
-    for number in [*range(60), *range(60)]:
-        path.unlink(missing_ok=True)
-        path.write_text(content)
-        assert read(path, kind) is not None
-        found = damage(path, kind, random.Random(number), [path]), path.is_file() and path.read_bytes()
-        assert done.setdefault(number, found) == found
-        if path.is_dir():
-            path.rmdir()
-    assert len({found[0].name for found in done.values()}) > 15

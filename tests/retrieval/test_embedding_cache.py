@@ -90,13 +90,10 @@ def fifo(path, folder):
 DAMAGES = {
     "empty": lambda path, folder: path.write_bytes(b""),
     "no array": lambda path, folder: path.write_bytes(b"not an array"),
-    "a zip": lambda path, folder: path.write_bytes(b"PK\x03\x04"),
     "cut short": lambda path, folder: path.write_bytes(path.read_bytes()[:-20]),
-    "gone": lambda path, folder: path.unlink(),
     "a pipe": fifo,
     "zeros": saved(np.zeros_like),
     "shuffled": saved(lambda array: array[::-1]),
-    "another type": saved(lambda array: array.astype(np.float64)),
     "the same bytes as another type": saved(lambda array: array.view(f"i{array.itemsize}")),
     "a row less": saved(lambda array: array[:-1]),
     "another shape": saved(lambda array: array.reshape(-1)),

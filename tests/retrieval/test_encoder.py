@@ -1,7 +1,6 @@
 import copy
 import importlib.metadata
 import json
-import random
 import shutil
 import socket
 import threading
@@ -68,38 +67,13 @@ def test_scores_and_order_are_the_naive_loops(encoder, folder, batch_size):
     assert np.argsort(-our_scores[keep]).tolist() == np.argsort(-naive_scores[keep]).tolist()
 
 
-def test_a_text_is_cut_at_max_length(encoder):
-    # 510 words of one token each, [CLS] and [SEP]: exactly 512
-    fits, longer = " ".join(["cat"] * 510), " ".join(["cat"] * 510 + ["bread"] * 40)
-    embeddings, num_cut = embed_texts(encoder, [fits, longer])
-    assert num_cut == 1
-    np.testing.assert_allclose(embeddings[0], embeddings[1], atol=1e-5)
-
-
 def test_windows_do_not_change_the_result(encoder, monkeypatch):
     whole, num_cut = embed_texts(encoder, TEXTS)
     monkeypatch.setattr(encoder_module, "WINDOW", 3)
     in_windows, num_cut_in_windows = embed_texts(encoder, TEXTS)
     np.testing.assert_allclose(in_windows, whole, atol=1e-4)
     assert num_cut_in_windows == num_cut == 1
-
-
-def test_no_texts(encoder):
-    embeddings, num_cut = embed_texts(encoder, [])
-    assert embeddings.shape == (0, 32)
-    assert num_cut == 0
-
-
-def test_progress_counts_every_text(encoder):
-    class Counter:
-        done = 0
-
-        def update(self, n):
-            self.done += n
-
-    counter = Counter()
-    embed_texts(encoder, TEXTS, progress=counter)
-    assert counter.done == 10
+    assert embed_texts(encoder, [])[0].shape == (0, 32)
 
 
 def test_batches_hold_similar_lengths_within_the_budget():
@@ -108,16 +82,7 @@ def test_batches_hold_similar_lengths_within_the_budget():
     # a quarter of the budget comes before that: 9, 8 and 7 are 24 of 96; and at most the budget: 12 of 8
     assert list(batches_by_length([9, 8, 7, 6], budget=96)) == [[0, 1, 2], [3]]
     assert [len(batch) for batch in batches_by_length([8] * 14, budget=96)] == [12, 2]
-
-
-def test_batches_pad_little_and_hold_every_text_once():
-    rng = random.Random(0)
-    lengths = [min(512, max(3, round(rng.lognormvariate(5, 0.8)))) for _ in range(1000)]
-    batches = list(batches_by_length(lengths, budget=2048))
-    assert sorted(index for batch in batches for index in batch) == list(range(1000))
-    padded = [len(batch) * max(lengths[index] for index in batch) for batch in batches]
-    assert max(padded) <= 2048
-    assert 1 < sum(padded) / sum(lengths) < 1.02
+    assert list(batches_by_length([20, 1], budget=12)) == [[0], [1]]  # over the budget: a batch of its own
 
 
 def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
@@ -248,10 +213,6 @@ def test_all_visible_gpus_are_used(device, num_gpus, picked, monkeypatch):
     assert pick_devices(device) == picked
 
 
-def test_a_text_over_the_budget_is_a_batch_of_its_own():
-    assert list(batches_by_length([20, 1], budget=12)) == [[0], [1]]
-
-
 @pytest.mark.parametrize(
     ("device", "batch_size", "tokens"),
     [("cuda", None, 64 * 512), ("cuda", 16, 16 * 512), ("cpu", None, 6 * 512), ("cpu", 16, 6 * 512), ("cpu", 1, 512)],
@@ -287,21 +248,15 @@ def cache_encoder(folder, cache):
     (repository / "refs" / "main").write_text("a" * 40)
 
 
-def test_a_hub_model_is_loaded_from_the_cache(encoder, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    cache_encoder(folder, tmp_path)
-    cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
-    np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
-
-
-def test_a_cached_model_is_loaded_without_waiting_for_a_hub_that_is_away(folder, tmp_path, monkeypatch):
+def test_a_cached_model_is_loaded_without_waiting_for_a_hub_that_is_away(encoder, folder, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     calls, connect = [], socket.create_connection
     monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
     cache_encoder(folder, tmp_path)
-    load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
+    cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
     assert len(calls) == 1
+    np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
 
 
 def test_weights_that_lack_a_layer_are_refused(folder, tmp_path):
@@ -329,30 +284,14 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
     assert embed_texts(load_encoder(str(tmp_path), device="cpu", max_length=64), TEXTS)[1] == 3
 
 
-def test_a_damaged_config_is_the_users_to_mend(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"its config\.json cannot be loaded"):
-        load_encoder(str(tmp_path), device="cpu")
-
-
 @pytest.mark.parametrize(
     ("file", "change", "found"),
     [
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
         ("config.json", {"num_hidden_layers": 10**9}, "does not end within 1 s"),
-        (
-            "tokenizer_config.json",
-            {"do_lower_case": []},
-            "tokenizer_config.json or tokenizer.json or vocab.txt cannot be",
-        ),
-        (
-            "tokenizer_config.json",
-            {"tokenizer_class": 1},
-            "tokenizer_config.json or tokenizer.json or vocab.txt cannot be",
-        ),
+        ("config.json", b"{", "its config.json cannot be loaded"),
+        ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_config.json or tokenizer.json or vocab.txt can"),
         ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json names no pad_token"),
-        ("vocab.txt", b"", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: WordPiece error"),
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )

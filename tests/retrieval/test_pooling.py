@@ -80,13 +80,8 @@ def test_positions_that_the_padding_takes_are_no_tokens(folders):
     ("types", "config", "found"),
     [
         (("Transformer", "Pooling", "Normalize"), BGE, Pooling("cls", True)),
-        (("Transformer", "Pooling"), BGE, Pooling("cls", False)),
         (("Transformer", "Pooling"), {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, MEAN),
-        (
-            ("Transformer", "Pooling", "Normalize"),
-            {"pooling_mode": "cls", "include_prompt": True},
-            Pooling("cls", True),
-        ),
+        (("Transformer", "Pooling", "Normalize"), {"pooling_mode": "cls"}, Pooling("cls", True)),
         (("Transformer", "Pooling", "Normalize"), {"embedding_dimension": 32}, Pooling("mean", True)),
         (("Transformer", "Normalize"), {}, Pooling("mean", True)),
     ],
@@ -108,8 +103,6 @@ def test_without_files_it_is_the_mean(folder):
     ("config", "told"),
     [
         ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling, which is not done here"),
-        ({"pooling_mode_weightedmean_tokens": True}, "weightedmean pooling"),
-        ({"pooling_mode_lasttoken": True}, "lasttoken pooling"),
         ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens pooling"),
         ({"pooling_mode": ["cls", "mean"]}, "joins cls and mean pooling"),
         ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "joins cls and max pooling"),
@@ -123,7 +116,7 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):
     assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
 
 
-NOTHING_OF_ITS_KIND = [b"", b"[" * 100_000, b"1" * 5000, b"\xff\xfe", b"7", b'"mean"', b"[7]", b"null"]
+NOTHING_OF_ITS_KIND = [b"", b"[" * 100_000, b"\xff\xfe", b"7", b"[7]"]
 
 
 @pytest.mark.parametrize(
@@ -150,11 +143,6 @@ def test_what_else_cannot_be_done_is_refused(folder):
     (folder / "1_Pooling" / "config.json").unlink()
     with pytest.raises(UserError, match=r"lacks 1_Pooling/config\.json, which its modules\.json names"):
         choose_pooling(str(folder))
-    for damaged in ('{"a": 1}', "[1", '[{"type": 3}]'):
-        (folder / "modules.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"modules\.json: damaged"):
-            choose_pooling(str(folder))
-    assert choose_pooling(str(folder), mode="cls", normalize=True) == Pooling("cls", True)
 
 
 def write_records(path):
@@ -167,15 +155,8 @@ def write_records(path):
 def test_ranking_says_what_was_used_and_keeps_it_apart(folder, tmp_path, capsys):
     """In the manifest, on stderr and in the cache of embeddings, where the default's stays what it was."""
     cache = tmp_path / "cache"
-    command = [
-        "--input_dataset_addr",
-        write_records(tmp_path / "in.json"),
-        "--model_name",
-        str(folder),
-        "--device",
-        "cpu",
-    ]
-    command += ["--embedding_cache", str(cache)]
+    command = ["--input_dataset_addr", write_records(tmp_path / "in.json"), "--model_name", str(folder)]
+    command += ["--device", "cpu", "--embedding_cache", str(cache)]
 
     def rank(name, *flags):
         main([*command, "--output_dataset_addr", str(tmp_path / name), *flags])
@@ -220,15 +201,3 @@ def test_a_hub_models_files_are_those_of_its_commit(folder, tmp_path, monkeypatc
         assert len(hub.requests) == asked  # from the cache
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert choose_pooling(MODEL, cache) == Pooling("cls", True)
-
-
-def test_a_hub_model_without_such_files_is_asked_for_them_once(folder, tmp_path, monkeypatch):
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    cache = str(tmp_path / "cache")
-    with serve(files) as hub:
-        use_hub(monkeypatch, hub.url)
-        check_model(MODEL, cache)
-        assert choose_pooling(MODEL, cache) == MEAN
-        asked = len(hub.requests)
-        assert choose_pooling(MODEL, cache) == MEAN
-        assert len(hub.requests) == asked

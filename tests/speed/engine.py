@@ -17,28 +17,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import psutil
-from measure import add_arguments, peak_memory, print_spread, write_figures
-from utils.generation.driver import Policy, Request, Stage, run_stage
-from utils.records.judged import System, choose_judge
+from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
 
 import baselines
 import evaluate_responses
-from prompts import load_prompt
 from utils.benchmarks.lampqa import TASK
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import run_script
 from utils.cli.arguments import set_up_torch
-from utils.cli.progress import Progress
+from utils.cli.flags import Arguments
 from utils.files.output import Output
+from utils.generation.calls import Call
 from utils.generation.chat import LocalChat
 from utils.generation.completions import Completions
-from utils.generation.engines import Model, choose_generator, identify_model
+from utils.generation.engines import choose_generator, identify_model
+from utils.generation.model import Model, Policy
 from utils.generation.store import ModelStore
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
-from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.records.datasets import read_dataset
+from utils.runs.ask import Ask, Role, Shared
+from utils.runs.judging import System, build_calls, choose_judge
+from utils.runs.runner import Run, Step
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -48,17 +47,9 @@ GPU_SHARE = "0.28"  # of a GPU's memory, of each engine: three are loaded at a t
 METRIC = TASK.metrics["aspect"]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="chat model, for all engines")
-    parser.add_argument("--questions", type=positive_int, default=12, help="how many are judged (%(default)s)")
-    parser.add_argument("--max_tokens", type=positive_int, default=64, help="tokens of an answer (%(default)s)")
-    add_arguments(parser)
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    numbers = {"questions": (12, "how many are judged"), "max_tokens": (64, "tokens of an answer")}
+    args = parse_flags(__doc__, argv, model_addr=CHAT, **numbers)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
     set_up_torch("warning")  # as the scripts do; for the bare engines too
     figures = asyncio.run(measure(args))
@@ -89,60 +80,56 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
                 engine.llm_engine.engine_core.shutdown()
             for engine in engines[:1]:
                 await engine.close()
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
+
+    def ours_to(other: str, what: str = "verdicts/s") -> list[float]:
+        return [row[f"our {what}"] / row[f"{other} {what}"] for row in rows]
+
+    answers = "tokens a second of answers, ours / LLM.generate"
     return {
         "model": args.model_addr,
         "runs": rows,
         "peak_memory": memory,
-        "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ratio(columns, "bare"), 0.95),
-        "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ratio(columns, "naive"), 1.7),
-        "cached": print_spread("share of prompt tokens from the cache", columns["cached"], 0.65),
-        "generation_to_bare": print_spread(
-            "tokens a second of answers, ours / LLM.generate",
-            [a / b for a, b in zip(columns["our tokens/s"], columns["bare tokens/s"], strict=True)],
-            0.95,
-        ),
+        "judging_to_bare": print_spread("verdicts a second, ours / LLM.generate", ours_to("bare"), 0.95),
+        "judging_to_naive": print_spread("verdicts a second, ours / the naive way", ours_to("naive"), 1.7),
+        "cached": print_spread("share of prompt tokens from the cache", [row["cached"] for row in rows], 0.65),
+        "generation_to_bare": print_spread(answers, ours_to("bare", "tokens/s"), 0.95),
     }
-
-
-def ratio(columns: dict[str, list[float]], other: str) -> list[float]:
-    return [a / b for a, b in zip(columns["our verdicts/s"], columns[f"{other} verdicts/s"], strict=True)]
 
 
 async def one_run(
     args: argparse.Namespace, judging: argparse.Namespace, answering: argparse.Namespace, engines: Any, folder: Path
 ) -> dict[str, float]:
     """The rates of all three on the same prompts; who begins changes with the run."""
+    from vllm import SamplingParams
+
     ours, bare, naive = engines
     folder.mkdir()
     chat = LocalChat(args.model_addr)
     figures: dict[str, float] = {}
-    verdicts = judge_requests(judging, chat, folder)
+    verdicts = judge_calls(judging, chat, folder)
     policy = Policy.from_arguments(judging, METRIC.judge.output.schema)
     completions = Completions(ModelStore(folder / "completions", args.model_addr, {}), False, False)
-    parse = METRIC.judge.output.parse
-    stage = Stage(args.model_addr, verdicts, policy, parse, "verdicts", len(verdicts), completions)
+    judge = Model(args.model_addr, "judge", chat, MODEL_LENGTH, policy, completions)
     for who in ("ours", "bare", "naive") if int(folder.name) % 2 == 0 else ("naive", "bare", "ours"):
         if who == "ours":
-            figures["our verdicts/s"] = len(verdicts) / await timed_stage(ours, stage)
-            tokens = [verdicts[0].pieces[request.key] for request in verdicts]
+            seconds, tokens = await timed(ours, judge, verdicts)
+            figures["our verdicts/s"] = len(verdicts) / seconds
             figures["cached"] = sum(t["cached_tokens"] for t in tokens) / sum(t["prompt_tokens"] for t in tokens)
         elif who == "bare":
-            params = [sampling_params(policy.sampling(request.key, 0)) for request in verdicts]
+            params = [sampling_params(policy.sampling(call.key, 0)) for call in verdicts]
             figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
         else:
-            figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text()] * len(verdicts))[0]
+            free_text = SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
+            figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text] * len(verdicts))[0]
     answering.completions = str(folder / "completions")
     model = choose_generator(answering, identify_model(answering, args.model_addr), TASK.output.schema)
-    answers, policy = answer_requests(answering, model), model.policy
-    stage = model.stage(answers, TASK.output.parse, "answers", len(answers))
+    answers, policy = answer_calls(model), model.policy
     for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
         if who == "ours":
-            seconds = await timed_stage(ours, stage)
-            written = sum(entry["completion_tokens"] for entry in answers[0].pieces.values())
-            figures["our tokens/s"] = written / seconds
+            seconds, written = await timed(ours, model, answers)
+            figures["our tokens/s"] = sum(one["completion_tokens"] for one in written) / seconds
         else:
-            params = [sampling_params(policy.sampling(request.key, 0)) for request in answers]
+            params = [sampling_params(policy.sampling(call.key, 0)) for call in answers]
             seconds, outputs = timed_bare(bare, answers, params)
             figures["bare tokens/s"] = sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
     return figures
@@ -164,21 +151,23 @@ def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
-def judge_requests(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Request]:
-    """A request for every aspect of the first questions; the response is put together from the user's posts."""
+def judge_calls(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Call]:
+    """A call for every aspect of the first questions; the response is put together from the user's posts."""
     records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
     responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
     keys = [key for record in records for key in METRIC.keys(record)]
     output = Output(str(folder / "scores.json"), {}, keys, lambda verdicts: verdicts, "verdicts", judging)
     system = System(["-"], responses, records, METRIC, output)
-    return judged.build_requests([system], records, choose_judge(judging, METRIC.judge), chat)
+    return [call for call, _ in build_calls([system], records, choose_judge(judging, METRIC.judge), chat)]
 
 
-def answer_requests(answering: argparse.Namespace, model: Model) -> list[Request]:
-    records = read_dataset(SAMPLE / "train.json", needs=STEP_NEEDS["rag"])
-    keys = [(record["id"], 0) for record in records]
-    prompt = load_prompt(TASK.prompts["rag"])
-    return list(baselines.build_requests(TASK, records, keys, answering, prompt, model, {}))
+def answer_calls(model: Model) -> list[Call]:
+    shared = Shared(TASK, {"generator": Role(Arguments(), model)}, 0, 2)
+    records = read_dataset(SAMPLE / "train.json", needs=["profile"])
+    return [
+        shared.make(record, (record["id"], 0), "generator", "rag", TASK.best_items(record, 2), {})[1]
+        for record in records
+    ]
 
 
 def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> Any:
@@ -189,22 +178,23 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
     return LLM(**settings, enable_prefix_caching=prefix_cache)
 
 
-def free_text() -> Any:
-    from vllm import SamplingParams
+async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[float, list[dict[str, Any]]]:
+    """Seconds for these calls through the runner, and their records."""
+    shared = Shared(TASK, {"generator": Role(Arguments(), model)}, 0, 2)
 
-    return SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
+    async def send(call: Call, ask: Ask) -> dict[str, Any]:
+        return await ask.send("generator", lambda: (model, call, str))
 
-
-async def timed_stage(engine: VLLMEngine, stage: Stage) -> float:
+    step = Step(send, lambda: {call.key: call for call in calls}, "calls", {}, "generator")
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await run_stage(engine, stage, Progress(stage.total, stage.unit))
-    return time.perf_counter() - started
+    await Run(step, shared).go({"generator": engine})
+    return time.perf_counter() - started, list(step.pieces.values())
 
 
-def timed_bare(engine: Any, requests: Sequence[Request], params: list[Any]) -> tuple[float, list[Any]]:
+def timed_bare(engine: Any, calls: Sequence[Call], params: list[Any]) -> tuple[float, list[Any]]:
     engine.reset_prefix_cache()
-    prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+    prompts = [{"prompt_token_ids": list(call.prompt)} for call in calls]
     started = time.perf_counter()
     outputs = engine.generate(prompts, params, use_tqdm=False)
     return time.perf_counter() - started, outputs

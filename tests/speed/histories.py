@@ -9,13 +9,11 @@ also of an engine that does, so that every prompt is rendered and tokenized. CPU
 asks, not of the server.
 """
 
-import argparse
 import contextlib
 import io
 import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -26,14 +24,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from measure import peak_memory, reset_peak_memory, write_figures
+from measure import parse_flags, peak_memory, reset_peak_memory, write_figures
 from own_work import InstantEngine
 from ranking import WORDS
 
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
 
@@ -82,20 +77,17 @@ class Handler(BaseHTTPRequestHandler):
         """Silence."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    add = parser.add_argument
-    add("--size", choices=SHAPES, default="32k", help="whose shape the data have (%(default)s)")
-    add("--model_addr", metavar="MODEL", help="chat model; only its tokenizer is used (default: the server alone)")
-    add("--max_model_len", type=positive_int, metavar="N", help="of both ways (default: the size's)")
-    add("--questions", type=positive_int, metavar="N", help="only so many (default: all)")
-    add("--serve", action="store_true", help="be the server")
-    add("--json_addr", metavar="FILE", help="where the figures go too")
-    return parser
+FLAGS = {
+    "size": {"choices": SHAPES, "default": "32k", "help": "whose shape the data have (%(default)s)"},
+    "model_addr": {"metavar": "MODEL", "help": "chat model; its tokenizer is used (default: the server alone)"},
+    "max_model_len": {"type": positive_int, "metavar": "N", "help": "of both ways (default: the size's)"},
+    "questions": {"type": positive_int, "metavar": "N", "help": "only so many (default: all)"},
+    "serve": {"action": "store_true", "help": "be the server"},
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parse_flags(__doc__, argv, runs=None, **FLAGS)
     if args.serve:
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             server.request_queue_size = 128
@@ -110,7 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         originals = write_data(folder / "originals", args.size)
         flags = ["--dataset", f"PersonaMem-{args.size}", "--source_dir", originals, "--output_dir", folder / "data"]
         figures["download"] = measured("download", lambda: download_datasets.main(list(map(str, flags))))
-        figures["disk"] = bytes_in(folder / "data") / bytes_in(originals)
+        made, given = (sum(path.stat().st_size for path in one.iterdir()) for one in (folder / "data", originals))
+        figures["disk"] = made / given
         print(f"on disk {figures['disk']:.3f} x the original files")
         common = ["--inputs_addr", folder / "data" / f"PersonaMem_{args.size}.json"]
         common += ["--limit", args.questions] if args.questions else []
@@ -142,11 +135,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def measured(what: str, work: Any) -> dict[str, float]:
     reset_peak_memory()
-    held, started, cpu = peak_memory(), time.perf_counter(), cpu_seconds()
+    held, started, cpu = peak_memory(), time.perf_counter(), time.process_time()
     told = io.StringIO()
     with contextlib.redirect_stdout(told), contextlib.redirect_stderr(io.StringIO()):
         work()
-    figures = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds() - cpu}
+    figures = {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
     figures["memory"] = peak_memory() - held
     print(
         f"{what}: {figures['seconds']:.1f} s, {figures['cpu_seconds']:.1f} CPU seconds (bar of 32k {SECONDS_BAR:.0f}), "
@@ -154,15 +147,6 @@ def measured(what: str, work: Any) -> dict[str, float]:
         flush=True,
     )
     return figures
-
-
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
-def bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def write_data(folder: Path, size: str) -> Path:
@@ -189,33 +173,13 @@ def write_data(folder: Path, size: str) -> Path:
                 messages += [{"role": role.lower(), "content": f"{role}: {text(length)}"} for role in roles]
             file.write(json.dumps({f"context{number}": messages}) + "\n")
     with open(folder / f"questions_{size}.csv", "w", newline="") as file:
-        names = [
-            "persona_id",
-            "question_id",
-            "question_type",
-            "topic",
-            "user_question_or_message",
-            "correct_answer",
-            "all_options",
-        ]
+        names = "persona_id question_id question_type topic user_question_or_message correct_answer all_options"
         table = csv.writer(file)
-        table.writerow([*names, "shared_context_id", "end_index_in_shared_context"])
+        table.writerow([*names.split(), "shared_context_id", "end_index_in_shared_context"])
         for number in range(questions):
             options = [f"({letter}) {text(50)}" for letter in "abcd"]
-            end = rng.randrange(sessions * (turns + 1)) + 1
-            table.writerow(
-                [
-                    number % contexts // 2,
-                    number,
-                    rng.choice(list(TYPES)),
-                    "none",
-                    text(30),
-                    "(a)",
-                    repr(options),
-                    f"context{number % contexts}",
-                    end,
-                ]
-            )
+            row = [number % contexts // 2, number, rng.choice(list(TYPES)), "none", text(30), "(a)", repr(options)]
+            table.writerow([*row, f"context{number % contexts}", rng.randrange(sessions * (turns + 1)) + 1])
     return folder
 
 

@@ -8,7 +8,6 @@ twice. The encoder is a tiny one with random weights, for it is reading, blocks 
 real one the embeddings of a block are larger (50 MB for Contriever's 768 numbers a text) and the model comes on top.
 """
 
-import argparse
 import random
 import subprocess
 import sys
@@ -16,17 +15,12 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from measure import write_figures
+from measure import ROOT, parse_flags, write_figures
 from tiny_encoder import WORDS, save_tiny_encoder
 
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import positive_int, run_script
 from utils.files.writing import write_array
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 POSTS, WORDS_A_POST = 110, 165
 MOST_MEMORY = 1.5e9  # bytes
 RANK = (
@@ -35,17 +29,9 @@ RANK = (
 )
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--questions", type=positive_int, nargs="+", default=[1000, 3000, 10_000], help="sizes (%(default)s)"
-    )
-    parser.add_argument("--json_addr", metavar="FILE", help="where the figures go too")
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    sizes = {"type": positive_int, "nargs": "+", "default": [1000, 3000, 10_000], "help": "sizes (%(default)s)"}
+    args = parse_flags(__doc__, argv, runs=None, questions=sizes)
     figures = []
     with tempfile.TemporaryDirectory() as folder:
         encoder = save_tiny_encoder(Path(folder) / "encoder")
@@ -70,25 +56,17 @@ def one_size(number: int, encoder: Path, folder: Path) -> dict[str, int | float]
     done = subprocess.run(
         [sys.executable, "-c", RANK, *map(str, command)], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     )
-    seconds = time.perf_counter() - started
-    size = source.stat().st_size
+    seconds = round(time.perf_counter() - started, 1)
     output.unlink()
-    return {
-        "questions": number,
-        "posts": number * POSTS,
-        "bytes": size,
-        "seconds": round(seconds, 1),
-        "peak_bytes": int(done.stdout.split()[-1]),
-    }
+    figures = {"questions": number, "posts": number * POSTS, "bytes": source.stat().st_size, "seconds": seconds}
+    return figures | {"peak_bytes": int(done.stdout.split()[-1])}
 
 
 def make_question(index: int) -> dict[str, object]:
     rng = random.Random(index)
     words = WORDS.split()
-    posts = [
-        {"id": f"p{index}_{n}", "text": f"{index} {n} " + " ".join(rng.choices(words, k=WORDS_A_POST))}
-        for n in range(POSTS)
-    ]
+    texts = (f"{index} {n} " + " ".join(rng.choices(words, k=WORDS_A_POST)) for n in range(POSTS))
+    posts = [{"id": f"p{index}_{n}", "text": text} for n, text in enumerate(texts)]
     return {"id": f"q{index}", "question": " ".join(rng.choices(words, k=11)), "profile": posts}
 
 

@@ -5,19 +5,31 @@ import json
 import math
 import random
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from utils.cli import positive_int
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/cli"))  # whoever imports this finds the project
 
-RUNS = 5
 
+def parse_flags(doc: str, argv: list[str] | None, runs: int | None = 5, **flags: Any) -> argparse.Namespace:
+    """Flags by name: a default and a help text, of a number; or the settings of `add_argument`."""
+    from utils.cli import make_parser, positive_int
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--runs", type=positive_int, default=RUNS, help="paired runs (%(default)s)")
+    parser = make_parser(doc)
+    flags |= {} if runs is None else {"runs": (runs, "paired runs")}
+    for name, its in flags.items():
+        if isinstance(its, tuple):
+            its = {"type": positive_int, "default": its[0], "help": f"{its[1]} (%(default)s)"}
+        parser.add_argument(f"--{name}", **its)
     parser.add_argument("--json_addr", metavar="FILE", help="where the figures go too")
+    return parser.parse_args(argv)
+
+
+CHAT = {"required": True, "metavar": "MODEL", "help": "chat model"}
 
 
 def matrix_rate(dtype: str, device: str = "cpu", seconds: float = 2.0) -> float:
@@ -39,10 +51,6 @@ def matrix_rate(dtype: str, device: str = "cpu", seconds: float = 2.0) -> float:
     return 2 * size**3 * count / elapsed
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
-
-
 def print_spread(
     name: str, values: Sequence[float], bar: float | None = None, unit: str = "", below: bool = False
 ) -> dict[str, Any]:
@@ -50,7 +58,7 @@ def print_spread(
 
     With `below` it is to stay under the bar.
     """
-    figures: dict[str, Any] = spread(values)
+    figures: dict[str, Any] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
     text = ", ".join(f"{key} {value:.3f}{unit}" for key, value in figures.items())
     if bar is not None:
         figures["bar"] = bar

@@ -8,14 +8,12 @@ are made up: 2,830 questions (the paper's test sets) with five aspects, or four 
 libraries is not counted. Last, what utils/make_table.py takes to compare two systems' scores on so many questions.
 """
 
-import argparse
 import contextlib
 import io
 import itertools
 import json
 import os
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -23,29 +21,26 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from measure import add_arguments, peak_memory, print_spread, write_figures
+from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
 from ranking import WORDS
 
 import evaluate_responses
 from prompts import Messages
 from utils.benchmarks.lampqa import CATEGORIES
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
+from utils.runs import roles
 from utils.tables.comparisons import compare_strata
 from utils.tables.significance import differences
 
 BAR = 5.0  # seconds
-CONCURRENCY = 512
 
 
 class InstantEngine:
     """Answers every request at once."""
 
-    concurrency, device = CONCURRENCY, "none"
+    concurrency, device = 512, "none"
 
     async def complete(self, model: str, prompt: Any, sampling: Any) -> Completion:
         return Completion('{"match_score": 1}', "stop", len(prompt), 0, 8)
@@ -54,18 +49,10 @@ class InstantEngine:
         pass
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="chat model; only its tokenizer is used")
-    parser.add_argument("--questions", type=positive_int, default=2830, help="how many are judged (%(default)s)")
-    add_arguments(parser)
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parse_flags(__doc__, argv, model_addr=CHAT, questions=(2830, "how many are judged"))
     LocalChat(args.model_addr)  # imports what is to be imported
-    judged.open_engine = lambda *_: InstantEngine()
+    roles.VLLMEngine = lambda *_: InstantEngine()
     with tempfile.TemporaryDirectory() as folder:
         num_verdicts = write_data(Path(folder), args.questions)
         rows = [one_run(args.model_addr, Path(folder), run) for run in range(args.runs)]
@@ -92,18 +79,12 @@ def write_data(folder: Path, num_questions: int) -> int:
         parts = [" ".join(rng.choices(words, k=min(60, num_words - done))) for done in range(0, num_words, 60)]
         return "\n\n".join(parts)
 
-    records = [
-        {
-            "id": f"q{number}",
-            "question": text(11),
-            "narrative": text(160),
-            "category": "cooking",
-            "rubric_aspects": [
-                {"aspect": text(4), "evidence": text(25), "reason": text(25)} for _ in range(5 if number % 6 else 4)
-            ],
-        }
-        for number in range(num_questions)
-    ]
+    records = []
+    for number in range(num_questions):
+        sizes = [{"aspect": 4, "evidence": 25, "reason": 25}] * (5 if number % 6 else 4)
+        aspects = [{name: text(size) for name, size in its.items()} for its in sizes]
+        texts = {"question": text(11), "narrative": text(160), "category": "cooking"}
+        records.append({"id": f"q{number}", **texts, "rubric_aspects": aspects})
     (folder / "data.json").write_text(json.dumps(records))
     (folder / "responses.json").write_text(json.dumps({r["id"]: [{"output": text(350)}] for r in records}))
     return sum(len(record["rubric_aspects"]) for record in records)

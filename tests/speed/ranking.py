@@ -12,25 +12,20 @@ seconds before and after each run.
 
 import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import numpy as np
-from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, write_figures
+from measure import log_normal, matrix_rate, parse_flags, peak_memory, print_spread, write_figures
 
 from retrieval.embedding_cache import Embedder, EmbeddingCache
 from retrieval.encoder import Encoder, load_encoder
 from retrieval.rank_dataset import Record, order_by_embeddings
 from utils.benchmarks.lampqa import TASK
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import positive_int, run_script
 from utils.models.hub import check_model
 
 NUM_QUESTIONS = 20
@@ -49,20 +44,17 @@ WORDS = """
 Orders = list[list[int]]
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model_name", default="demo/models/encoder", metavar="FOLDER", help="encoder (%(default)s)")
-    parser.add_argument(
-        "--contriever_shape", action="store_true", help="random weights of Contriever's size, with --model_name's words"
-    )
-    parser.add_argument("--posts", type=positive_int, default=1000, help="distinct posts (%(default)s)")
-    parser.add_argument("--batch_size", type=positive_int, help="as in rank_dataset.py")
-    add_arguments(parser)
-    return parser
+FLAGS = {
+    "model_name": {"default": "demo/models/encoder", "metavar": "FOLDER", "help": "encoder (%(default)s)"},
+    "contriever_shape": {"action": "store_true",
+                         "help": "random weights of Contriever's size, with --model_name's words"},
+    "posts": (1000, "distinct posts"),
+    "batch_size": {"type": positive_int, "help": "as in rank_dataset.py"},
+}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parse_flags(__doc__, argv, **FLAGS)
     check_model(args.model_name)
     encoders = {dtype: load(args, dtype) for dtype in DTYPES}
     device = encoders["float32"].model.device.type
@@ -90,9 +82,8 @@ def load(args: argparse.Namespace, dtype: str) -> Encoder:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(0)
-    shape = BertConfig(
-        vocab_size=encoder.model.config.vocab_size, attn_implementation=encoder.model.config._attn_implementation
-    )
+    config = encoder.model.config
+    shape = BertConfig(vocab_size=config.vocab_size, attn_implementation=config._attn_implementation)
     model = BertModel(shape, add_pooling_layer=False).eval()
     return replace(encoder, model=model.to(encoder.model.device, getattr(torch, dtype)), replicas=())
 
@@ -153,9 +144,8 @@ def compare(rows: list[dict[str, Any]], work: float) -> dict[str, Any]:
         ratios = faster("fp32", "sentence-transformers")
         figures["fp32_to_library"] = print_spread("fp32, times sentence-transformers", ratios, 1.2)
     same = {name: min(row["same"][name] for row in rows) for name in rows[0]["same"]}
-    print(
-        "profiles in the plain loop's order: " + ", ".join(f"{name} {n} of {NUM_QUESTIONS}" for name, n in same.items())
-    )
+    told = ", ".join(f"{name} {n} of {NUM_QUESTIONS}" for name, n in same.items())
+    print(f"profiles in the plain loop's order: {told}")
     return figures
 
 
@@ -206,23 +196,21 @@ def our_ranking(
 
 def plain_loop(records: list[Record], encoder: Encoder) -> Orders:
     """The order of every profile, the slow way."""
-    return [_rank_one(record, encoder) for record in records]
-
-
-def _rank_one(record: Record, encoder: Encoder) -> list[int]:
     import torch
 
-    posts = [item["text"] for item in record["profile"]]
-    query = _embed(encoder, [record["question"]])[0]
-    batches = [_embed(encoder, posts[start : start + 16]) for start in range(0, len(posts), 16)]
-    scores = torch.cat(batches) @ query if batches else torch.empty(0)
-    return np.argsort(-scores.detach().cpu().numpy(), kind="stable").tolist()
+    orders = []
+    for record in records:
+        posts = [item["text"] for item in record["profile"]]
+        query = _embed(encoder, [record["question"]])[0]
+        batches = [_embed(encoder, posts[start : start + 16]) for start in range(0, len(posts), 16)]
+        scores = torch.cat(batches) @ query if batches else torch.empty(0)
+        orders.append(np.argsort(-scores.detach().cpu().numpy(), kind="stable").tolist())
+    return orders
 
 
 def _embed(encoder: Encoder, texts: list[str]) -> Any:
-    inputs = encoder.tokenizer(
-        texts, padding=True, truncation=True, max_length=encoder.max_length, return_tensors="pt"
-    ).to(encoder.model.device)
+    settings = {"padding": True, "truncation": True, "max_length": encoder.max_length, "return_tensors": "pt"}
+    inputs = encoder.tokenizer(texts, **settings).to(encoder.model.device)
     hidden = encoder.model(**inputs).last_hidden_state.float()
     mask = inputs["attention_mask"][..., None]
     return (hidden * mask).sum(1) / mask.sum(1)

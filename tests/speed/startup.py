@@ -3,32 +3,20 @@
 python tests/speed/startup.py
 """
 
-import argparse
 import subprocess
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "cli"))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from measure import ROOT, parse_flags, print_spread, write_figures
+from test_cli import SCRIPTS
 
-from measure import add_arguments, print_spread, write_figures
-from test_cli import ROOT, SCRIPTS
-
-from utils.cli import make_parser, run_script
+from utils.cli import run_script
 
 BAR = 0.3  # seconds
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    add_arguments(parser)
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    args = parse_flags(__doc__, argv)
     figures = {"python alone": print_spread("python alone", times(args.runs, "-c", ""), unit=" s")}
     for name in SCRIPTS:
         figures[name] = print_spread(name, times(args.runs, name, "--help"), BAR, " s", below=True)

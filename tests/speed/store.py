@@ -10,14 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from measure import parse_flags, peak_memory, print_spread, reset_peak_memory, write_figures
 
-from measure import add_arguments, peak_memory, print_spread, reset_peak_memory, write_figures
-
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import run_script
 from utils.generation.store import ModelStore
 
 BARS = {"written": 2.0, "indexed": 0.5, "looked up": 3.0}  # seconds of CPU for 100,000; MB of memory below
@@ -26,16 +22,9 @@ DESCRIBED = {"model": "benchmark"}
 TEXT = 'The reed rattles when it dries out, so soak it, and "seat" it lower on the table. ' * 18  # 1,500 characters
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--num_completions", type=positive_int, default=100_000, help="in the store (%(default)s)")
-    parser.add_argument("--store", metavar="DIR", help=argparse.SUPPRESS)  # of the process that reads it
-    add_arguments(parser)
-    return parser
-
-
 def main(argv: list[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
+    reader = {"metavar": "DIR", "help": argparse.SUPPRESS}  # of the process that reads it
+    args = parse_flags(__doc__, argv, num_completions=(100_000, "in the store"), store=reader)
     if args.store:
         print(json.dumps(read(args.store, args.num_completions)))
         return 0

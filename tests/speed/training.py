@@ -19,20 +19,25 @@ import json
 import math
 import os
 import random
-import sys
 import tempfile
 import time
 from array import array
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-from measure import add_arguments, log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory, write_figures
+from measure import (
+    CHAT,
+    log_normal,
+    matrix_rate,
+    parse_flags,
+    peak_memory,
+    print_spread,
+    reset_peak_memory,
+    write_figures,
+)
 
 import train_planner
-from utils.cli import make_parser, positive_int, run_script
+from utils.cli import run_script
 from utils.files.manifest import describe_run
 from utils.generation.chat import LocalChat
 from utils.planner.examples import Example
@@ -51,22 +56,17 @@ TOKENS_A_WORD, OTHER_TOKENS = 1.1, 130  # instructions, question and target
 PROCESSES = (1, 2, 4, 8)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = make_parser(__doc__)
-    parser.add_argument("--model_addr", required=True, metavar="MODEL", help="base model")
-    parser.add_argument("--mean_tokens", type=positive_int, default=300, help="of a prompt (%(default)s)")
-    parser.add_argument("--max_seq_length", type=positive_int, default=1024, help="of the longest (%(default)s)")
-    parser.add_argument("--batch_size", type=positive_int, default=4, help="sequences at a time (%(default)s)")
-    parser.add_argument("--accumulated", type=positive_int, default=4, help="batches a step (%(default)s)")
-    parser.add_argument("--steps", type=positive_int, default=1, help="steps a run (%(default)s)")
-    parser.add_argument("--gradient_checkpointing", action="store_true", help="compute activations twice (off)")
-    add_arguments(parser)
-    return parser
+FLAGS = {
+    "model_addr": CHAT,
+    "mean_tokens": (300, "of a prompt"), "max_seq_length": (1024, "of the longest"),
+    "batch_size": (4, "sequences at a time"), "accumulated": (4, "batches a step"), "steps": (1, "steps a run"),
+    "gradient_checkpointing": {"action": "store_true", "help": "compute activations twice (off)"},
+}  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    args = build_parser().parse_args(argv)
+    args = parse_flags(__doc__, argv, **FLAGS)
     from utils.models.devices import check_devices, has_bf16
 
     check_devices()
@@ -77,27 +77,17 @@ def main(argv: list[str] | None = None) -> int:
     dtype = "bfloat16" if has_bf16() else "float32"
     print(f"{len(examples)} sequences, {work / 1e12:.2f} Tflop of useful work, {dtype}", flush=True)
     rows = [one_run(args, chat, examples, dtype, run) for run in range(args.runs)]
-
-    def of(name: str) -> list[float]:
-        return [row[name] for row in rows]
-
+    faster = [row["plain"] / row["ours"] for row in rows]
+    of_limit = [work / row["ours"] / row["limit"] for row in rows]
+    memory = [row["our bytes"] / row["plain bytes"] for row in rows]
     figures = {
-        "ours_to_plain": print_spread(
-            "training, times the plain loop", [n / o for n, o in zip(of("plain"), of("ours"), strict=True)]
-        ),
-        "of_limit": print_spread(
-            f"share of the {dtype} matrix product's rate", [work / row["ours"] / row["limit"] for row in rows]
-        ),
-        "memory_to_plain": print_spread(
-            "peak memory, share of the plain loop's",
-            [o / n for n, o in zip(of("plain bytes"), of("our bytes"), strict=True)],
-        ),
+        "ours_to_plain": print_spread("training, times the plain loop", faster),
+        "of_limit": print_spread(f"share of the {dtype} matrix product's rate", of_limit),
+        "memory_to_plain": print_spread("peak memory, share of the plain loop's", memory),
     }
-    print(f"peak memory {max(of('our bytes')) / 1e9:.2f} GB")
-    write_figures(
-        args.json_addr,
-        figures | {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting},
-    )
+    print(f"peak memory {max(row['our bytes'] for row in rows) / 1e9:.2f} GB")
+    figures |= {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting}
+    write_figures(args.json_addr, figures)
     return 0
 
 

@@ -214,13 +214,6 @@ def test_of_other_answers_without_manifests_are_refused_too(made, tmp_path):
     assert "has scores of other responses than" in refused("--system", "A", first, other)
 
 
-def test_two_benchmarks_do_not_stand_in_one_table(made, two):
-    paths = [word for word in two if word.endswith(".json")]
-    long = made.scores("long", "LongLaMP-topic", "rouge-1", ["a"], ["a"])
-    message = f"{long}: scores of LongLaMP-topic, but {paths[0]} has scores of LaMP-2\n  one table is of one benchmark"
-    assert refused("--system", "A", paths[0], long).startswith(message)
-
-
 def test_a_figure_shows_one_task_by_one_metric(two, tmp_path):
     systems = ["4" if word.startswith("BM25") else "0" if word.startswith("No p") else word for word in two]
     with pytest.raises(

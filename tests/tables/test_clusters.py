@@ -1,8 +1,4 @@
-"""Intervals and tests by cluster: by hand, against matrices and SciPy, and on simulated questions of PersonaMem's kind.
-
-Larger simulations than the tests' are `report`, `report_shares` and `report_users`, given the number of runs, such as
-PYTHONPATH=.:tests/tables python -c "import test_clusters as t; t.report(1500)"
-"""
+"""Intervals and tests by cluster: by hand, against matrices and SciPy, and on simulated questions like PersonaMem's."""
 
 import math
 
@@ -63,7 +59,7 @@ def test_two_clusters_by_hand():
     assert (its.mean, its.error, its.degrees) == pytest.approx((0.5, 0.5, 1))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_unequal_clusters_have_the_general_formula(seed):
     values, clusters = unequal(seed)
     its = estimate([values], [clusters])
@@ -76,7 +72,7 @@ def test_unequal_clusters_have_the_general_formula(seed):
     assert mean_interval([differences], [clusters]) == pytest.approx((mean - half, mean + half))
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_strata_that_share_clusters_have_the_general_formula(seed):
     """As a macro average over categories has, in which one user asks questions of several."""
     dice = np.random.default_rng(seed)
@@ -99,11 +95,6 @@ def test_one_question_a_cluster_is_the_usual_statistic():
     assert mean_interval([values], [clusters]) == pytest.approx(tuple(expected.confidence_interval()))
     assert permutation_test([values], [clusters]) == significance.permutation_test([values])
     assert share_interval([1] * 8 + [0] * 2, list("abcdefghij")) == significance.share_interval(8, 10)
-
-
-def test_clusters_of_one_size_are_their_means():
-    values, clusters = [1, 1, 0, 1, 0, 0, 1, 1], list("aabbccdd")
-    assert t_test([values], [clusters]) == pytest.approx(scipy.stats.ttest_1samp([1, 0.5, 0, 1], 0).pvalue)
 
 
 def test_a_cluster_s_differences_flip_together():
@@ -186,12 +177,10 @@ def simulate(runs, seed, *design, flips=99):
 @pytest.mark.parametrize(
     "design",
     [
-        (20, 589, 0.3, 0.45, 0.05),
-        (20, 589, 0.3, 0.26, 0.15),
         (20, 589, 0.5, 0.7, 0.15),
         (14, 57, 0.5, 0.4, 0.05),
     ],
-    ids=["589 questions", "stronger personas", "more unequal personas", "a type of 57 questions"],
+    ids=["589 questions of unequal personas", "a type of 57 questions"],
 )
 def test_intervals_and_tests_hold_on_questions_like_personamem_s(design):
     """Single questions don't: their intervals are too narrow, and their t-test finds differences that are not there."""
@@ -217,85 +206,5 @@ def share_covered(runs, seed, personas, questions, spread, share, correlation):
 
 @pytest.mark.parametrize("share", [0.9, 0.95])
 def test_the_interval_of_a_high_share_holds_where_personas_differ_much(share):
-    """Of 3,000 runs each (`report_shares`) in 93.4 to 96.3%; Wilson's with the effective number in 91 and 85%."""
+    """Of 3,000 runs each in 93.4 to 96.3%; Wilson's with the effective number in 91 and 85%."""
     assert 0.93 <= share_covered(1000, 4, 20, 589, 0.3, share, 0.4) <= 0.97
-
-
-def report_shares(runs):
-    """Print the figures for more shares, and correlations within a persona."""
-    for share in (0.1, 0.45, 0.74, 0.85, 0.9, 0.95):
-        for spread in (0.01, 0.3, 0.5):
-            found = [share_covered(runs, 3, 20, 589, spread, share, one) for one in (0.001, 0.1, 0.2, 0.4)]
-            print(share, spread, *(f"{100 * one:.1f}" for one in found), flush=True)
-
-
-# Simulated questions of LaMP's kind: scores of texts, or right and wrong, of users with unequal numbers of questions
-
-
-def two_systems(dice, users, questions, spread, correlation, is_text):
-    """Scores (2, questions) of two equal systems, their mean, and the users; `spread` as in `three_systems`.
-
-    A score hangs on a latent number, of whose variance `correlation` is the user's; the systems share half of each
-    part. Of texts it is skewed, as ROUGE is (beta, 2 and 6), else 1 for two questions in five.
-    """
-    weights = dice.gamma(1 / spread**2, size=users)
-    owner = np.repeat(np.arange(users), 1 + dice.multinomial(questions - users, weights / weights.sum()))
-
-    def part(variance, size):
-        return math.sqrt(variance / 2) * (dice.normal(size=size) + dice.normal(size=(2, size)))
-
-    latent = part(correlation, users)[:, owner] + part(1 - correlation, questions)
-    if is_text:
-        return scipy.stats.beta.ppf(scipy.stats.norm.cdf(latent), 2, 6), 0.25, owner.tolist()
-    return (latent > scipy.stats.norm.ppf(0.6)).astype(float), 0.4, owner.tolist()
-
-
-def simulate_users(runs, seed, *design, flips=1999):
-    """Shares of runs: the true mean and the true difference, 0, are in their intervals; the t-test by question, that by
-    user, and sign flips find a difference."""
-    dice, found = np.random.default_rng(seed), []
-    for _ in range(runs):
-        (first, second), mean, users = two_systems(dice, *design)
-        differences = [(first - second).tolist()]
-        low, high = mean_interval([first.tolist()], [users])
-        least, most = mean_interval(differences, [users])
-        p_values = (significance.t_test(differences)[1], t_test(differences, [users]))
-        by_flips = permutation_test(differences, [users], flips)
-        found.append([low <= mean <= high, least <= 0 <= most, *(p < 0.05 for p in p_values), by_flips <= 0.05])
-    return np.mean(found, axis=0)
-
-
-@pytest.mark.parametrize("is_text", [True, False], ids=["texts", "right and wrong"])
-def test_intervals_and_tests_hold_where_users_have_several_questions(is_text):
-    """As LaMP's and LongLaMP's do. In 2,000 runs each (`report_users`; 45 or 279 users, of one size or of very unequal
-    ones, correlations 0, .1 and .2) the intervals of a mean and of a difference hold in 94 to 96%, and equal systems
-    differ by the t-test in 4 to 6%, by sign flips in 4 to 6%, and by single questions in 4 to 48%."""
-    mean, difference, by_question, by_user, flipped = simulate_users(800, 3, 45, 823, 0.5, 0.2, is_text, flips=399)
-    assert 0.93 <= mean <= 0.97 and 0.93 <= difference <= 0.97
-    assert 0.035 <= by_user <= 0.065 and 0.03 <= flipped <= 0.07
-    assert by_question > 0.2
-
-
-def report_users(runs):
-    """Print the figures for more designs."""
-    print("users spread correlation texts: mean difference | by_question by_user flips")
-    for users, spread in ((45, 0.01), (45, 1.0), (279, 0.01), (279, 1.0)):
-        for correlation in (0.0, 0.1, 0.2):
-            for is_text in (True, False):
-                design = (users, 823, spread, correlation, is_text)
-                figures = simulate_users(runs, 1, *design)
-                print(*design, ":", *(f"{100 * figure:.1f}" for figure in figures), flush=True)
-
-
-def report(runs):
-    """Print the figures for more designs."""
-    heads = "naive share difference | by_question by_persona flips | pair correlation"
-    print(f"personas questions spread share effect: {heads}")
-    for personas, questions, spread in ((20, 589, 0.3), (20, 589, 0.5), (20, 589, 0.8), (14, 57, 0.5), (8, 57, 0.5)):
-        for share in (0.18, 0.3, 0.45, 0.74, 0.9):
-            for effect in (0.0, 0.05, 0.15, 0.3):
-                design = (personas, questions, spread, share, effect)
-                figures = simulate(runs, 1, *design)
-                print(
-                    *design, ":", *(f"{100 * figure:.1f}" for figure in figures[:-1]), f"{figures[-1]:.2f}", flush=True
-                )

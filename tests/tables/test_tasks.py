@@ -110,11 +110,6 @@ def test_scores_of_two_tasks_do_not_stand_in_one_table(two, score_file, tmp_path
         compare_evaluators.main(["--evaluator", "A", *two, "--evaluator", "B", other, another])
 
 
-def test_the_paper_has_no_numbers_on_another_task(two):
-    with pytest.raises(UserError, match=r"--paper: the paper has no numbers on Alone, which these scores are of"):
-        make_table.main(["--system", "PlanPers", two[0], "--paper", "Qwen 2.5 7B"])
-
-
 def test_words_and_facts_are_the_task_s(alone, score_file, capsys, monkeypatch):
     monkeypatch.setitem(tasks(), "Alone", replace(ALONE, groups=("One", "Two"), place=TASK.place))
     path = score_file("a.json", {**question("1", "x", 2), "group": None, "subgroup": "y"}, task="Alone")
