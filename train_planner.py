@@ -32,7 +32,7 @@ from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
-from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.records.datasets import read_dataset
 from utils.training.checkpoints import check_run, drop_states, open_run
 from utils.training.launch import (
     WAIT,
@@ -45,6 +45,7 @@ from utils.training.launch import (
     say_machine,
 )
 
+NEEDS = ("profile", "gold_plan")
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
 
 
@@ -128,11 +129,11 @@ def main(argv: list[str] | None = None) -> int:
     set_up_allocator()
     fill_in_defaults(args)
 
-    records = read_dataset(args.inputs_addr, needs=STEP_NEEDS["train"])
+    records = read_dataset(args.inputs_addr, needs=NEEDS)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
-    validation_records = read_dataset(args.validation_addr, STEP_NEEDS["train"]) if args.validation_addr else []
+    validation_records = read_dataset(args.validation_addr, NEEDS) if args.validation_addr else []
     if args.num_contexts:
         for path in filter(None, (args.inputs_addr, args.validation_addr)):
             refuse_unranked(path, args.unranked)

@@ -45,7 +45,6 @@ from utils.models.devices import set_up_allocator
 from utils.models.hub import check_model, model_fingerprint
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered, with_unit
-from utils.records.datasets import STEP_NEEDS
 from utils.records.stream import DatasetFile
 
 if TYPE_CHECKING:
@@ -221,7 +220,7 @@ class Source:
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
         self._unit = args.unit
-        for record in self.dataset.scan(needs=STEP_NEEDS["rank"]):
+        for record in self.dataset.scan(needs=["profile"]):
             record = with_unit(record, args.unit, path)
             sizes.append(len(record["profile"]))
             undated.append(dates_of(self.dataset.task, record).count(None))

@@ -49,7 +49,7 @@ from utils.generator.examples import Example, build_examples, describe_examples
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu
-from utils.records.datasets import STEP_NEEDS, read_dataset
+from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, check_run, drop_states, open_run, peak_bytes
 from utils.training.launch import (
@@ -236,7 +236,7 @@ def describe_training(args: argparse.Namespace, examples: list[Example], validat
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
-    records = read_dataset(path, STEP_NEEDS["generator"])
+    records = read_dataset(path, ["profile", "target", "asked"])
     if args.num_contexts:
         refuse_unranked(path, args.unranked)
     return records

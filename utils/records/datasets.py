@@ -19,17 +19,6 @@ from utils.cli.progress import announce_file
 from utils.files.json_files import read_json, read_json_lines
 from utils.records.contexts import open_profile
 
-# What each step reads of a record besides the question; a judge reads what its metric says.
-STEP_NEEDS: dict[str, tuple[str, ...]] = {
-    "rank": ("profile",),
-    "train": ("profile", "gold_plan"),
-    "generator": ("profile", "target", "asked"),
-    "none": ("asked",),
-    "rag": ("profile", "asked"),
-    "planpers": ("profile",),
-    "planpers_gold": ("profile", "gold_plan"),
-}
-
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
     """The records of a dataset in file order, ids as strings, each checked for id, question and what is needed of it.
