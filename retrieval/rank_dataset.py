@@ -46,6 +46,7 @@ from utils.models.hub import check_model, model_fingerprint
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered, with_unit
 from utils.records.stream import DatasetFile
+from utils.runs.command import Command, execute, writing
 
 if TYPE_CHECKING:
     from retrieval.embedding_cache import Embedder
@@ -124,35 +125,49 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
     set_up_allocator()
-    output = Path(args.output_dataset_addr)
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
+    return execute(prepare(args), args)
+
+
+def prepare(args: Arguments) -> Command:
+    output = Path(args.output_dataset_addr)
     source = Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
-    use_date = settings["use_date"]
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     ranked = Output(args.output_dataset_addr, settings, keys, partial(rank_records, source, output), "questions", args)
-    is_finished = ranked.is_finished()
-    if args.dry_run:
+
+    def describe() -> None:
         check_embedder(args)
-        count_items(args, source, use_date)
+        count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys))
+
+    def work(_: list[list[Output]]) -> int:
+        embedder = open_embedder(args, settings["model"], pooling) if pooling else None
+        store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
+        with writing([ranked]), closing(store):
+            store.check_writable()
+            counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
+            order_all(args, with_dates(task) if settings["use_date"] else task, source, ranked, store, embedder)
+            counts |= embedder.counts if embedder else {}
+            device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
+            announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
+            ranked.publish(device, counts=counts)
+        print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
         return 0
 
-    if is_finished:
-        return ranked.report_finished()
-    embedder = open_embedder(args, settings["model"], pooling) if pooling else None
-    ranked.open()
-    store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
-    store.check_writable()
-    for key in keys:
+    return Command([[ranked]], describe, work)
+
+
+def order_all(
+    args: Arguments, task: Task, source: "Source", ranked: Output, store: ModelStore, embedder: "Embedder | None"
+) -> None:
+    """Fill `ranked` with the order of every profile: what the store has, and what it lacks, which it then keeps."""
+    for key in ranked.keys:
         if (found := store.get(id_hash(*key))) is not None:
             ranked.pieces[key] = {"value": found["order"]}
-    left = [number for number, key in enumerate(keys) if key not in ranked.pieces]
-    counts = {"questions": len(keys), **count_items(args, source, use_date)}
-    if use_date:
-        task = with_dates(task)
+    left = [number for number, key in enumerate(ranked.keys) if key not in ranked.pieces]
     records = map(source.read, left)
     if left and embedder:
         if embedder.cache is None or embedder.cache.is_empty:
@@ -161,16 +176,10 @@ def main(argv: list[str] | None = None) -> int:
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
-    with closing(store), closing(orders):  # its progress ends before an error is printed
+    with closing(orders):  # its progress ends before an error is printed
         for record, order in orders:
             store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
             ranked.pieces[record["id"],] = {"value": order}
-    counts |= embedder.counts if embedder else {}
-    device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
-    announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-    ranked.publish(device, counts=counts)
-    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
-    return 0
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:

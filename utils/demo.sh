@@ -28,16 +28,19 @@ printf 'The whole pipeline on %d questions with small models: about 5 minutes on
     "$(grep -c '"question":' $data)"
 printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
 
-begin "every user's earlier questions are ranked by their nearness to the new one"
+begin "every user's earlier questions are ranked by their nearness to the new one; and somebody else's, as a control"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite
+run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
+    --output_dataset_addr $out/test_random_ranked.json --overwrite
 
 answer_with_rag() {
-    run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_ranked.json --rag --num_contexts 10 \
-        --output_addr $out/rag.json $limits --overwrite
+    run "$python" baselines.py --model_addr $chat --rag --num_contexts 10 $limits --overwrite \
+        --inputs_addr $out/test_ranked.json $out/test_random_ranked.json \
+        --output_addr $out/rag.json $out/rag_random.json
 }
 
-begin "answers without the profile, and with its ten nearest posts (RAG)"
+begin "answers without the profile, and with its ten nearest posts (RAG), the asker's and somebody else's"
 aside answer_with_rag
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
     --output_addr $out/no_personalization.json $limits --overwrite
@@ -52,18 +55,14 @@ run "$python" utils/make_table.py \
 printf '\n'
 cat $out/first_table.md
 
-# RAG with somebody else's profile, to see whether it is the asker's that helps; and answers to plans that are right.
+# Somebody else's profile shows whether it is the asker's that helps; gold plans show what plans that are right bring.
 controls() {
-    run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
-        --output_dataset_addr $out/test_random_ranked.json --overwrite
-    run "$python" baselines.py --model_addr $chat --inputs_addr $out/test_random_ranked.json --rag --num_contexts 10 \
-        --output_addr $out/rag_random.json $limits --overwrite
     run "$python" planpers.py --model_addr $chat --gold_plan --inputs_addr $out/test_ranked.json \
         --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite
     judge rag_random planpers_gold
 }
 
-begin "PlanPers: a planner is trained, it plans, and the answers follow; meanwhile somebody else's profile, and gold plans"
+begin "PlanPers: a planner is trained, it plans, and the answers follow; meanwhile answers to gold plans"
 aside controls
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \

@@ -221,6 +221,29 @@ def test_engine_is_kept_full_and_never_fuller(pieces):
     assert drawn[-20:] == names and len(pieces) == 20
 
 
+@pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
+def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
+    """By their tokens, about a quarter of their characters: none is made before there is room. One always may."""
+    monkeypatch.setattr("utils.runs.ask.UNDER_WAY", most)
+    engine = ScriptedEngine({"x" * 16 + str(n): ["fine"] for n in range(12)}, concurrency=4)
+    made, opened = [], []
+
+    def making(name):
+        def make():
+            made.append(name)
+            assert len(made) - len(engine.finished) <= at_once
+            return make_call(name)
+
+        return make
+
+    def open_engine(outputs):
+        opened.append(made.clear())  # the first ones were made without an engine, to look for them in the store
+        return engine
+
+    run_calls(open_engine, make_stage([making(name) for name in engine.texts], pieces))
+    assert engine.most_at_once == at_once and len(pieces) == 12
+
+
 def test_a_slow_request_holds_no_other_up(pieces):
     names = [f"q{i}" for i in range(10)]
     all_others = asyncio.Event()

@@ -163,7 +163,7 @@ def reported(args: Namespace, completions: Completions) -> dict[str, Any]:
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
     """Say where a shard's completions are, and how they become outputs."""
-    if args.num_shards > 1:
+    if vars(args).get("num_shards", 1) > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(f"{args.completions}: {which} is in it; the same command without shards writes {', '.join(outputs)}")
 

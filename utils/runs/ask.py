@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -52,28 +52,29 @@ class Role:
 class Room:
     """So many tokens of prompts may be under way at a time; or one prompt, where it has more."""
 
-    def __init__(self, most: int = UNDER_WAY):
-        self._left = most
+    def __init__(self) -> None:
+        self._left = UNDER_WAY
         self._freed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return once there is room for a prompt."""
+        """Return once there is room for a prompt. It is to be made and taken before anything else is awaited."""
         while self._left <= 0:
             self._freed.clear()
             await self._freed.wait()
 
-    async def hold(self, prompt: Rendered | None, answer: Callable[[], Awaitable[Piece]]) -> Piece:
-        """What `answer` gives; its prompt has room until then."""
+    def take(self, prompt: Rendered | None, call: asyncio.Task) -> None:
+        """Keep the prompt's room until its call ends."""
         if isinstance(prompt, list):
             tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
         else:
             tokens = len(prompt or ())
         self._left -= tokens
-        try:
-            return await answer()
-        finally:
+
+        def free(_: asyncio.Task) -> None:
             self._left += tokens
             self._freed.set()
+
+        call.add_done_callback(free)
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class Ask:
         record: Record,
         key: Key,
         engines: Mapping[str, Engine],
-        room: "Room",
+        room: Room,
         before: Set[str] | None = None,
         landed: Callable[[], None] = lambda: None,
     ):
@@ -333,8 +334,8 @@ class Ask:
             call = await self._wait_for_its_turn(its(), call)
         number = len(self._by_number)
         self._by_number[number] = None
-        answer = partial(answer_call, self._engines.get(role), model, call)
-        task = asyncio.create_task(self._room.hold(call.prompt, answer))
+        task = asyncio.create_task(answer_call(self._engines.get(role), model, call))
+        self._room.take(call.prompt, task)
         self._under_way.add(task)
         task.add_done_callback(partial(self._land, role, call.prompt is not None))
         try:
