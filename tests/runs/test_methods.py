@@ -468,3 +468,17 @@ def test_a_history_is_asked_as_the_script_does(runs, tmp_path):
     assert sorted(json.dumps(one["messages"]) for one in runs.server.requests) == requests
     none = json.loads((tmp_path / "none.json").read_text())
     assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in none.items()}
+
+
+@pytest.mark.parametrize(("length", "is_short"), [("", False), (",max_model_len=2112", True)])
+def test_each_model_has_its_own_length(runs, length, is_short):
+    """What does not fit the critic's context is left out for the critic alone."""
+    runs.write("""
+async def answer(record, ask):
+    await ask("{profile}", items=record.best(10), model="critic")
+    return await ask("rag", items=record.best(10))
+""")
+    runs.run("--model", f"critic=other-model{length}")
+    calls = [output["calls"] for [output] in runs.answers.values()]
+    assert (sum(one["critic"].get("num_contexts_dropped", 0) for one in calls) > 13) == is_short
+    assert all(one["generator"].get("num_contexts_dropped", 0) == 0 for one in calls)
