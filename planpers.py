@@ -26,7 +26,7 @@ from utils.generation.engines import choose_generator, identify_model, print_mac
 from utils.parsing.plans import plan_parser, plan_text
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.planner.targets import find_lead_in
-from utils.runs.answers import read_datasets
+from utils.runs.answers import check_ranked, read_datasets
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.command import Command, calls_of, execute, writing
 from utils.runs.plans import (
@@ -79,6 +79,8 @@ def prepare(args: cli.Arguments) -> Command:
     datasets = read_datasets(args, needs, args.num_contexts)
     task = datasets[0].task
     prompts = load_prompts(args, task)
+    if args.num_contexts:
+        check_ranked(args, datasets)
     lead_in = find_lead_in(
         args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr and args.plans_addr[0]
     )

@@ -31,6 +31,7 @@ from ranking import WORDS
 from utils.cli import positive_int, run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
+from utils.runs import roles
 
 # By size: questions, contexts, tokens of each, sessions of each, and messages of a session.
 SHAPES = {"32k": (589, 37, 32_000, 10, 20), "128k": (2727, 60, 128_000, 20, 24), "1M": (2674, 33, 1_000_000, 60, 30)}
@@ -122,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
             server.kill()
         if args.model_addr:
             LocalChat(args.model_addr)  # imports what is to be imported
-            baselines.open_answerer = lambda *_: LetterEngine()
+            roles.VLLMEngine = lambda *_: LetterEngine()
             if args.max_model_len is None:
                 length = 2 * SHAPES[args.size][2]
                 LocalChat.model_limit = property(lambda self: length, lambda self, value: None)

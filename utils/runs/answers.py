@@ -84,18 +84,24 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
         task = task_of(path, records)
         if datasets and task is not (first := datasets[0]).task:
             raise UserError(f"{path}: is of {task.name}, and {first.path} of {first.task.name}; run them apart")
-        if "profile" in needs and most_items != 0:
-            refuse_unranked(path, args.unranked)
         selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
         asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
         datasets.append(Dataset(path, output_addr, records, task, asked))
     return datasets
 
 
+def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
+    """Raise UserError where the best posts of a dataset are wanted that is not ranked; with --unranked only say so."""
+    for one in datasets:
+        refuse_unranked(one.path, args.unranked)
+
+
 def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, name: str) -> Command:
     """The command that answers datasets by a method with the prompt `name`."""
     task = datasets[0].task
     _check_flags(args, task)
+    if args.rag and args.num_contexts:
+        check_ranked(args, datasets)
     prompts = task.options.prompts if args.choose else task.prompts
     prompt = load_prompt(prompts[name], args.prompts_dir)
     identity = identify_model(args, args.model_addr)

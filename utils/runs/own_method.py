@@ -25,7 +25,7 @@ from utils.generation.encoder_decoder import TextModel, choose_answerer
 from utils.generation.engines import batch_invariance, identify_model, print_machine, report_shard
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
-from utils.runs.answers import read_datasets
+from utils.runs.answers import check_ranked, read_datasets
 from utils.runs.ask import Role, Shared
 from utils.runs.command import writing
 from utils.runs.methods import load_method, report_raised, sum_calls
@@ -49,6 +49,7 @@ def answer_by_method(args: Arguments) -> int:
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: takes one --inputs_addr and one --output_addr")
     [dataset] = read_datasets(args, ["profile", "asked"], None)
+    check_ranked(args, [dataset])
     task, asked = dataset.task, dataset.asked
     roles = choose_roles(flags_of_roles(args), task)
     shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []))
