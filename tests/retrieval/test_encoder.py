@@ -112,32 +112,6 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
     assert several.device == "cpu, cpu, cpu"
 
 
-def test_the_next_batch_is_made_while_one_computes(encoder, monkeypatch):
-    made, pad = threading.Semaphore(0), torch.nn.utils.rnn.pad_sequence
-
-    def padded(*arguments):
-        made.release()
-        return pad(*arguments)
-
-    class Waiting(torch.nn.Module):
-        device, config, seen = encoder.model.device, encoder.model.config, []
-
-        def forward(self, **inputs):
-            if not self.seen:
-                made.acquire()  # its own batch
-            self.seen.append(len(self.seen) == len(batches) - 1 or made.acquire(timeout=600))
-            return encoder.model(**inputs)
-
-    texts = [f"{number} " + "word " * (number % 50) for number in range(300)]
-    exact, _ = embed_texts(encoder, texts, batch_size=1)
-    lengths = [len(ids) for ids in encoder.tokenizer(texts)["input_ids"]]
-    batches = list(batches_by_length(lengths, 512))
-    monkeypatch.setattr(torch.nn.utils.rnn, "pad_sequence", padded)
-    found, _ = embed_texts(replace(encoder, model=Waiting()), texts, batch_size=1)
-    np.testing.assert_array_equal(found, exact)
-    assert Waiting.seen == [True] * len(batches) and len(batches) > 5
-
-
 def test_a_failure_on_a_replica_is_not_lost(encoder):
     class Broken(torch.nn.Module):
         device, config = encoder.model.device, encoder.model.config

@@ -10,8 +10,7 @@ import pytest
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import draw_owners, main, random_cycle
-from utils.cli import UserError, progress
-from utils.records.datasets import read_dataset
+from utils.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -467,19 +466,3 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     assert output.read_bytes() == before
     rank(source, output, *options, "--limit", 1, "--overwrite")
     assert len(load(output)) == 1
-
-
-def test_a_file_that_takes_seconds_to_read_and_write_is_announced(tmp_path, monkeypatch, capsys):
-    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
-    said = f"{source} ({source.stat().st_size / 1e6:.0f} MB)"
-    monkeypatch.setattr(progress, "LARGE", source.stat().st_size)
-    rank(source, output, "--ranker", "bm25")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [
-        f"reading {said}", "0/3 questions", "3/3 questions", f"writing {said.replace('in.json', 'out.json')}"
-    ]  # fmt: skip
-    read_dataset(source)
-    assert capsys.readouterr().err == f"reading {said}\n"
-    monkeypatch.setattr(progress, "LARGE", source.stat().st_size + 1)
-    rank(source, tmp_path / "again.json", "--ranker", "bm25")
-    assert "ing " not in capsys.readouterr().err
