@@ -25,8 +25,6 @@ from utils.tables.dataset_counts import (
     Counts,
     communities_figure,
     count_file,
-    questions_by_panel,
-    read_columns,
 )
 from utils.tables.drawing import drawable, render_figure
 
@@ -410,20 +408,6 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
     assert lengths == {"anime": 1, "rpg": 0, "music": 9, "law": 5, "astrology": 0}
     bold = [label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
     assert bold == [CATEGORIES[0], CATEGORIES[2], NO_CATEGORY]
-
-
-def test_a_split_is_one_panel_over_its_categories(dataset):
-    """What the script hands to the figure."""
-    names = ["Art_and_Entertainment_test.json", "Society_and_Culture_test.json", "own.json"]
-    paths = [
-        dataset(names[0], record(1), record(2), record(3, category="anime")),
-        dataset(names[1], record(1, category="law")),
-        dataset(names[2], record(1), {"id": "2", "question": "Why?"}),
-    ]
-    assert questions_by_panel(read_columns(paths)) == {
-        "test": {"rpg": 2, "anime": 1, "law": 1},
-        "own.json": {"rpg": 1, "(no community)": 1},
-    }
 
 
 def no_text_is_cut(figure):
