@@ -26,7 +26,6 @@ from utils.tables.dataset_counts import (
     communities_figure,
     count_file,
 )
-from utils.tables.drawing import drawable, render_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -434,17 +433,6 @@ def test_no_label_is_cut(series):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that does not fit is only a warning
         assert no_text_is_cut(make_figure(series))
-
-
-def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
-    names = ["русский", "日本語", "عربى", "$a_1$ \\frac{", "a\nb", "\x1b[31m", "half \ud800", "🪿", ""]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a character without a glyph is only a warning
-        figure = make_figure({"$x^$日.json": Counter(dict.fromkeys(names, 1))})
-        (tmp_path / "plot.png").write_bytes(render_figure(figure, {tmp_path: "png"})[tmp_path])
-    assert png_size(tmp_path / "plot.png")[0] == 705  # (2.4 + 2.3) inches at 150 dots
-    assert drawable("русский $a") == "русский $a"
-    assert drawable("日\n") == "\\u65e5\\n"
 
 
 def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):

@@ -483,6 +483,11 @@ GIVEN = {
     "posts": "--system 0 a.json --system 10 b.json",
 }
 REFUSED = {
+    "another division for 3": (f"--figure 3 {GIVEN['two']} --by topic", "--by: not for --figure 3, but for --fig"),
+    "seven groups": (
+        "--figure groups " + " ".join(f"--system {i} {i}.json" for i in range(7)),
+        "--system: given 7 times; figure groups has 1 to 6",
+    ),
     "no systems": ("--figure 2", "--figure 2: is drawn from --system; give it"),
     "no agreement": ("--figure 4", "--figure 4: is drawn from --agreement_addr; give it"),
     "no datasets": ("--figure 5", "--figure 5: is drawn from --inputs_addr; give it"),

@@ -606,15 +606,6 @@ class TestPaper:
             in table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)[1][-2]
         )
 
-    def test_csv(self, three, capsys):
-        files = three("a.json", BASE, BASE, BASE), three("b.json", BASE, BASE, BASE)
-        systems = "--system", "Ours", files[0], "--system", "PlanPers", files[1]
-        main([*systems, "--paper", "Gemma 2 9B", "--format", "csv"])
-        ours, planpers = csv.DictReader(io.StringIO(capsys.readouterr().out))
-        assert planpers[f"{ARTS}: paper"] == "0.3548"
-        assert float(planpers[f"{ARTS}: difference to paper"]) == pytest.approx(0.25 - 0.3548)
-        assert ours[f"{ARTS}: paper"] == ours[f"{ARTS}: difference to paper"] == ""
-
     def test_the_printed_averages_are_those_of_the_printed_categories_but_for_the_misprint(self):
         assert self.PRINTED["columns"] == columns_of(TASK)
         wrong = []

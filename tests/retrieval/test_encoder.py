@@ -2,7 +2,6 @@ import copy
 import importlib.metadata
 import json
 import shutil
-import socket
 import threading
 from dataclasses import replace
 
@@ -212,25 +211,6 @@ def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     embeddings, _ = embed_texts(load_encoder(str(tmp_path), device="cpu"), TEXTS[:1])
     np.testing.assert_allclose(embeddings, embed_texts(encoder, TEXTS[:1])[0], atol=1e-5)
-
-
-def cache_encoder(folder, cache):
-    """Have a hub's cache hold it as some/encoder."""
-    repository = cache / "models--some--encoder"
-    shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
-
-
-def test_a_cached_model_is_loaded_without_waiting_for_a_hub_that_is_away(encoder, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    calls, connect = [], socket.create_connection
-    monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
-    cache_encoder(folder, tmp_path)
-    cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
-    assert len(calls) == 1
-    np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
 
 
 def test_weights_that_lack_a_layer_are_refused(folder, tmp_path):

@@ -105,16 +105,6 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     assert capsys.readouterr().out.count("already finished, left alone") == 3
 
 
-def test_other_rankers(tmp_path):
-    source = write(tmp_path / "in.json", make_records())
-    for ranker, expected in [("bm25", ["p2", "p9", "p7", "p1"]), ("recency", ["p1", "p7", "p2", "p9"])]:
-        output = tmp_path / f"{ranker}.json"
-        rank(source, output, "--ranker", ranker)
-        assert [item["id"] for item in load(output)[0]["profile"]] == expected
-        assert manifest(output)["counts"] == {"questions": 3, "posts": 5, "empty_profiles": 1}
-        assert "seed" not in manifest(output)["settings"]
-
-
 def test_random_order_does_not_hang_on_the_files_order(tmp_path):
     posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
     records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
