@@ -143,15 +143,6 @@ def test_words_are_what_white_space_separates(dataset, text, words):
     assert (counts.sizes["question"], counts.sizes["narrative"]) == ([words], [words])
 
 
-def test_the_sample(capsys):
-    """The figures of its README: questions, posts, aspects."""
-    head, rows, _ = table(capsys, *(str(SAMPLE / f"{name}.json") for name in ("train", "validation", "test")))
-    assert head == ["", "train.json", "validation.json", "test.json"]
-    assert rows[0][1:] == ["24", "9", "13"]
-    assert [cell.split(" ± ")[0] for cell in rows[1][1:]] == ["5.2", "5.2", "5.7"]  # 125 / 24, 47 / 9, 74 / 13
-    assert [cell.split(" ± ")[0] for cell in rows[2][1:]] == ["7.8", "8.4", "9.5"]  # 188 / 24, 76 / 9, 123 / 13
-
-
 # What the paper prints
 
 

@@ -11,10 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.stats
-from test_clusters import by_matrices
 
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
@@ -359,25 +356,6 @@ def three(score_file):
         return score_file(name, *scored("rpg", *arts), *scored("diy", *lifestyle), *scored("law", *society), **more)
 
     return write
-
-
-def test_questions_of_one_author_count_together(score_file, capsys):
-    """As datasets have them that utils/build_dataset.py made with --questions_per_author; some in two categories."""
-    scores = {"base": [0.25, 0.5, 0.25, 0.5, 0.25, 0.5, 0.5, 0.0, 0.25]}
-    scores["ours"] = [0.75, 0.5, 1.0, 0.25, 0.5, 1.0, 0.75, 0.5, 0.0]
-    groups, authors = ["rpg"] * 3 + ["diy"] * 3 + ["law"] * 3, list("xyxyzzzxy")
-    words = ["--baseline", "base", "--format", "csv"]
-    for name, its in scores.items():
-        places = enumerate(zip(groups, authors, its, strict=True))
-        entries = [question(str(i), group, *QUARTERS[one], cluster=author) for i, (group, author, one) in places]
-        words += ["--system", name, score_file(f"{name}.json", *entries)]
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    [_, row] = csv.DictReader(io.StringIO(printed.out))
-    mean, error, degrees = by_matrices(np.subtract(scores["ours"], scores["base"]), authors, groups)
-    expected = 2 * scipy.stats.t.sf(abs(mean) / error, degrees)
-    assert float(row["Average (macro): t-test p against base"]) == pytest.approx(expected)
-    assert "two-sided and paired, cluster-robust by author" in printed.err
 
 
 def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys):
