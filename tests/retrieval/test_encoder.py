@@ -13,7 +13,7 @@ from tiny_encoder import save_tiny_encoder
 from transformers import AutoModel, AutoTokenizer
 
 from retrieval import encoder as encoder_module
-from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder, pick_devices
+from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder
 from utils.cli import UserError
 
 TEXTS = [
@@ -174,16 +174,6 @@ def test_a_gpu_without_memory_for_the_model_is_told(folder, monkeypatch):
     assert str(error.value) == (
         f"out of memory: {folder} on cuda:0, cuda:1\n  free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"
     )
-
-
-@pytest.mark.parametrize(
-    ("device", "num_gpus", "picked"),
-    [("auto", 0, ["cpu"]), ("auto", 2, ["cuda:0", "cuda:1"]), ("cuda", 1, ["cuda:0"]), ("cpu", 2, ["cpu"])],
-)
-def test_all_visible_gpus_are_used(device, num_gpus, picked, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert pick_devices(device) == picked
 
 
 @pytest.mark.parametrize(
