@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import signal
 import struct
 import subprocess
@@ -18,8 +17,6 @@ from hub_server import QUESTIONS
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
 from utils.cli import UserError
 from utils.dataset_statistics import main, mean_and_deviation
-from utils.records.datasets import read_dataset
-from utils.records.stream import DatasetFile
 from utils.tables.dataset_counts import (
     Column,
     Counts,
@@ -285,73 +282,9 @@ def test_a_name_does_not_break_the_table_or_the_terminal(dataset, capsys):
     assert capsys.readouterr().out.splitlines()[0] == r"|  | a\|b \x1b[31m.json |"
 
 
-# Reading
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("utils.records.stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
-
-
-ODD = [
-    record(1, question='Is "a\\" one, [2] or }{?', narrative="é – 😀 日本語 \u2028 \u0085 x"),
-    record(2, posts=0, aspects=0, category="anime"),
-    record("ü", words=30, posts=4, votes=[1.5, None, {"deep": [[]]}]),
-]
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("indent", [None, 4])
-@pytest.mark.parametrize("ascii_only", [True, False])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("around", ["", " \n\t "])
-def test_a_stream_gives_what_is_in_the_file(tmp_path, indent, ascii_only, encoding, around):
-    path = tmp_path / "data.json"
-    path.write_text(around + json.dumps(ODD, indent=indent, ensure_ascii=ascii_only) + around, encoding=encoding)
-    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
-    path = tmp_path / "data.jsonl"
-    path.write_bytes("\r\n\n".join(json.dumps(r, ensure_ascii=ascii_only) for r in ODD).encode(encoding))
-    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
-
-
-GOOD = json.dumps(TWO)
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "the file is empty"),
-        ("[]", "holds no questions"),
-        ('{"q1": [{"output": "x"}]}', "holds an object; a dataset is a JSON array of questions"),
-        (GOOD[: len(GOOD) // 2], "the JSON breaks off at line 1, column "),
-        (GOOD + "]", "more than one JSON value (line 1, column "),
-        (GOOD.replace("}, {", "} {", 1), "not JSON: Expecting ',' delimiter at line 1, column "),
-        (GOOD.replace("[", "[,", 1), "not JSON: Expecting value at line 1, column 2"),
-        ("[" * 100_000, "nested too deeply"),
-        (GOOD.replace('"category": "rpg"', '"id": "q3"', 1), "'id' stands twice in one object; names are unique"),
-        ("[1, 2]", "record 0: 1 where a question object belongs"),
-        (json.dumps([*TWO, TWO[0]]), "records 0 and 2 both have id 'q1'; ids are unique"),
-        (json.dumps([record(1) | {"id": 7}, record(1) | {"id": "7"}]), "records 0 and 1 both have id '7'"),
-        (json.dumps([TWO[0], record(2, question=" ")]), "record 1 (id 'q2'): field 'question' is an empty text"),
-        (json.dumps([TWO[0], {"id": "q2"}]), "record 1 (id 'q2'): field 'question' is missing or null"),
-    ],
-)
-def test_a_file_that_is_no_dataset_is_refused_in_read_datasets_words(tmp_path, content, expected):
-    path = tmp_path / "data.json"
-    path.write_text(content, encoding="utf-8")
-    assert refusal(path).startswith(f"{path}: {expected}")
-
-
-def test_what_is_no_regular_file(tmp_path, dataset):
-    good = dataset("good.json", *TWO)
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(good, tmp_path / "gone.json") == f"{tmp_path / 'gone.json'}: no such file"
-    assert refusal(good, tmp_path) == f"{tmp_path}: a folder; give the file"
-    assert refusal(tmp_path / "pipe").endswith("pipe: a pipe or a device; give a regular file")
-    assert refusal(good, good) == f"--inputs_addr {good}: given twice; give a file once"
-    (tmp_path / "bad.jsonl").write_bytes(b'{"id": "q1", "question": "Why?"}\n{"id": "q2", "quest')
-    assert refusal(tmp_path / "bad.jsonl").startswith(f"{tmp_path}/bad.jsonl: line 2 is not JSON: Unterminated string")
+def test_a_file_given_twice(dataset):
+    path = dataset("own.json", *TWO)
+    assert refusal(path, path) == f"--inputs_addr {path}: given twice; give a file once"
 
 
 # The figure

@@ -776,7 +776,6 @@ class TestForms:
         assert output.read_text(encoding="utf-8") == table.replace("RAG", "PlanPers")
 
 
-NOT_SCORES = {"list.json": [], "answers.json": {"1": [{"output": "x"}]}, "object.json": {"per_question_scores": {}}}
 ASTROLOGY = "odd.json: question '1': no category is known for the community 'astrology', nor for any other question's"
 
 
@@ -790,8 +789,6 @@ class TestRefusals:
             ("--system A a.json --system B link.json", "link.json: stands behind --system 'A' and --system 'B'\n"),
             ("--system A a.json empty.json", "empty.json: holds no questions; leave it out, or judge the responses"),
             ("--system A odd.json", f"{ASTROLOGY}\n  add it to the category it belongs to in {TASK.facts}"),
-            ("--system A gone.json", "gone.json: no such file"),
-            *((f"--system A {name}", f"{name}: not a score file") for name in NOT_SCORES),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system; nothing is left to compare with them"),
             ("TWO --holm", "--holm: nothing to compare; name the rows to compare with by --baseline"),
@@ -809,8 +806,6 @@ class TestRefusals:
         score_file("odd.json", question("1", "astrology", 2))
         score_file("empty.json")
         (tmp_path / "link.json").symlink_to("a.json")
-        for name, content in NOT_SCORES.items():
-            (tmp_path / name).write_text(json.dumps(content))
         said = refusal(*words.replace("TWO", "--system A a.json --system B b.json").split())
         assert said.startswith(message) and said.count("\n") <= 2
 

@@ -200,24 +200,6 @@ def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda r: r[1].pop("profile"), r"record 1 \(id 'q2'\): field 'profile' is missing"),
-        (
-            lambda r: r[0]["profile"][1].update(text=" "),
-            r"record 0 \(id 'q1'\): field 'profile', item 1 \(id 'p2'\).*'text'",
-        ),
-    ],
-)
-def test_a_bad_record_is_named_by_file_id_and_field(tmp_path, damage, message):
-    records = make_records()
-    damage(records)
-    with pytest.raises(UserError, match=r"in\.json: " + message):
-        rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--ranker", "bm25")
-    assert not (tmp_path / "out.json").exists()
-
-
 def test_wrong_addresses_are_refused(tmp_path):
     source = write(tmp_path / "in.json", make_records())
     with pytest.raises(UserError, match="no such file"):
