@@ -8,7 +8,6 @@ from api_server import Reply, serve
 
 import baselines
 import evaluate_responses
-import planpers
 import utils.benchmarks
 from retrieval import rank_dataset
 from utils import dataset_statistics, make_table, report
@@ -105,16 +104,6 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
     assert run(report, "--inputs_addr", ranked, *systems, "--output_addr", page) == 0
     text = page.read_text()
     assert all(shown in text for shown in ("Colours", "Animals", "What is my name for thing eruza?", "azure"))
-
-
-def test_what_it_has_not_is_refused(run, dataset, tmp_path):
-    with pytest.raises(UserError, match=r"Trivia has no plans; answer it with baselines\.py"):
-        run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", tmp_path / "plans.json")
-    judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", tmp_path / "scores.json"]
-    with pytest.raises(UserError, match=r"--evaluator_llm: Trivia's exact_match is computed, no judge is asked"):
-        run(evaluate_responses, *judge, "--evaluator_llm", "some-judge")
-    with pytest.raises(UserError, match=r"--strategy pairwise: Trivia has exact_match$"):
-        run(evaluate_responses, *judge, "--strategy", "pairwise")
 
 
 def test_its_statistics(run, dataset, tmp_path, capsys):

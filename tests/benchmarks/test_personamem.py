@@ -26,7 +26,7 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.history import fit_history
-from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold, split_at_lines
+from utils.generation.turns import Accepts, find_accepts, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
@@ -622,23 +622,6 @@ def test_a_template_that_drops_or_moves_later_system_turns_gets_them_folded(temp
     assert accepts == Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
     text = "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question"
     assert render(fold(TURNS, accepts)) == text
-
-
-def test_pieces_between_lines_make_the_same_tokens():
-    text = "a\n\nb c\n d\ne\nf \ng\n\n\nh\n"
-    assert split_at_lines(text) == ["a\n\nb c\n d\n", "e\n", "f \ng\n\n\nh\n"]
-    for sample in (text, "", "\n", "x", *(one["content"] for one in next(iter(HISTORIES.values())))):
-        assert "".join(split_at_lines(sample)) == sample
-    asked_for = []
-
-    def encode(texts):
-        asked_for.extend(texts)
-        return [list(one.encode()) for one in texts]
-
-    remembered = Remembered(encode)
-    assert encode_lines(text, remembered).tolist() == list(text.encode())
-    assert encode_lines(text + "i", remembered).tolist() == list((text + "i").encode())
-    assert asked_for == [*split_at_lines(text), split_at_lines(text + "i")[-1]]
 
 
 @pytest.fixture(scope="module")

@@ -329,14 +329,6 @@ def test_the_figure_shows_what_the_table_does(by, folder, systems, tmp_path, mon
     assert any("95% cluster-robust intervals by persona_id" in text.get_text() for text in drawn[0].texts)
 
 
-def test_it_is_of_any_benchmark_and_by_is_of_it_alone(systems, tmp_path):
-    with pytest.raises(UserError, match="--by: not for --figure 3, but for --figure groups"):
-        run(make_figures, "--figure", "3", *systems, "--by", "topic", "--output_addr", tmp_path / "f")
-    with pytest.raises(UserError, match="given 7 times; figure groups has 1 to 6"):
-        more = [word for i in range(7) for word in ("--system", f"s{i}", tmp_path / f"{i}.json")]
-        run(make_figures, "--figure", "groups", *more, "--output_addr", tmp_path / "f")
-
-
 # Result tables
 
 

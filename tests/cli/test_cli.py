@@ -587,12 +587,6 @@ def test_a_full_disk_under_the_output():
     assert (result.returncode, result.stderr.splitlines()[0]) == (2, b"error: No space left on device")
 
 
-def test_an_output_that_is_closed():
-    command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
-    result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
-    assert (result.returncode, result.stderr) == (0, b"")
-
-
 WAITING = """
 import signal
 from utils.cli import run_script
@@ -605,6 +599,12 @@ def main():
         print("closed", flush=True)
 run_script(main)
 """
+
+
+def test_an_output_that_is_closed():
+    command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
+    result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
+    assert (result.returncode, result.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -645,19 +645,6 @@ def run_arguments(*flags):
     parser = cli.make_parser("")
     cli.add_run_arguments(parser)
     return parser.parse_args(flags)
-
-
-def test_a_run_is_prepared_by_checking_shard_and_outputs(monkeypatch):
-    levels = []
-    monkeypatch.setattr("utils.cli.arguments.set_up_logging", levels.append)
-    cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "1"), ["rag.json", "plans.json"], ["test.json"])
-    assert levels == ["warning"]
-    with pytest.raises(UserError, match=r"^--shard_index 2 is out of range"):
-        cli.prepare_run(run_arguments("--num_shards", "2", "--shard_index", "2"), ["rag.json"], ["test.json"])
-    with pytest.raises(UserError, match=r"^plans\.json: is an input too"):
-        cli.prepare_run(run_arguments("--overwrite"), ["rag.json", "plans.json"], ["test.json", "plans.json"])
-    cli.prepare_run(run_arguments("--log_level", "info"), ["out.json"], [])
-    assert levels[-1] == "info"
 
 
 # SLURM arrays

@@ -268,14 +268,6 @@ class TestLeftOut:
         assert (row["num_questions"], row["unscored"], row["accuracy"], row["position_swap_rate"]) == (1, 1, 0, 0)
         assert "- P: questions left out: 1 rated but without a result.\n" in out
 
-    def test_questions_without_any_score_have_no_figures(self, study):
-        files = [study.aspect(name, {"a": None}) for name in ("1.json", "2.json")]
-        out, figures = study.run("--human_addr", study.human({"a": "first"}), "--evaluator", "A", *files)
-        assert "| A | aspect | 0 | 1 | – | – | 0 | – | – | – | – | – | – |\n" in out
-        assert figures["evaluators"][0]["accuracy_interval"] is None
-        pairs = study.pairwise("p.json", {"a": None})
-        assert study.row(study.folder / "human.json", pairs)["position_swap_rate"] is None
-
     def test_nothing_is_said_where_nothing_is_left_out(self, study):
         files = [study.aspect("1.json", FIRST, judge="j"), study.aspect("2.json", SECOND, judge="j")]
         out, _ = study.run("--human_addr", study.human(HUMAN), "--evaluator", "A", *files)
@@ -361,14 +353,6 @@ class TestHumans:
         out, figures = study.run("--human_addr", study.human({"a": "tie"}), "--evaluator", "P", pairs)
         assert figures["human"]["sign_test"] is None
         assert "- Sign test: none, for no question has a preference.\n" in out
-
-    def test_three_raters_have_a_majority_and_no_kappa(self, study):
-        choices = {"a": ["first", "second", "first"], "b": ["first", "second", "tie"], "c": ["tie", "tie", "first"]}
-        pairs = study.pairwise("p.json", {"a": "win", "b": "tie", "c": "tie"})
-        out, figures = study.run("--human_addr", study.human(choices), "--evaluator", "P", pairs)
-        assert figures["evaluators"][0]["accuracy"] == 1
-        assert figures["human"]["kappa"] is None
-        assert "- Humans, 3 raters: first 1, second 0, tie 2; 1 of the ties for lack of a majority.\n" in out
 
     def test_choices_and_lists_in_one_file(self, study):
         """The kappa is that of the questions which both rated, whatever was rated by one alone."""

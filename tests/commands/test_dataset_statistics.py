@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import os
 import signal
 import struct
 import subprocess
@@ -18,17 +17,12 @@ from hub_server import QUESTIONS
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
 from utils.cli import UserError
 from utils.dataset_statistics import main, mean_and_deviation
-from utils.records.datasets import read_dataset
-from utils.records.stream import DatasetFile
 from utils.tables.dataset_counts import (
     Column,
     Counts,
     communities_figure,
     count_file,
-    questions_by_panel,
-    read_columns,
 )
-from utils.tables.drawing import drawable, render_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -144,15 +138,6 @@ def test_the_deviation_is_the_populations():
 def test_words_are_what_white_space_separates(dataset, text, words):
     counts = count_file(dataset("a.json", record(1, question=text, narrative=text)))
     assert (counts.sizes["question"], counts.sizes["narrative"]) == ([words], [words])
-
-
-def test_the_sample(capsys):
-    """The figures of its README: questions, posts, aspects."""
-    head, rows, _ = table(capsys, *(str(SAMPLE / f"{name}.json") for name in ("train", "validation", "test")))
-    assert head == ["", "train.json", "validation.json", "test.json"]
-    assert rows[0][1:] == ["24", "9", "13"]
-    assert [cell.split(" ± ")[0] for cell in rows[1][1:]] == ["5.2", "5.2", "5.7"]  # 125 / 24, 47 / 9, 74 / 13
-    assert [cell.split(" ± ")[0] for cell in rows[2][1:]] == ["7.8", "8.4", "9.5"]  # 188 / 24, 76 / 9, 123 / 13
 
 
 # What the paper prints
@@ -297,73 +282,9 @@ def test_a_name_does_not_break_the_table_or_the_terminal(dataset, capsys):
     assert capsys.readouterr().out.splitlines()[0] == r"|  | a\|b \x1b[31m.json |"
 
 
-# Reading
-
-
-@pytest.fixture
-def small_chunks(monkeypatch):
-    monkeypatch.setattr("utils.records.stream.CHUNK", 7)  # bytes: every record, and many a character, is cut
-
-
-ODD = [
-    record(1, question='Is "a\\" one, [2] or }{?', narrative="é – 😀 日本語 \u2028 \u0085 x"),
-    record(2, posts=0, aspects=0, category="anime"),
-    record("ü", words=30, posts=4, votes=[1.5, None, {"deep": [[]]}]),
-]
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize("indent", [None, 4])
-@pytest.mark.parametrize("ascii_only", [True, False])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
-@pytest.mark.parametrize("around", ["", " \n\t "])
-def test_a_stream_gives_what_is_in_the_file(tmp_path, indent, ascii_only, encoding, around):
-    path = tmp_path / "data.json"
-    path.write_text(around + json.dumps(ODD, indent=indent, ensure_ascii=ascii_only) + around, encoding=encoding)
-    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
-    path = tmp_path / "data.jsonl"
-    path.write_bytes("\r\n\n".join(json.dumps(r, ensure_ascii=ascii_only) for r in ODD).encode(encoding))
-    assert list(DatasetFile(path).scan()) == ODD == read_dataset(path)
-
-
-GOOD = json.dumps(TWO)
-
-
-@pytest.mark.usefixtures("small_chunks")
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ("", "the file is empty"),
-        ("[]", "holds no questions"),
-        ('{"q1": [{"output": "x"}]}', "holds an object; a dataset is a JSON array of questions"),
-        (GOOD[: len(GOOD) // 2], "the JSON breaks off at line 1, column "),
-        (GOOD + "]", "more than one JSON value (line 1, column "),
-        (GOOD.replace("}, {", "} {", 1), "not JSON: Expecting ',' delimiter at line 1, column "),
-        (GOOD.replace("[", "[,", 1), "not JSON: Expecting value at line 1, column 2"),
-        ("[" * 100_000, "nested too deeply"),
-        (GOOD.replace('"category": "rpg"', '"id": "q3"', 1), "'id' stands twice in one object; names are unique"),
-        ("[1, 2]", "record 0: 1 where a question object belongs"),
-        (json.dumps([*TWO, TWO[0]]), "records 0 and 2 both have id 'q1'; ids are unique"),
-        (json.dumps([record(1) | {"id": 7}, record(1) | {"id": "7"}]), "records 0 and 1 both have id '7'"),
-        (json.dumps([TWO[0], record(2, question=" ")]), "record 1 (id 'q2'): field 'question' is an empty text"),
-        (json.dumps([TWO[0], {"id": "q2"}]), "record 1 (id 'q2'): field 'question' is missing or null"),
-    ],
-)
-def test_a_file_that_is_no_dataset_is_refused_in_read_datasets_words(tmp_path, content, expected):
-    path = tmp_path / "data.json"
-    path.write_text(content, encoding="utf-8")
-    assert refusal(path).startswith(f"{path}: {expected}")
-
-
-def test_what_is_no_regular_file(tmp_path, dataset):
-    good = dataset("good.json", *TWO)
-    os.mkfifo(tmp_path / "pipe")
-    assert refusal(good, tmp_path / "gone.json") == f"{tmp_path / 'gone.json'}: no such file"
-    assert refusal(good, tmp_path) == f"{tmp_path}: a folder; give the file"
-    assert refusal(tmp_path / "pipe").endswith("pipe: a pipe or a device; give a regular file")
-    assert refusal(good, good) == f"--inputs_addr {good}: given twice; give a file once"
-    (tmp_path / "bad.jsonl").write_bytes(b'{"id": "q1", "question": "Why?"}\n{"id": "q2", "quest')
-    assert refusal(tmp_path / "bad.jsonl").startswith(f"{tmp_path}/bad.jsonl: line 2 is not JSON: Unterminated string")
+def test_a_file_given_twice(dataset):
+    path = dataset("own.json", *TWO)
+    assert refusal(path, path) == f"--inputs_addr {path}: given twice; give a file once"
 
 
 # The figure
@@ -412,20 +333,6 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
     assert bold == [CATEGORIES[0], CATEGORIES[2], NO_CATEGORY]
 
 
-def test_a_split_is_one_panel_over_its_categories(dataset):
-    """What the script hands to the figure."""
-    names = ["Art_and_Entertainment_test.json", "Society_and_Culture_test.json", "own.json"]
-    paths = [
-        dataset(names[0], record(1), record(2), record(3, category="anime")),
-        dataset(names[1], record(1, category="law")),
-        dataset(names[2], record(1), {"id": "2", "question": "Why?"}),
-    ]
-    assert questions_by_panel(read_columns(paths)) == {
-        "test": {"rpg": 2, "anime": 1, "law": 1},
-        "own.json": {"rpg": 1, "(no community)": 1},
-    }
-
-
 def no_text_is_cut(figure):
     """Every text lies within the figure, and no label reaches into its panel."""
     figure.draw_without_rendering()
@@ -450,17 +357,6 @@ def test_no_label_is_cut(series):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a layout that does not fit is only a warning
         assert no_text_is_cut(make_figure(series))
-
-
-def test_names_in_any_script_are_drawn_or_spelled_out(tmp_path, capsys):
-    names = ["русский", "日本語", "عربى", "$a_1$ \\frac{", "a\nb", "\x1b[31m", "half \ud800", "🪿", ""]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a character without a glyph is only a warning
-        figure = make_figure({"$x^$日.json": Counter(dict.fromkeys(names, 1))})
-        (tmp_path / "plot.png").write_bytes(render_figure(figure, {tmp_path: "png"})[tmp_path])
-    assert png_size(tmp_path / "plot.png")[0] == 705  # (2.4 + 2.3) inches at 150 dots
-    assert drawable("русский $a") == "русский $a"
-    assert drawable("日\n") == "\\u65e5\\n"
 
 
 def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):

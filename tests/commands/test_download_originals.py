@@ -184,7 +184,7 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
     assert download.records(name, split="test") == sample(name, "test")
 
 
-@pytest.mark.parametrize("place", ["email_temporal/{}", "email_temporal", "{}", ""])
+@pytest.mark.parametrize("place", ["email_temporal/{}", ""])
 def test_emails_as_their_builder_writes_them(download, tmp_path, place):
     """It calls the second split dev, and writes no answers to the test set."""
     for path in (LONG / "email_user").iterdir():

@@ -1,6 +1,5 @@
 """utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
 
-import json
 import os
 import shutil
 import subprocess
@@ -8,14 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_chat import make_tokenizer
 
 import prompts
 from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, aspect_messages, gold_plan
 from utils.cli import UserError
-from utils.generation.chat import LocalChat
-from utils.generation.turns import Accepts, fold
 from utils.import_prompts import main, read_prompts
 from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
 from utils.tables.notes import wording
@@ -236,46 +232,6 @@ def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
         "  why: Poor.\n  where: wonder\n\nOnly the number.\n",
     )
     assert contents(second)[1].endswith("sought: * Time\n  why: \n  where: \n\nOnly the number.\n")
-
-
-def test_a_model_without_a_system_role_reads_both_parts_with_an_empty_line_between(folder):
-    messages = load_prompt("lampqa/rag", folder).messages(question="Why?", profile="A post.")
-    assert fold(messages, Accepts(False, False, False, False)) == [
-        {
-            "role": "user",
-            "content": 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n\n\n\n'
-            "~ Earlier ~\nA post.\n~ Now ~\nWhy? {sic}\n",
-        }
-    ]
-
-
-NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-
-
-@pytest.mark.parametrize("refused", ["", NO_SYSTEM], ids=["system role", "none"])
-def test_aspects_of_a_response_are_tokenized_together_as_each_alone(folder, tmp_path, refused):
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = refused + tokenizer.chat_template
-    tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "model/config.json").write_text('{"model_type": "qwen2"}')
-    chat, prompt = LocalChat(str(tmp_path / "model")), load_prompt("lampqa/aspect_judge", folder)
-    assert chat._accepts.system != bool(refused)
-    records = json.loads((ROOT / "tests/data/mini_lampqa/test.json").read_text(encoding="utf-8"))
-    groups = [
-        [aspect_messages(prompt, record, [answer], i) for i in range(len(record["rubric_aspects"]))]
-        for record in records
-        for answer in ("One.\n\nTwo. ", "Another answer")
-    ]
-    pieces = []
-    encode = chat._encode_all
-    chat._encode_all = lambda texts: pieces.append(sum(map(len, texts))) or encode(texts)
-    rendered = chat.render_groups(groups)
-    chat._encode_all = encode
-    assert [list(ids) for group in rendered for ids in group] == [
-        list(chat.render(messages)) for group in groups for messages in group
-    ]
-    whole = sum(len(chat._text(messages)) for group in groups for messages in group)
-    assert pieces[-1] < 0.6 * whole  # what the aspects of a response share was tokenized once
 
 
 # The planner's target

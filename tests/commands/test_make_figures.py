@@ -182,13 +182,6 @@ def test_one_category_alone_has_one_panel_and_a_note(drawn, score_file, capsys):
     ]
 
 
-def test_a_system_without_a_score_in_a_category_has_no_point_there(drawn, score_file):
-    first = score_file("0.json", *scored("law", 0.25, 0.5), *scored("rpg", None))
-    second = score_file("4.json", *scored("law", 0.75, 1.0), *scored("rpg", 0.5))
-    panels = panels_of(drawn("--figure", "2", "--system", 0, first, "--system", 4, second))
-    assert {title: line_of(panel) for title, panel in panels.items()} == {ARTS: {4: 0.5}, SOCIETY: {0: 0.375, 4: 0.875}}
-
-
 # Figure 3
 
 
@@ -231,16 +224,6 @@ def test_what_was_selected_by_scores_is_marked_in_every_figure(drawn, score_file
         texts = [text.get_text() for legend in found.legends for text in legend.get_texts()]
         assert texts == ([] if figure == "2" else ["RAG", "Best (selected by score)"])
         assert ("k = 10: selected by score" in found.get_supxlabel()) is (figure == "2")
-
-
-def test_bars_stand_side_by_side_over_their_group():
-    figure = systems_figure([row(name, 0.1, 0.2, 0.3, 0.2) for name in "abc"])
-    edges = [[(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars] for bars in figure.axes[0].containers]
-    for group in range(4):
-        (start, one), (two, three), (four, end) = (bars[group] for bars in edges)
-        assert (one, three) == (pytest.approx(two), pytest.approx(four))
-        assert (start + end) / 2 == pytest.approx(group)
-    assert list(figure.axes[0].get_xticks()) == [0, 1, 2, 3]
 
 
 def test_a_ratio_to_nothing_is_a_dash():
@@ -500,6 +483,11 @@ GIVEN = {
     "posts": "--system 0 a.json --system 10 b.json",
 }
 REFUSED = {
+    "another division for 3": (f"--figure 3 {GIVEN['two']} --by topic", "--by: not for --figure 3, but for --fig"),
+    "seven groups": (
+        "--figure groups " + " ".join(f"--system {i} {i}.json" for i in range(7)),
+        "--system: given 7 times; figure groups has 1 to 6",
+    ),
     "no systems": ("--figure 2", "--figure 2: is drawn from --system; give it"),
     "no agreement": ("--figure 4", "--figure 4: is drawn from --agreement_addr; give it"),
     "no datasets": ("--figure 5", "--figure 5: is drawn from --inputs_addr; give it"),

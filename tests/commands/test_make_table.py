@@ -11,10 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.stats
-from test_clusters import by_matrices
 
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
@@ -361,25 +358,6 @@ def three(score_file):
     return write
 
 
-def test_questions_of_one_author_count_together(score_file, capsys):
-    """As datasets have them that utils/build_dataset.py made with --questions_per_author; some in two categories."""
-    scores = {"base": [0.25, 0.5, 0.25, 0.5, 0.25, 0.5, 0.5, 0.0, 0.25]}
-    scores["ours"] = [0.75, 0.5, 1.0, 0.25, 0.5, 1.0, 0.75, 0.5, 0.0]
-    groups, authors = ["rpg"] * 3 + ["diy"] * 3 + ["law"] * 3, list("xyxyzzzxy")
-    words = ["--baseline", "base", "--format", "csv"]
-    for name, its in scores.items():
-        places = enumerate(zip(groups, authors, its, strict=True))
-        entries = [question(str(i), group, *QUARTERS[one], cluster=author) for i, (group, author, one) in places]
-        words += ["--system", name, score_file(f"{name}.json", *entries)]
-    assert main(words) == 0
-    printed = capsys.readouterr()
-    [_, row] = csv.DictReader(io.StringIO(printed.out))
-    mean, error, degrees = by_matrices(np.subtract(scores["ours"], scores["base"]), authors, groups)
-    expected = 2 * scipy.stats.t.sf(abs(mean) / error, degrees)
-    assert float(row["Average (macro): t-test p against base"]) == pytest.approx(expected)
-    assert "two-sided and paired, cluster-robust by author" in printed.err
-
-
 def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, capsys):
     base, other = three("a.json", *[BASE] * 3), three("b.json", *[UNSURE] * 3)
     best = three("c.json", *[BETTER] * 3, num_selected=9, num_truncated=2)
@@ -606,15 +584,6 @@ class TestPaper:
             in table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)[1][-2]
         )
 
-    def test_csv(self, three, capsys):
-        files = three("a.json", BASE, BASE, BASE), three("b.json", BASE, BASE, BASE)
-        systems = "--system", "Ours", files[0], "--system", "PlanPers", files[1]
-        main([*systems, "--paper", "Gemma 2 9B", "--format", "csv"])
-        ours, planpers = csv.DictReader(io.StringIO(capsys.readouterr().out))
-        assert planpers[f"{ARTS}: paper"] == "0.3548"
-        assert float(planpers[f"{ARTS}: difference to paper"]) == pytest.approx(0.25 - 0.3548)
-        assert ours[f"{ARTS}: paper"] == ours[f"{ARTS}: difference to paper"] == ""
-
     def test_the_printed_averages_are_those_of_the_printed_categories_but_for_the_misprint(self):
         assert self.PRINTED["columns"] == columns_of(TASK)
         wrong = []
@@ -807,7 +776,6 @@ class TestForms:
         assert output.read_text(encoding="utf-8") == table.replace("RAG", "PlanPers")
 
 
-NOT_SCORES = {"list.json": [], "answers.json": {"1": [{"output": "x"}]}, "object.json": {"per_question_scores": {}}}
 ASTROLOGY = "odd.json: question '1': no category is known for the community 'astrology', nor for any other question's"
 
 
@@ -821,8 +789,6 @@ class TestRefusals:
             ("--system A a.json --system B link.json", "link.json: stands behind --system 'A' and --system 'B'\n"),
             ("--system A a.json empty.json", "empty.json: holds no questions; leave it out, or judge the responses"),
             ("--system A odd.json", f"{ASTROLOGY}\n  add it to the category it belongs to in {TASK.facts}"),
-            ("--system A gone.json", "gone.json: no such file"),
-            *((f"--system A {name}", f"{name}: not a score file") for name in NOT_SCORES),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system; nothing is left to compare with them"),
             ("TWO --holm", "--holm: nothing to compare; name the rows to compare with by --baseline"),
@@ -840,8 +806,6 @@ class TestRefusals:
         score_file("odd.json", question("1", "astrology", 2))
         score_file("empty.json")
         (tmp_path / "link.json").symlink_to("a.json")
-        for name, content in NOT_SCORES.items():
-            (tmp_path / name).write_text(json.dumps(content))
         said = refusal(*words.replace("TWO", "--system A a.json --system B b.json").split())
         assert said.startswith(message) and said.count("\n") <= 2
 

@@ -19,7 +19,7 @@ from tiny_t5 import save_tiny_t5
 
 from retrieval.encoder import pick_devices
 from utils.cli import UserError
-from utils.models.devices import check_devices, find_capabilities, has_gpu, settle_dtype
+from utils.models.devices import check_devices, has_gpu, settle_dtype
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -149,16 +149,6 @@ def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch)
         "GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, and the kernels of torch and vLLM begin at 7.5"
     )
     assert "CUDA_VISIBLE_DEVICES" in second
-
-
-@pytest.mark.parametrize("script", ["echo '0, NVIDIA A100, [N/A]'", "echo 'No devices were found'; exit 6", None])
-def test_a_capability_that_is_not_told(script, nvidia_smi, monkeypatch):
-    """Of a part of a GPU (MIG) nvidia-smi knows nothing."""
-    if script:
-        nvidia_smi(f"#!/bin/sh\n{script}\n")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert has_gpu() is True
-    assert find_capabilities() == {}
 
 
 # The scripts

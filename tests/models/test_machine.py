@@ -178,12 +178,6 @@ def test_a_model_of_unknown_size(tiny, tmp_path):
     assert describe(model)[1].startswith(f"missing: {model}: its config.json cannot be loaded: ")
 
 
-def test_offline_nothing_is_asked_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("socket.create_connection", lambda *args, **more: pytest.fail("the hub is asked"))
-    assert describe_weights("owner/none", str(tmp_path), 2) == ["note: there is no GPU here"]
-
-
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**9))
     line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
@@ -192,3 +186,9 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     [told] = describe_disk(path, 2_000_000_000)
     assert told == f"missing: {line}, the output takes up to 2,000 MB; free some, or give an output on another disk"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_nothing_is_asked_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("socket.create_connection", lambda *args, **more: pytest.fail("the hub is asked"))
+    assert describe_weights("owner/none", str(tmp_path), 2) == ["note: there is no GPU here"]

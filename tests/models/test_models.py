@@ -3,7 +3,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -341,16 +340,6 @@ def test_a_model_that_the_hub_has_not_may_be_an_apis(tmp_path):
     with serve(FILES) as hub:
         told, _ = run_counting(tmp_path, "baselines.py", "openai/gpt-4o", hub.url)
     assert told == f"error: openai/gpt-4o: neither a folder here nor a model on the hub\n{OUR_FLAG}"
-
-
-def test_a_hub_that_is_slow_is_not_away(tmp_path):
-    def wait(method, path):
-        time.sleep(3 if method == "HEAD" else 0)
-        return FINE
-
-    with serve(FILES) as hub:
-        hub.fault = wait
-        assert find(hub.url, tmp_path / "cache").is_dir()
 
 
 @pytest.mark.parametrize("trouble", ["an error", "silence"])

@@ -165,9 +165,3 @@ def test_a_folder_in_the_place_of_a_caches_file_is_named(tmp_path):
     with pytest.raises(UserError, match=rf"^{path}: a folder; move it away$"):
         cache.add(["chess"], embeddings_of(["chess"]))
     assert not list(tmp_path.glob("*/*.tmp"))
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match=f"^--embedding_cache {tmp_path}/file: cannot be written: "):
-        EmbeddingCache(tmp_path / "file", "model")

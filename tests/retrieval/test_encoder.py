@@ -2,7 +2,6 @@ import copy
 import importlib.metadata
 import json
 import shutil
-import socket
 import threading
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from tiny_encoder import save_tiny_encoder
 from transformers import AutoModel, AutoTokenizer
 
 from retrieval import encoder as encoder_module
-from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder, pick_devices
+from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder
 from utils.cli import UserError
 
 TEXTS = [
@@ -112,32 +111,6 @@ def test_replicas_share_the_batches_and_give_the_same(encoder, monkeypatch):
     assert several.device == "cpu, cpu, cpu"
 
 
-def test_the_next_batch_is_made_while_one_computes(encoder, monkeypatch):
-    made, pad = threading.Semaphore(0), torch.nn.utils.rnn.pad_sequence
-
-    def padded(*arguments):
-        made.release()
-        return pad(*arguments)
-
-    class Waiting(torch.nn.Module):
-        device, config, seen = encoder.model.device, encoder.model.config, []
-
-        def forward(self, **inputs):
-            if not self.seen:
-                made.acquire()  # its own batch
-            self.seen.append(len(self.seen) == len(batches) - 1 or made.acquire(timeout=600))
-            return encoder.model(**inputs)
-
-    texts = [f"{number} " + "word " * (number % 50) for number in range(300)]
-    exact, _ = embed_texts(encoder, texts, batch_size=1)
-    lengths = [len(ids) for ids in encoder.tokenizer(texts)["input_ids"]]
-    batches = list(batches_by_length(lengths, 512))
-    monkeypatch.setattr(torch.nn.utils.rnn, "pad_sequence", padded)
-    found, _ = embed_texts(replace(encoder, model=Waiting()), texts, batch_size=1)
-    np.testing.assert_array_equal(found, exact)
-    assert Waiting.seen == [True] * len(batches) and len(batches) > 5
-
-
 def test_a_failure_on_a_replica_is_not_lost(encoder):
     class Broken(torch.nn.Module):
         device, config = encoder.model.device, encoder.model.config
@@ -204,16 +177,6 @@ def test_a_gpu_without_memory_for_the_model_is_told(folder, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "num_gpus", "picked"),
-    [("auto", 0, ["cpu"]), ("auto", 2, ["cuda:0", "cuda:1"]), ("cuda", 1, ["cuda:0"]), ("cpu", 2, ["cpu"])],
-)
-def test_all_visible_gpus_are_used(device, num_gpus, picked, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
-    assert pick_devices(device) == picked
-
-
-@pytest.mark.parametrize(
     ("device", "batch_size", "tokens"),
     [("cuda", None, 64 * 512), ("cuda", 16, 16 * 512), ("cpu", None, 6 * 512), ("cpu", 16, 6 * 512), ("cpu", 1, 512)],
 )
@@ -238,25 +201,6 @@ def test_a_model_with_pickled_weights_only_is_loaded(encoder, folder, tmp_path):
     (tmp_path / "model.safetensors").unlink()
     embeddings, _ = embed_texts(load_encoder(str(tmp_path), device="cpu"), TEXTS[:1])
     np.testing.assert_allclose(embeddings, embed_texts(encoder, TEXTS[:1])[0], atol=1e-5)
-
-
-def cache_encoder(folder, cache):
-    """Have a hub's cache hold it as some/encoder."""
-    repository = cache / "models--some--encoder"
-    shutil.copytree(folder, repository / "snapshots" / ("a" * 40))
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("a" * 40)
-
-
-def test_a_cached_model_is_loaded_without_waiting_for_a_hub_that_is_away(encoder, folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    calls, connect = [], socket.create_connection
-    monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
-    cache_encoder(folder, tmp_path)
-    cached = load_encoder("some/encoder", cache_dir=str(tmp_path), device="cpu")
-    assert len(calls) == 1
-    np.testing.assert_array_equal(embed_texts(cached, TEXTS[:1])[0], embed_texts(encoder, TEXTS[:1])[0])
 
 
 def test_weights_that_lack_a_layer_are_refused(folder, tmp_path):

@@ -10,8 +10,7 @@ import pytest
 from tiny_encoder import save_tiny_encoder
 
 from retrieval.rank_dataset import draw_owners, main, random_cycle
-from utils.cli import UserError, progress
-from utils.records.datasets import read_dataset
+from utils.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,16 +105,6 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     assert capsys.readouterr().out.count("already finished, left alone") == 3
 
 
-def test_other_rankers(tmp_path):
-    source = write(tmp_path / "in.json", make_records())
-    for ranker, expected in [("bm25", ["p2", "p9", "p7", "p1"]), ("recency", ["p1", "p7", "p2", "p9"])]:
-        output = tmp_path / f"{ranker}.json"
-        rank(source, output, "--ranker", ranker)
-        assert [item["id"] for item in load(output)[0]["profile"]] == expected
-        assert manifest(output)["counts"] == {"questions": 3, "posts": 5, "empty_profiles": 1}
-        assert "seed" not in manifest(output)["settings"]
-
-
 def test_random_order_does_not_hang_on_the_files_order(tmp_path):
     posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
     records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
@@ -208,24 +197,6 @@ def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     rank(source, tmp_path / "swapped.json", *options)
     with pytest.raises(UserError, match=r"swapped\.json: id 'q1': field 'profile_owner'"):
         rank(tmp_path / "swapped.json", tmp_path / "out.json", *options)
-    assert not (tmp_path / "out.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda r: r[1].pop("profile"), r"record 1 \(id 'q2'\): field 'profile' is missing"),
-        (
-            lambda r: r[0]["profile"][1].update(text=" "),
-            r"record 0 \(id 'q1'\): field 'profile', item 1 \(id 'p2'\).*'text'",
-        ),
-    ],
-)
-def test_a_bad_record_is_named_by_file_id_and_field(tmp_path, damage, message):
-    records = make_records()
-    damage(records)
-    with pytest.raises(UserError, match=r"in\.json: " + message):
-        rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--ranker", "bm25")
     assert not (tmp_path / "out.json").exists()
 
 
@@ -467,19 +438,3 @@ def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
     assert output.read_bytes() == before
     rank(source, output, *options, "--limit", 1, "--overwrite")
     assert len(load(output)) == 1
-
-
-def test_a_file_that_takes_seconds_to_read_and_write_is_announced(tmp_path, monkeypatch, capsys):
-    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
-    said = f"{source} ({source.stat().st_size / 1e6:.0f} MB)"
-    monkeypatch.setattr(progress, "LARGE", source.stat().st_size)
-    rank(source, output, "--ranker", "bm25")
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [
-        f"reading {said}", "0/3 questions", "3/3 questions", f"writing {said.replace('in.json', 'out.json')}"
-    ]  # fmt: skip
-    read_dataset(source)
-    assert capsys.readouterr().err == f"reading {said}\n"
-    monkeypatch.setattr(progress, "LARGE", source.stat().st_size + 1)
-    rank(source, tmp_path / "again.json", "--ranker", "bm25")
-    assert "ing " not in capsys.readouterr().err

@@ -7,7 +7,6 @@ import pytest
 
 from retrieval.rankers import (
     alternate,
-    rank_at_random,
     rank_by_bm25,
     rank_by_bm25_okapi,
     rank_by_embedding,
@@ -27,14 +26,6 @@ def test_embedding_order_is_the_dot_product_not_the_cosine():
 def test_posts_of_the_same_text_stay_in_file_order(size):
     embeddings = np.random.default_rng(0).standard_normal((2, 384)).astype(np.float32)
     assert rank_by_embedding(embeddings, 0, [1] * size) == list(range(size))
-
-
-def test_empty_profile_gives_an_empty_order():
-    embeddings = np.ones((1, 4), dtype=np.float32)
-    assert rank_by_embedding(embeddings, 0, []) == []
-    assert rank_by_bm25("chess", []) == rank_by_bm25_okapi("chess", []) == []
-    assert rank_by_recency([]) == alternate([], []) == []
-    assert rank_at_random(0, seed=0, question_id="q") == []
 
 
 def test_bm25_puts_shared_words_first_and_ties_in_file_order():
@@ -108,15 +99,6 @@ def test_bm25_is_quiet(capfd, caplog):
     rank_by_bm25("chess", POSTS)
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
-
-
-def test_random_order_hangs_on_seed_and_question_only():
-    order = rank_at_random(30, seed=7, question_id="q1")
-    random.random()  # the global generator plays no part
-    assert rank_at_random(30, seed=7, question_id="q1") == order
-    assert sorted(order) == list(range(30))
-    assert order != rank_at_random(30, seed=8, question_id="q1")
-    assert order != rank_at_random(30, seed=7, question_id="q2")
 
 
 def test_recency_goes_by_dates_and_then_by_the_file():

@@ -1,12 +1,10 @@
 """What does PersonaMem take besides the model: the download, and the requests of a whole size?
 
-  python tests/speed/histories.py --model_addr demo/models/chat
   python tests/speed/histories.py --size 1M
 
 The data are random words in PersonaMem's format: of 32k 589 questions over 37 contexts, of 1M 2,674 over 33.
-baselines.py asks with the whole history, of a server in a process of its own that answers at once; with --model_addr
-also of an engine that does, so that every prompt is rendered and tokenized. CPU seconds are those of the process that
-asks, not of the server.
+baselines.py asks with the whole history, of a server in a process of its own that answers at once. CPU seconds are
+those of the process that asks, not of the server.
 """
 
 import contextlib
@@ -25,13 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from measure import parse_flags, peak_memory, reset_peak_memory, write_figures
-from own_work import InstantEngine
 from ranking import WORDS
 
 from utils.cli import positive_int, run_script
-from utils.generation.chat import LocalChat
-from utils.generation.requests import Completion
-from utils.runs import roles
 
 # By size: questions, contexts, tokens of each, sessions of each, and messages of a session.
 SHAPES = {"32k": (589, 37, 32_000, 10, 20), "128k": (2727, 60, 128_000, 20, 24), "1M": (2674, 33, 1_000_000, 60, 30)}
@@ -42,11 +36,6 @@ COMPLETION = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "(b)"}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
 }  # fmt: skip
-
-
-class LetterEngine(InstantEngine):
-    async def complete(self, model: str, prompt: Any, sampling: Any) -> Completion:
-        return Completion("<final_answer>(b)", "stop", len(prompt), 0, 8)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -80,8 +69,7 @@ class Handler(BaseHTTPRequestHandler):
 
 FLAGS = {
     "size": {"choices": SHAPES, "default": "32k", "help": "whose shape the data have (%(default)s)"},
-    "model_addr": {"metavar": "MODEL", "help": "chat model; its tokenizer is used (default: the server alone)"},
-    "max_model_len": {"type": positive_int, "metavar": "N", "help": "of both ways (default: the size's)"},
+    "max_model_len": {"type": positive_int, "metavar": "N", "help": "as of baselines.py (default: the size's)"},
     "questions": {"type": positive_int, "metavar": "N", "help": "only so many (default: all)"},
     "serve": {"action": "store_true", "help": "be the server"},
 }
@@ -121,15 +109,6 @@ def main(argv: list[str] | None = None) -> int:
             print(f"{figures['sent'] / 1e9:.2f} GB sent, {each:.1f} CPU seconds a GB")
         finally:
             server.kill()
-        if args.model_addr:
-            LocalChat(args.model_addr)  # imports what is to be imported
-            roles.VLLMEngine = lambda *_: LetterEngine()
-            if args.max_model_len is None:
-                length = 2 * SHAPES[args.size][2]
-                LocalChat.model_limit = property(lambda self: length, lambda self, value: None)
-                common += ["--max_model_len", length]
-            flags = ["--model_addr", args.model_addr, *common, "--output_addr", folder / "local.json"]
-            figures["tokenized"] = measured("tokenized here", lambda: baselines.main(list(map(str, flags))))
     write_figures(args.json_addr, figures)
     return 0
 

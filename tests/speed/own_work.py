@@ -5,12 +5,11 @@
 The engine here answers at once, so what is measured is all the rest: reading and checking, rendering and tokenizing
 every prompt, parsing, store and score file. Beside it the plain way, which tokenizes every prompt by itself. The data
 are made up: 2,830 questions (the paper's test sets) with five aspects, or four for every sixth question. Importing the
-libraries is not counted. Last, what utils/make_table.py takes to compare two systems' scores on so many questions.
+libraries is not counted.
 """
 
 import contextlib
 import io
-import itertools
 import json
 import os
 import random
@@ -26,13 +25,10 @@ from ranking import WORDS
 
 import evaluate_responses
 from prompts import Messages
-from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import run_script
 from utils.generation.chat import LocalChat
 from utils.generation.requests import Completion
 from utils.runs import roles
-from utils.tables.comparisons import compare_strata
-from utils.tables.significance import differences
 
 BAR = 5.0  # seconds
 
@@ -56,13 +52,10 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         num_verdicts = write_data(Path(folder), args.questions)
         rows = [one_run(args.model_addr, Path(folder), run) for run in range(args.runs)]
-    compare(40, seed=0)  # likewise
-    compared = [compare(args.questions, run) for run in range(args.runs)]
     print(f"{num_verdicts} verdicts, {len(os.sched_getaffinity(0))} cores")
     figures = {
         "seconds": print_spread("seconds besides the engine", [row["ours"] for row in rows], BAR, " s", below=True),
         "ours_to_plain": print_spread("times the plain way", [row["plain"] / row["ours"] for row in rows]),
-        "comparison_seconds": print_spread("seconds to compare two systems", compared, unit=" s"),
     }
     print(f"peak memory {peak_memory() / 1e9:.2f} GB, of both ways")
     write_figures(args.json_addr, {"verdicts": num_verdicts, **figures, "peak_memory": peak_memory()})
@@ -111,19 +104,6 @@ def evaluate(model: str, folder: Path, scores: Path) -> float:
     started = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         evaluate_responses.main([str(word) for word in command])
-    return time.perf_counter() - started
-
-
-def compare(num_questions: int, seed: int) -> float:
-    """Seconds for the intervals and tests of one comparison."""
-    rng = random.Random(seed)
-    scores = {category: [] for category in CATEGORIES}
-    for _, category in zip(range(num_questions), itertools.cycle(CATEGORIES), strict=False):
-        scores[category].append((rng.randrange(11) / 10, rng.randrange(11) / 10))  # of five aspects
-    started = time.perf_counter()
-    strata = [differences(pairs) for pairs in scores.values()]
-    for its in [*([stratum] for stratum in strata), strata]:
-        compare_strata(its, intervals=True)
     return time.perf_counter() - started
 
 

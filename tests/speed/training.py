@@ -25,16 +25,8 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from measure import (
-    CHAT,
-    log_normal,
-    matrix_rate,
-    parse_flags,
-    peak_memory,
-    print_spread,
-    reset_peak_memory,
-    write_figures,
-)
+import measure
+from measure import log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory
 
 import train_planner
 from utils.cli import run_script
@@ -57,7 +49,7 @@ PROCESSES = (1, 2, 4, 8)
 
 
 FLAGS = {
-    "model_addr": CHAT,
+    "model_addr": measure.CHAT,
     "mean_tokens": (300, "of a prompt"), "max_seq_length": (1024, "of the longest"),
     "batch_size": (4, "sequences at a time"), "accumulated": (4, "batches a step"), "steps": (1, "steps a run"),
     "gradient_checkpointing": {"action": "store_true", "help": "compute activations twice (off)"},
@@ -66,7 +58,7 @@ FLAGS = {
 
 def main(argv: list[str] | None = None) -> int:
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    args = parse_flags(__doc__, argv, **FLAGS)
+    args = measure.parse_flags(__doc__, argv, **FLAGS)
     from utils.models.devices import check_devices, has_bf16
 
     check_devices()
@@ -87,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     print(f"peak memory {max(row['our bytes'] for row in rows) / 1e9:.2f} GB")
     figures |= {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting}
-    write_figures(args.json_addr, figures)
+    measure.write_figures(args.json_addr, figures)
     return 0
 
 
@@ -102,8 +94,7 @@ def simulate_waiting() -> list[dict[str, Any]]:
         lengths = simulated_lengths(alike)
         print(f"simulated, {name}: {sum(lengths) / len(lengths):.0f} tokens a sequence, the longest {max(lengths)}")
         for count in PROCESSES:
-            random_order = SeedableRandomSampler(lengths, data_seed=0)
-            before = waited_share(lengths, count, random_order)
+            before = waited_share(lengths, count, SeedableRandomSampler(lengths, data_seed=0))
             after = waited_share(lengths, count, ByLengthInSteps(lengths, STEP, 0, count))
             print(f"  {count} processes wait {before:.1%} of the time in a random order, {after:.1%} in ours")
             rows.append({"alike": alike, "processes": count, "random": before, "ours": after})
@@ -196,11 +187,10 @@ def one_run(
 
 def planner_flags(args: argparse.Namespace, output: str) -> argparse.Namespace:
     command = ["--inputs_addr", "-", "--output_dir", output, "--model_addr", args.model_addr]
-    command += ["--max_steps", str(args.steps), "--per_device_train_batch_size", str(args.batch_size)]
-    command += ["--gradient_accumulation_steps", str(args.accumulated), "--save_steps", str(args.steps)]
-    command += ["--max_seq_length", str(args.max_seq_length)]
+    command += ["--max_steps", args.steps, "--save_steps", args.steps, "--max_seq_length", args.max_seq_length]
+    command += ["--per_device_train_batch_size", args.batch_size, "--gradient_accumulation_steps", args.accumulated]
     command += [] if args.gradient_checkpointing else ["--no-gradient_checkpointing"]
-    flags = train_planner.build_parser().parse_args(command)
+    flags = train_planner.build_parser().parse_args(list(map(str, command)))
     train_planner.fill_in_defaults(flags)
     return flags
 
