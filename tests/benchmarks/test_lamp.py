@@ -1,16 +1,13 @@
 """LaMP's and LongLaMP's tasks on the samples in their own formats: read, ranked, answered, scored, put into a table."""
 
 import json
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
-import hub_server
 import nltk.data
 import pytest
-import web_server
 from api_server import Reply, serve
 from lamp_samples import CONFIGS, DATA, LAMP, lamp_scores, read_sample
 from nltk_data import write_nltk_data
@@ -30,7 +27,6 @@ from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
-LICENSED = ("LaMP-6", "LongLaMP-email")  # nobody may publish them
 SPLITS = ("train", "dev", "test")
 
 # A change of a prompt changes every number measured with it: see tests/prompts/test_prompts.py.
@@ -236,36 +232,11 @@ def save(records, path):
     return path
 
 
-@pytest.fixture(scope="module")
-def published():
-    """The flags and the environment of a download from LaMP's server, and from the hub that has LongLaMP."""
-    folders = [DATA / "mini_longlamp" / config for name, config in CONFIGS.items() if name not in LICENSED]
-    rows = {f"{folder.name}/{path.name}": path.read_bytes() for folder in folders for path in folder.iterdir()}
-    files = web_server.lamp_files(DATA / "mini_lamp")
-    with web_server.serve(files) as server, hub_server.serve(rows) as hub:
-        yield ["--source_url", server.url], {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-
-
-def download(name, folder, published):
-    """The dev file that utils/download_datasets.py makes, from a folder and from where it is published the same."""
-    (source_url, environment), is_long = published, name in CONFIGS
-    ways = {"folder": ["--source_dir", DATA / ("mini_longlamp" if is_long else "mini_lamp")]}
-    if name not in LICENSED:
-        ways["published"] = [] if is_long else source_url
-    for way, flags in ways.items():
-        flags = ["--dataset", name, "--output_dir", folder / way, "--cache_dir", folder / "cache", *flags]
-        command = [sys.executable, "utils/download_datasets.py", *map(str, flags)]
-        subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True, capture_output=True, timeout=600)
-    made = [folder / way / f"{name}_user_{'val' if is_long else 'dev'}.json" for way in ways]
-    assert len({path.read_bytes() for path in made}) == 1
-    return made[-1]
-
-
 @each_task
-def test_from_its_own_files_to_the_table(name, run, published, tmp_path, capsys):
-    dataset, ranked, answers = download(name, tmp_path, published), tmp_path / "ranked.json", tmp_path / "rag.json"
-    records = read_dataset(dataset, ["profile", "target"])
-    assert [record["question"] for record in records] == [record["question"] for record in read_sample(name)]
+def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
+    """The dataset is made of the benchmark's own files in tests/commands/test_download_originals.py."""
+    dataset, ranked, answers = (tmp_path / f"{one}.json" for one in ("data", "ranked", "rag"))
+    records = read_dataset(save(read_sample(name), dataset), ["profile", "target"])
     run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
     for before, after in zip(records, read_dataset(ranked, ["profile", "target"]), strict=True):
         assert sorted(map(json.dumps, before["profile"])) == sorted(map(json.dumps, after["profile"]))

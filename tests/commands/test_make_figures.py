@@ -286,16 +286,7 @@ def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
         ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
         ({"evaluators": [entry("a", 0.5, 0.5)]}, ": evaluators: 1 are given; "),
         ({"evaluators": [entry(str(i), 0.5, 0.5) for i in range(10)]}, ": evaluators: 10 are given; "),
-        ({"evaluators": ["a"]}, ": evaluators, item 0: 'a' where an evaluator's figures belong"),
-        ({"evaluators": [entry("a", 0, 1), {"strategy": "aspect"}]}, ": evaluators, item 1: field 'name' is None; "),
-        ({"evaluators": [entry(" ", 0, 1)]}, ": evaluators, item 0: field 'name' is ' '; it must be a text"),
         ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
-        ({"evaluators": [entry("a", True, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is True; "),
-        ({"evaluators": [entry("a", 0, -0.1)]}, ": evaluators, item 0 ('a'): field 'mean_score' is -0.1; "),
-        (
-            {"evaluators": [entry("a", 0, 1, accuracy_interval=[0.5])]},
-            ": evaluators, item 0 ('a'): field 'accuracy_interval' is [0.5]; it must be two shares, or null",
-        ),
         ({"evaluators": [entry("a", None, 1)] * 2}, ": no evaluator has an accuracy\n  give utils/compare_evaluators"),
         ({"evaluators": [entry("a", 1, None)] * 2}, ": no evaluator has a mean score\n  "),
     ],
@@ -607,12 +598,3 @@ def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
     flags = ["--training_dir", f"{tmp_path}/planner", "--output_addr", f"{tmp_path}/t"]
     assert main(["--figure", "training", *flags]) == 0
     assert (tmp_path / "t.png").stat().st_size > 1000 and (tmp_path / "t.pdf").exists()
-
-
-@pytest.mark.parametrize(
-    ("entry", "problem"), [({"step": 1, "lr": 1}, "holds no loss yet"), ([1], "line 1 is damaged")]
-)
-def test_a_log_that_cannot_be_drawn(tmp_path, entry, problem):
-    log_of(tmp_path / "planner", entry)
-    with pytest.raises(UserError, match=problem):
-        training_figure(str(tmp_path / "planner"))

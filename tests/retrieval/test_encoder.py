@@ -263,15 +263,6 @@ def test_a_tokenizer_with_tokens_that_the_model_has_not(folder, tmp_path):
         embed_texts(encoder, ["zebras"])
 
 
-def test_code_that_comes_with_a_model_is_not_run(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    settings = {"model_type": "own", "auto_map": {"AutoConfig": "own.Config", "AutoModel": "own.Model"}}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        load_encoder(str(tmp_path), device="cpu")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_told(folder):
     with pytest.raises(UserError, match="--device cuda: torch sees no GPU"):

@@ -200,19 +200,6 @@ def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
-def test_wrong_addresses_are_refused(tmp_path):
-    source = write(tmp_path / "in.json", make_records())
-    with pytest.raises(UserError, match="no such file"):
-        rank(tmp_path / "nothing.json", tmp_path / "out.json")
-    with pytest.raises(UserError, match=r"in\.json: is an input too"):
-        rank(source, tmp_path / "." / "in.json", "--overwrite", "--ranker", "bm25")
-    with pytest.raises(UserError, match="is a folder"):
-        rank(source, tmp_path, "--ranker", "bm25")
-    with pytest.raises(UserError, match="no such folder"):
-        rank(source, tmp_path / "out.json", "--model_name", tmp_path / "no_model")
-    assert load(source) == make_records()
-
-
 @pytest.mark.parametrize("ranker", ["bm25", "dense"])
 def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatch, capsys, ranker):
     monkeypatch.setattr("retrieval.encoder.load_encoder", lambda *_: pytest.fail("weights are loaded"))
