@@ -62,7 +62,7 @@ class Case:
         module: the script's.
         arguments: all of its flags.
         stages: the outputs of each of its stages, one after the other, with the number of pieces each asks for.
-        units: what the pieces of each stage are called in the store.
+        units: the roles that the pieces of each stage ask, as the store has them.
         setup: what is done to a run before it begins (functions of zygote.py).
         zygote: the one of `ZYGOTES` it is forked from.
         asks: it asks the API server.
@@ -114,7 +114,7 @@ class Case:
         """The keys of what is in the store, by unit; none is there twice."""
         stored = self.stored()
         assert len({its["key"] for its in stored}) == len(stored)
-        return {unit: {its["key"] for its in stored if its.get("unit", unit) == unit} for unit in self.units}
+        return {unit: {its["key"] for its in stored if its.get("role", unit) == unit} for unit in self.units}
 
     @property
     def size(self) -> int:
@@ -126,7 +126,7 @@ class Case:
         return sum(self._begun().values())
 
     def _begun(self) -> Counter:
-        return Counter(its.get("unit", self.units[0]) for its in self.stored() if its.get("try", 1) == 1)
+        return Counter(its.get("role", self.units[0]) for its in self.stored() if its.get("try", 1) == 1)
 
     def wait_for(self, pieces: int) -> None:
         """Block until a run has so many pieces in its store."""
@@ -277,7 +277,7 @@ def baselines_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
     arguments += ["--output_addr", str(output)]
-    return Case(name, "baselines", arguments, [{output: NUM_QUESTIONS}], ["answers"])
+    return Case(name, "baselines", arguments, [{output: NUM_QUESTIONS}], ["generator"])
 
 
 def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
@@ -286,7 +286,7 @@ def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
     outputs = [out / "one_scores.json", out / "two_scores.json"]
     arguments += ["--score_addr", *map(str, outputs)]
     return Case(
-        name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["verdicts"]
+        name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["judge"]
     )  # of 3 aspects each
 
 
@@ -297,7 +297,7 @@ def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
     stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
     arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
     setup = {"plan_by_server": {"base_url": url, "api_key_addr": f"{data}/key.txt"}}
-    return Case(name, "planpers", arguments, stages, ["plans", "answers"], setup, "planner")
+    return Case(name, "planpers", arguments, stages, ["planner", "generator"], setup, "planner")
 
 
 def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
@@ -306,7 +306,7 @@ def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 0, output: NUM_QUESTIONS}]
     arguments += ["--gold_plan", "--unranked", "--output_addr", str(output)]
-    return Case(name, "planpers", arguments, stages, ["answers"])
+    return Case(name, "planpers", arguments, stages, ["generator"])
 
 
 def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:

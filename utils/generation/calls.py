@@ -39,8 +39,10 @@ def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -
     return Call(key, figures.pop("prompt", None), parse, record | figures)
 
 
-async def answer_call(engine: Engine | None, model: Model, call: Call) -> dict[str, Any]:
+async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
     """Ask until the text can be used: a record with the parsed value, or with None and the reason.
+
+    `role` is the model's name, which the store keeps beside a completion.
 
     Raises:
         UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
@@ -49,7 +51,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call) -> dict[s
     if call.prompt is None:
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
-        return await _choose(engine, model, call)
+        return await _choose(engine, model, call, role)
     policy, spent, thought, draws = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
 
     def read(completion: Completion) -> Parsed:
@@ -59,7 +61,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call) -> dict[s
 
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(call.key, attempt, draws), attempt + 1
-        told = {"id": call.key[0], "try": attempts}
+        told = {"id": call.key[0], "role": role, "try": attempts}
         try:
             completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
         except RefusedError as refusal:
@@ -94,13 +96,13 @@ async def answer_call(engine: Engine | None, model: Model, call: Call) -> dict[s
     }
 
 
-async def _choose(engine: Engine | None, model: Model, call: Call) -> dict[str, Any]:
+async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
     """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes.
 
     NotStoredError as in `answer_call`.
     """
     continuations = list(call.options.values())
-    scored = await model.completions.score(engine, model.addr, call.prompt, continuations, id=call.key[0])
+    scored = await model.completions.score(engine, model.addr, call.prompt, continuations, id=call.key[0], role=role)
     scores = dict(zip(call.options, scored.mean_log_probs, strict=True))
     if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}

@@ -334,7 +334,7 @@ class Ask:
             call = await self._wait_for_its_turn(its(), call)
         number = len(self._by_number)
         self._by_number[number] = None
-        task = asyncio.create_task(answer_call(self._engines.get(role), model, call))
+        task = asyncio.create_task(answer_call(self._engines.get(role), model, call, role))
         self._room.take(call.prompt, task)
         self._under_way.add(task)
         task.add_done_callback(partial(self._land, role, call.prompt is not None))
