@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import openai
 
@@ -29,7 +29,6 @@ from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 
-T = TypeVar("T")
 Fields = dict[str, Any]  # a JSON object
 
 MOST_REQUESTS = 50_000  # in a batch, by OpenAI's documentation, and
@@ -198,7 +197,7 @@ class BatchEngine(APIEngine):
         if batch["status"] != "failed":  # it never began
             its.tries.update(key for key in requests if key not in its.answers)
 
-    async def _explained(self, asked: Awaitable[T]) -> T:
+    async def _explained(self, asked: Awaitable[Any]) -> Any:
         """As `APIEngine._explained`; UnavailableError also where the client library cannot read the answer."""
         try:
             return await super()._explained(asked)
