@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -49,30 +48,12 @@ def make_questions(path, number):
 
 
 def flags(server, inputs, output, *more):
-    words = [
-        "--openai",
-        "--model_addr",
-        "m",
-        "--base_url",
-        server.url,
-        "--inputs_addr",
-        inputs,
-        "--output_addr",
-        output,
-    ]
-    return [*map(str, words), *map(str, more)]
+    words = f"--openai --model_addr m --base_url {server.url} --inputs_addr {inputs} --output_addr {output}"
+    return [*words.split(), *map(str, more)]
 
 
-def answer(*its):
-    return batch.main(["baselines.py", *flags(*its)])
-
-
-def judge(server, inputs, folder, *names):
-    words = ["--openai", "--evaluator_llm", "m", "--base_url", server.url, "--inputs_addr", inputs, "--response_addr"]
-    words += [folder / f"{name}.json" for name in names]
-    words += ["--score_addr", *(folder / f"{name}_scores.json" for name in names)]
-    assert batch.main(["evaluate_responses.py", *map(str, words)]) == 0
-    return [json.loads((folder / f"{name}_scores.json").read_text())["per_question_scores"] for name in names]
+def answer(*its, script="baselines.py"):
+    return batch.main([script, *flags(*its)])
 
 
 def sizes_of(server):
@@ -113,23 +94,23 @@ def test_plans_and_then_the_answers_by_them(server, tmp_path):
     own = ["--unranked", "--planner_model", "p", "--planner_base_url", server.url, "--num_contexts", "1"]
     assert planpers.main(flags(server, inputs, tmp_path / "plain/out.json", *own)) == 0
     plain, _ = dict(server.paid), server.paid.clear()
-    assert batch.main(["planpers.py", *flags(server, inputs, tmp_path / "out.json", *own)]) == 0
+    assert answer(server, inputs, tmp_path / "out.json", *own, script="planpers.py") == 0
     assert (tmp_path / "out.json").read_bytes() == (tmp_path / "plain/out.json").read_bytes()
-    assert server.paid == plain
-    models = [json.loads(server.files[one["input_file_id"]].splitlines()[0])["body"]["model"] for one in server.batches]
-    assert models == sorted(models, reverse=True) and sizes_of(server)[models.index("m")] == 40
+    assert server.paid == plain and sizes_of(server)[0] == 40 and 40 in sizes_of(server)[2:]
 
 
 def test_a_judge_is_asked_once_where_two_systems_answer_alike(server, tmp_path):
     inputs = make_questions(tmp_path / "in.json", 4)
     server.outcome = lambda number, body: Reply(json.dumps({"match_score": drawn(body) % 3}))
-    for name in "abc":
+    words = ["--openai", "--evaluator_llm", "m", "--base_url", server.url, "--inputs_addr", inputs, "--response_addr"]
+    for name in "ab":
         answers = {f"q{i}": [{"output": f"{name if i else 'same'} {i}"}] for i in range(4)}
         (tmp_path / f"{name}.json").write_text(json.dumps(answers))
-    a, b = judge(server, inputs, tmp_path, "a", "b")
-    assert sizes_of(server) == [7] and a[0] == b[0] and len(a) == len(b) == 4
-    judge(server, inputs, tmp_path, "a", "b", "c")  # which leaves the other verdicts in their batch
-    assert sizes_of(server) == [7, 3] and set(server.paid.values()) == {1}
+    files = [[tmp_path / f"{name}{end}.json" for name in "ab"] for end in ("", "_scores")]
+    assert batch.main(["evaluate_responses.py", *map(str, [*words, *files[0], "--score_addr", *files[1]])]) == 0
+    assert sizes_of(server) == [7] and set(server.paid.values()) == {1}
+    a, b = (json.loads(path.read_text())["per_question_scores"] for path in files[1])
+    assert a[0] == b[0] and len(a) == len(b) == 4
 
 
 def test_a_methods_calls_that_follow_one_another(server, tmp_path):
@@ -186,17 +167,15 @@ def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_p
     inputs, output = make_questions(tmp_path / "in.json", 5), tmp_path / "out.json"
     assert answer(server, inputs, output, "--constrained_decoding", "always") == 0
     assert sizes_of(server) == [5, 4] and set(server.paid.values()) == {1}
-    held = [body["response_format"]["type"] for body in server.requests if "response_format" in body]
-    assert held == ["json_schema", "json_object"]
+    assert len(server.requests) == 3  # json_schema, json_object, neither
     outputs = json.loads(output.read_text())
     assert [key for key, [one] in outputs.items() if one["output"] is None] == ["q3"]
 
 
 @pytest.mark.parametrize(
     "line",
-    [b"<html>", b"[" * 100_000, b'["x"]', b'{"custom_id": "x", "response": {"status_code": 200, "body": {}}}',
-     b'{"custom_id": $ID, "response": {"status_code": 200, "body": {"choices": {}}}}', b'{"custom_id": $ID}',
-     b'{"custom_id": $ID, "response": {"status_code": "200", "body": []}}'],
+    [b"<html>", b"[" * 100_000, b'["x"]', b'{"custom_id": "x"}', b'{"custom_id": $ID, "response": {"body": {}}}',
+     b'{"custom_id": $ID, "response": {"status_code": 200, "body": {"choices": {}}}}'],
 )  # fmt: skip
 def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
     keep, met = server.keep, []
@@ -223,12 +202,7 @@ def test_what_the_queue_has_no_room_for_is_sent_in_halves(server, tmp_path):
 def test_of_a_cancelled_batch_the_next_run_takes_the_answers(server, tmp_path):
     server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else usable(number, body)
     inputs, output, work = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json", server.work
-
-    def cancel(one):
-        work(one)
-        one["status"] = "cancelled"
-
-    server.work = cancel
+    server.work = lambda one: (work(one), one.update(status="cancelled"))
     with pytest.raises(UserError, match=r"batch_0 was cancelled at the API at 127.0.0.1\n  the same command again"):
         answer(server, inputs, output)
     server.work = work
@@ -263,15 +237,13 @@ def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
 @pytest.mark.slow
 def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(server, tmp_path):
     """It is killed as soon as each of its requests is answered, in turn, and started again."""
-    inputs, output = make_questions(tmp_path / "in.json", 12), tmp_path / "out.json"
+    server.polls = 1
+    inputs = make_questions(tmp_path / "in.json", 12)
     assert answer(server, inputs, tmp_path / "whole.json") == 0
     whole, sizes, code, steps = (tmp_path / "whole.json").read_bytes(), sizes_of(server), None, 0
-    assert len(sizes) > 1
     while code != 0:
         steps += 1
-        for path in tmp_path.glob("out.json*"):
-            path.unlink()
-        shutil.rmtree(tmp_path / "completions")
+        output = tmp_path / f"{steps}/out.json"
         server.batches.clear(), server.paid.clear(), server.files.clear()
         run = start(server, inputs, output, f"""
 import os, httpx2
@@ -288,18 +260,15 @@ httpx2.AsyncClient.send = killed
         assert code in (0, -signal.SIGKILL), said
         assert answer(server, inputs, output) == 0 and output.read_bytes() == whole
         assert set(server.paid.values()) == {1} and sizes_of(server) == sizes, steps
-    assert steps > 10
+    assert steps > 10 and len(sizes) > 1
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [
-        ({"create": lambda asked: {}}, "does not say what it calls a batch\n  the same"),
-        ({"has_interface": False}, "is it one with a batch interface? if not, run the command without utils/batch.py"),
-        ({"invalid": "No such model."}, "): No such model."),
-        ({"room": 0}, "): Enqueued token limit reached for m."),
-    ],
-)
+    [({"create": lambda asked: {}}, "does not say what it calls a batch\n  the same"),
+     ({"has_interface": False}, "is it one with a batch interface? if not, run the command without utils/batch.py"),
+     ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
+)  # fmt: skip
 def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tmp_path, monkeypatch, change, told):
     server.outcome = usable
     inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
@@ -329,5 +298,4 @@ def test_no_batch_is_over_the_limits(monkeypatch):
     monkeypatch.setattr(batches, "MOST_REQUESTS", 4)
     assert list(map(len, batches.parts_of(bodies))) == [4, 4, 2]
     monkeypatch.setattr(batches, "MOST_BYTES", 3700)
-    assert list(map(len, batches.parts_of(bodies))) == [3, 3, 3, 1]
-    assert list(batches.parts_of({})) == []
+    assert list(map(len, batches.parts_of(bodies))) == [3, 3, 3, 1] and batches.parts_of({}) == []
