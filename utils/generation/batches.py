@@ -183,14 +183,13 @@ class BatchEngine(APIEngine):
             for line in _read_lines(found.content, "custom_id"):
                 key, response = line["custom_id"], field_of(line, "response", dict)
                 status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
-                if key not in requests or status is None:
-                    continue
-                if status == 200:
-                    its.answers[key] = _encode(body)
+                if key not in requests or status is None:  # it expired
                     continue
                 error = field_of(body, "error", dict)
                 problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
-                if isinstance(problem, RefusedError):
+                if status == 200:
+                    its.answers[key] = _encode(body)
+                elif isinstance(problem, RefusedError):
                     its.answers[key] = str(problem)
                 elif not isinstance(problem, UnavailableError):
                     its.tries[key] = ROUNDS
