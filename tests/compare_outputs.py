@@ -30,8 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from api_server import Reply, default_reply, running
-from batch_server import BatchServer
+from api_server import ChatServer, Reply, default_reply, running
 
 # Paths and the server's address stand in outputs: they are the same for every checkout.
 WORK = Path(tempfile.gettempdir()) / "compare_outputs"
@@ -114,7 +113,7 @@ def make(checkout: Path, folder: Path, sections: list[str]) -> None:
             (WORK / name).symlink_to((checkout / name).resolve())
         write_inputs(WORK / "out")
         chains = {section: all_commands()[section] for section in sections}
-        with running(BatchServer(reply, PORT)) as server, ThreadPoolExecutor(AT_ONCE) as pool:
+        with running(ChatServer(reply, PORT)) as server, ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(run_chain, chains, chains.values()))
             write_requests(server, list(chains))
         shutil.rmtree(folder, ignore_errors=True)
@@ -170,17 +169,14 @@ def read_commands(text: str) -> dict[str, list[list[str]]]:
     return chains
 
 
-def write_requests(server: BatchServer, sections: list[str]) -> None:
+def write_requests(server: ChatServer, sections: list[str]) -> None:
     """What came to the server, by section: a line per request, sorted, for the order is chance; then each line once.
 
-    A section's key is its name. Of a batch, which only one section makes, the lines are its requests.
+    A section's key is its name.
     """
     asked: dict[str, list[str]] = {section: [] for section in sections}
     for key, path, body in zip(server.keys, server.paths, server.requests, strict=True):
         asked[key.removeprefix("sk-")].append(f"{path} {json.dumps(body, sort_keys=True)}")
-    for number, batch in enumerate(server.batches):
-        for line in map(json.loads, server.files[batch["input_file_id"]].splitlines()):
-            asked["batch"].append(f"batch {number} {json.dumps(line['body'], sort_keys=True)}")
     for section, lines in asked.items():
         for name, its in (("requests", lines), ("requests_once", set(lines))):
             (WORK / f"out/{section}/{name}.txt").write_text("\n".join(sorted(its)), encoding="utf-8")

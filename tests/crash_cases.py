@@ -285,9 +285,7 @@ def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
     arguments += ["--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
     outputs = [out / "one_scores.json", out / "two_scores.json"]
     arguments += ["--score_addr", *map(str, outputs)]
-    return Case(
-        name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["judge"]
-    )  # of 3 aspects each
+    return Case(name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["judge"])  # of 3 aspects each
 
 
 def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:

@@ -36,7 +36,8 @@ def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
     done = subprocess.run(
         ["/bin/sh", "-eu", "-c", script], capture_output=True, text=True, check=True, env={"PATH": ""}
     )
-    return [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
+    found = [command.rstrip("\0").split("\0") for command in done.stdout.rstrip("\1").split("\1")]
+    return [words[words[0] == "utils/batch.py" :] for words in found]  # which runs the command that follows
 
 
 def parser_of(script: str):

@@ -301,7 +301,7 @@ def name_of(action):
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
 ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
-API = "--api_key_addr k --base_url http://h/v1 --model_id m --openai_batch"
+API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
 UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
 NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"

@@ -326,7 +326,7 @@ def test_a_dry_run_counts_first_calls(runs, capsys):
     assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [["--rag"], ["--openai_batch"], ["--set", "nothing"]])
+@pytest.mark.parametrize("flags", [["--rag"], ["--set", "nothing"]])
 def test_flags_that_do_not_go_with_a_method(runs, flags):
     with pytest.raises((UserError, SystemExit)):
         runs.run(*flags)

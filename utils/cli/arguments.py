@@ -83,9 +83,6 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         help="API requests under way at a time; fewer where the API asks for it (%(default)s)")
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
         help="an API request without an answer is made again after this time (%(default)s)")
-    add("--openai_batch", action="store_true",
-        help="ask by OpenAI's batch interface: half the price, answers within a day; requests that are "
-        "in a batch already are found there (off)")
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with more parameters for each API request (default: none)")
     add_price_arguments(parser, group)
@@ -95,11 +92,11 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         "where and how a model is loaded",
     )
     parser.decides_nothing(
-        "--api_key_addr --base_url --model_id --max_concurrency --request_timeout --openai_batch",
+        "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
         "how a server is reached; which model it has is told by the model's identity",
     )
     parser.without_effect(
-        "--api_key_addr --base_url --model_id --openai_batch --extra_body --price_in --price_out --price_cached",
+        "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",
         lambda args: not args.openai,
         "without --openai, for the model runs here",
         "give --openai",

@@ -22,7 +22,7 @@ WAIT_SECONDS = 60  # for completions that another node has just written: network
 
 
 class NotStoredError(Exception):
-    """The store lacks this completion, and no engine is open to give it."""
+    """The store lacks this completion, and no engine is open to give it; or the engine has noted it for a batch."""
 
 
 class Completions:

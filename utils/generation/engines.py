@@ -2,7 +2,7 @@
 
 import os
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 # An answer of 2048 tokens is about 10 kB. The store holds its raw text, the output also the answer in it, and that is
 # written under a temporary name first.
 PIECE_BYTES = 64_000
+
+# What makes the engine behind an API from flags and key, in place of `APIEngine`; utils/batch.py sets it.
+make_api_engine: Callable[[Namespace, str], Engine] | None = None
 
 
 def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
@@ -98,9 +101,8 @@ def confirm_model(args: Namespace, model_addr: str, completions: Completions) ->
 def open_api(args: Namespace, known: Iterable[Pieces]) -> Engine:
     """The engine behind an API; what that refused of the pieces that are `known` is left out from the start."""
     from utils.generation.api_engine import APIEngine  # imports openai
-    from utils.generation.batch_engine import BatchEngine
 
-    engine = (BatchEngine if vars(args).get("openai_batch") else APIEngine)(args, read_api_key(args.api_key_addr))
+    engine = (make_api_engine or APIEngine)(args, read_api_key(args.api_key_addr))
     engine.refusals.recall(piece for pieces in known for piece in pieces.values())
     return engine
 

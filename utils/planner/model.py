@@ -19,7 +19,7 @@ def flags_of_planner(args: Arguments) -> Arguments:
     """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
     openai = bool(args.planner_base_url)
     own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
-    own |= {"model_id": None, "openai_batch": False}
+    own |= {"model_id": None}
     own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
     own |= {} if openai else {"seed": args.seed or 0}
     return args.replaced(**own)

@@ -73,8 +73,6 @@ def answer_by_method(args: Arguments) -> int:
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     """The flags by role: of the generator the command's, of those of --model with their own in place."""
-    if args.openai_batch:
-        raise UserError("--openai_batch: a method's calls follow one another, often within seconds; leave it out")
     flags = {"generator": args.replaced()}
     for role, addr, own in args.model or []:
         if role in flags:

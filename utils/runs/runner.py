@@ -27,6 +27,10 @@ OUTAGE = 3  # records in a row, or as many as are under way at a time if more, u
 Engines = Mapping[str, Engine]  # by the roles that they serve
 
 
+class NotedError(Exception):
+    """What the records need is noted, and the run can go on once it is answered (utils/batch.py)."""
+
+
 @dataclass
 class Step:
     """Records that go through a method.
@@ -72,6 +76,7 @@ def run_steps(
     Raises:
         UserError: a record asks otherwise than before, the server has never answered, or the store lacks something and
             nothing may be requested. Whatever else an engine or the store raises ends the run and is raised.
+        NotedError: the engine that the records need is open, and notes requests instead of making them.
         KeyboardInterrupt: SIGINT or SIGTERM. What was received is in the store.
     """
     runs = [Run(step, shared) for step in steps]
@@ -85,6 +90,8 @@ def run_steps(
                 engines = open_engines([role, *left[0].other_roles(role)], _count_waiting(left, role))
             device = engines[role].device
             left = asyncio.run(_advance(left, engines))
+            if left and left[0].awaits() in engines:
+                raise NotedError
         if device is not None:
             for run in runs:
                 if run.is_own:
@@ -270,7 +277,8 @@ class Run:
             self._end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
-            self._is_stopped = not self.is_own and not self._completions(ask.needs).cached_only
+            is_open = ask.needs in engines or self._completions(ask.needs).cached_only
+            self._is_stopped = not self.is_own and not is_open
         elif self.is_own:
             return self._finish(key, task, ask)
         else:

@@ -1,0 +1,300 @@
+"""utils/batch.py against a server on loopback that speaks OpenAI's batch interface: runs as users start them."""
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from api_server import Reply
+from batch_server import EXPIRED, serve_batches
+
+import baselines
+import planpers
+from utils import batch
+from utils.cli import UserError
+from utils.generation import batches, engines
+
+ROOT = Path(__file__).resolve().parents[2]
+KEY = "sk-never-shown"
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch):
+    monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    yield
+    assert engines.make_api_engine is None
+
+
+@pytest.fixture
+def server():
+    with serve_batches() as server:
+        yield server
+
+
+def make_questions(path, number):
+    profile = [{"id": "p", "text": "I grow beans."}]
+    records = [
+        {"id": f"q{i}", "question": f"What of {i}?", "category": "law", "profile": profile, "narrative": "Mine.",
+         "rubric_aspects": [{"aspect": "A", "evidence": "e", "reason": "r"}]}
+        for i in range(number)
+    ]  # fmt: skip
+    path.write_text(json.dumps(records))
+    return path
+
+
+def flags(server, inputs, output, *more):
+    words = f"--openai --model_addr m --base_url {server.url} --inputs_addr {inputs} --output_addr {output}"
+    return [*words.split(), *map(str, more)]
+
+
+def answer(*its, script="baselines.py"):
+    return batch.main([script, *flags(*its)])
+
+
+def sizes_of(server):
+    return [one["request_counts"]["total"] for one in server.batches]
+
+
+def drawn(body):
+    return int(hashlib.sha256(json.dumps(body["messages"]).encode()).hexdigest()[:8], 16)
+
+
+def usable(number, body):
+    return Reply(json.dumps({"personalized_answer": f"Drawn {drawn(body)}."}))
+
+
+def test_answers_with_posts_are_those_of_ordinary_requests(server, tmp_path, capsys):
+    """Texts that can't be used go with another seed in the next batches, and the fourth try by itself."""
+    inputs = make_questions(tmp_path / "in.json", 300)
+    more = ["--rag", "--unranked", "--num_contexts", "1", "--constrained_decoding", "never"]
+    assert baselines.main(flags(server, inputs, tmp_path / "plain/out.json", *more)) == 0
+    plain, _ = dict(server.paid), server.paid.clear()
+    server.requests.clear()
+    output = tmp_path / "out.json"
+    assert answer(server, inputs, output, *more) == 0
+    assert output.read_bytes() == (tmp_path / "plain/out.json").read_bytes()
+    first, second, third = sizes_of(server)
+    assert first == 300 > second > third > 0 and len(server.requests) < third
+    assert server.paid == plain and set(plain.values()) == {1}
+    assert answer(server, inputs, output, *more) == 0 and answer(server, inputs, output, *more, "--dry_run") == 0
+    assert len(server.batches) == 3 and server.paid == plain
+    told = capsys.readouterr()
+    assert "batch_0: 300 requests, 0." in told.err and KEY not in told.out + told.err
+    assert not any(KEY in path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_plans_and_then_the_answers_by_them(server, tmp_path):
+    inputs = make_questions(tmp_path / "in.json", 40)
+    own = ["--unranked", "--planner_model", "p", "--planner_base_url", server.url, "--num_contexts", "1"]
+    assert planpers.main(flags(server, inputs, tmp_path / "plain/out.json", *own)) == 0
+    plain, _ = dict(server.paid), server.paid.clear()
+    assert answer(server, inputs, tmp_path / "out.json", *own, script="planpers.py") == 0
+    assert (tmp_path / "out.json").read_bytes() == (tmp_path / "plain/out.json").read_bytes()
+    assert server.paid == plain and sizes_of(server)[:2] == [40, 40]
+
+
+def test_a_judge_is_asked_once_where_two_systems_answer_alike(server, tmp_path):
+    inputs = make_questions(tmp_path / "in.json", 4)
+    server.outcome = lambda number, body: Reply(json.dumps({"match_score": drawn(body) % 3}))
+    words = ["--openai", "--evaluator_llm", "m", "--base_url", server.url, "--inputs_addr", inputs, "--response_addr"]
+    for name in "ab":
+        answers = {f"q{i}": [{"output": f"{name if i else 'same'} {i}"}] for i in range(4)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(answers))
+    files = [[tmp_path / f"{name}{end}.json" for name in "ab"] for end in ("", "_scores")]
+    assert batch.main(["evaluate_responses.py", *map(str, [*words, *files[0], "--score_addr", *files[1]])]) == 0
+    assert sizes_of(server) == [7] and set(server.paid.values()) == {1}
+    a, b = (json.loads(path.read_text())["per_question_scores"] for path in files[1])
+    assert a[0] == b[0] and len(a) == len(b) == 4
+
+
+def test_a_methods_calls_that_follow_one_another(server, tmp_path):
+    """And those to another model, with a key of its own."""
+    server.outcome = lambda number, body: Reply(f"{body['messages'][-1]['content']}!")
+    method, key = tmp_path / "mine.py", tmp_path / "key.txt"
+    method.write_text(
+        "async def answer(record, ask):\n"
+        "    text = await ask('First {question}', question=record['question'])\n"
+        "    return await ask('Then {text}', text=text, model='critic')\n"
+    )
+    key.write_text("sk-critic")
+    inputs, critic = make_questions(tmp_path / "in.json", 5), f"critic=c@{server.url},api_key_addr={key}"
+    assert answer(server, inputs, tmp_path / "out.json", "--method", method, "--unranked", "--model", critic) == 0
+    assert sizes_of(server) == [5, 5] and set(server.paid.values()) == {1} and server.requests == []
+    assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "Then First What of 0?!!"
+
+
+def test_without_a_seed_two_answers_to_one_question_are_two_requests(server, tmp_path):
+    number = iter(range(100))
+    server.outcome = lambda batch, body: Reply(json.dumps({"personalized_answer": f"No {next(number)}."}))
+    inputs, more = make_questions(tmp_path / "in.json", 3), ["--seed", "none", "--num_generated_outputs", "2"]
+    assert answer(server, inputs, tmp_path / "out.json", *more) == 0
+    assert sizes_of(server) == [6] and next(number) == 6
+
+
+def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, tmp_path):
+    def outcome(number, body):
+        if drawn(body) % 2 and (number == 0 or drawn(body) % 4 == 1):
+            return EXPIRED if number == 0 else Reply("Out of order.", status=500)
+        return usable(number, body)
+
+    server.outcome = outcome
+    server.reply = lambda body: server.answer(body, usable(0, body))
+    inputs = make_questions(tmp_path / "in.json", 40)
+    assert answer(server, inputs, tmp_path / "out.json") == 0
+    first, second, third = sizes_of(server)
+    assert first == 40 > second > third == len(server.requests) > 0 and server.batches[0]["status"] == "expired"
+    assert len(json.loads((tmp_path / "out.json").read_text())) == 40 and set(server.paid.values()) == {1}
+
+
+def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_path):
+    """And what it refuses for its content is asked once."""
+
+    def outcome(number, body):
+        if "response_format" in body:
+            return Reply("No response_format here.", status=400)
+        if "of 3?" in body["messages"][-1]["content"]:
+            return Reply("No.", status=400, code="content_filter")
+        return usable(number, body)
+
+    server.outcome = outcome
+    server.reply = lambda body: server.answer(body, outcome(0, body))
+    inputs, output = make_questions(tmp_path / "in.json", 5), tmp_path / "out.json"
+    assert answer(server, inputs, output, "--constrained_decoding", "always") == 0
+    assert sizes_of(server) == [5, 4] and set(server.paid.values()) == {1}
+    assert len(server.requests) == 3  # json_schema, json_object, neither
+    outputs = json.loads(output.read_text())
+    assert [key for key, [one] in outputs.items() if one["output"] is None] == ["q3"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"<html>", b"[" * 100_000, b'["x"]', b'{"custom_id": "x"}', b'{"custom_id": $ID, "response": {"body": {}}}',
+     b'{"custom_id": $ID, "response": {"status_code": 200, "body": {"choices": {}}}}'],
+)  # fmt: skip
+def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
+    keep, met = server.keep, []
+
+    def damage(content):
+        lines = content.splitlines()
+        if b'"response"' in content and not met:
+            met.append(1)
+            lines[0] = line.replace(b"$ID", json.dumps(json.loads(lines[0])["custom_id"]).encode())
+        return keep(b"\n".join(lines) + b"\n")
+
+    server.keep, server.outcome = damage, usable
+    assert answer(server, make_questions(tmp_path / "in.json", 5), tmp_path / "out.json") == 0
+    assert sizes_of(server) == [5, 1] and len(json.loads((tmp_path / "out.json").read_text())) == 5
+
+
+def test_what_the_queue_has_no_room_for_is_sent_in_halves(server, tmp_path):
+    """Also a batch is found of which the API was not heard."""
+    server.room, server.lose, server.outcome = 6, 1, usable
+    assert answer(server, make_questions(tmp_path / "in.json", 20), tmp_path / "out.json") == 0
+    assert sizes_of(server) == [20, 10, 5, 5, 10, 5, 5] and set(server.paid.values()) == {1}
+
+
+def test_of_a_cancelled_batch_the_next_run_takes_the_answers(server, tmp_path):
+    server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else usable(number, body)
+    inputs, output, work = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json", server.work
+    server.work = lambda one: (work(one), one.update(status="cancelled"))
+    with pytest.raises(UserError, match=r"batch_0 was cancelled at the API at 127.0.0.1\n  the same command again"):
+        answer(server, inputs, output)
+    server.work = work
+    assert answer(server, inputs, output) == 0
+    assert len(server.batches) == 2 and set(server.paid.values()) == {1}
+
+
+def start(server, inputs, output, setup=""):
+    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
+    code += "from utils import batch, cli\nfrom utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
+    words = [sys.executable, "-c", f"{code}{setup}\ncli.run_script(batch.main)", "baselines.py"]
+    return subprocess.Popen([*words, *flags(server, inputs, output)], stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
+    """Also with further questions, and where the API lists nothing."""
+    inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
+    server.held, server.outcome = True, usable
+    run = start(server, inputs, output)
+    while not (server.batches and server.batches[0]["status"] == "in_progress"):
+        time.sleep(0.02)
+    run.send_signal(number)
+    assert "if you stop here, the same command again waits for it" in run.communicate(timeout=60)[1]
+    server.held = False
+    server.batches[0]["metadata"] = None
+    again = start(server, make_questions(tmp_path / "in.json", 14), output)
+    assert "batch_0 was sent before\n" in again.communicate(timeout=60)[1] and again.returncode == 0
+    assert sizes_of(server) == [10, 4] and set(server.paid.values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(server, tmp_path):
+    """It is killed as soon as each of its requests is answered, in turn, and started again."""
+    server.polls = 1
+    inputs = make_questions(tmp_path / "in.json", 12)
+    assert answer(server, inputs, tmp_path / "whole.json") == 0
+    whole, sizes, code, steps = (tmp_path / "whole.json").read_bytes(), sizes_of(server), None, 0
+    while code != 0:
+        steps += 1
+        output = tmp_path / f"{steps}/out.json"
+        server.batches.clear(), server.paid.clear(), server.files.clear()
+        run = start(server, inputs, output, f"""
+import os, httpx2
+send, sent = httpx2.AsyncClient.send, []
+async def killed(self, request, **more):
+    response = await send(self, request, **more)
+    sent.append(request)
+    if len(sent) == {steps}:
+        os.kill(os.getpid(), 9)
+    return response
+httpx2.AsyncClient.send = killed
+""")  # fmt: skip
+        said, code = run.communicate(timeout=60)[1], run.returncode
+        assert code in (0, -signal.SIGKILL), said
+        assert answer(server, inputs, output) == 0 and output.read_bytes() == whole
+        assert set(server.paid.values()) == {1} and sizes_of(server) == sizes, steps
+    assert steps > 10 and len(sizes) > 1
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [({"create": lambda asked: {}}, "does not say what it calls a batch\n  the same"),
+     ({"has_interface": False}, "is it one with a batch interface? if not, run the command without utils/batch.py"),
+     ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
+)  # fmt: skip
+def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tmp_path, monkeypatch, change, told):
+    server.outcome = usable
+    inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
+    with monkeypatch.context() as patch:
+        for name, value in change.items():
+            patch.setattr(server, name, value)
+        for _ in range(4):
+            with pytest.raises(UserError) as error:
+                answer(server, inputs, output, "--max_retries", 0)
+            assert told in str(error.value) and not output.exists() and not server.paid
+    assert answer(server, inputs, output) == 0 and server.requests == []
+
+
+@pytest.mark.parametrize("words", [[], ["train_planner.py", "--openai"]])
+def test_a_command_that_has_no_batches_is_one_line(words, capsys):
+    with pytest.raises(SystemExit) as ending:
+        batch.main(words)
+    told = capsys.readouterr().err
+    assert ending.value.code == 2 and told.count("\n") == 1 and "one of baselines.py, planpers.py" in told
+    with pytest.raises(UserError, match=r"^baselines\.py: .*--openai"):
+        batch.main(["baselines.py", "--model_addr", "m"])
+
+
+def test_no_batch_is_over_the_limits(monkeypatch):
+    bodies = {str(i): {"text": "x" * 1000} for i in range(10)}
+    assert list(map(len, batches.parts_of(bodies))) == [10]
+    monkeypatch.setattr(batches, "MOST_REQUESTS", 4)
+    assert list(map(len, batches.parts_of(bodies))) == [4, 4, 2]
+    monkeypatch.setattr(batches, "MOST_BYTES", 3700)
+    assert list(map(len, batches.parts_of(bodies))) == [3, 3, 3, 1] and batches.parts_of({}) == []

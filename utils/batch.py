@@ -1,0 +1,75 @@
+"""Run a command whose model is behind an API with OpenAI's batch interface, at half the price.
+
+  python utils/batch.py baselines.py --openai --api_key_addr key.txt --model_addr gpt-4o-mini \\
+      --inputs_addr test.json --output_addr none.json
+
+The command is baselines.py, planpers.py, evaluate_responses.py or utils/build_dataset.py, with its own flags. It runs
+until all that it could request is noted; that is sent in batches, and with their answers it runs again, until it ends.
+Batches are answered within a day each. The same command again waits for those that it has sent, and sends none twice.
+"""
+
+import asyncio
+import sys
+from argparse import Namespace
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+
+from utils import cli
+from utils.cli import UserError
+from utils.generation import engines
+from utils.generation.requests import UnavailableError
+from utils.runs.own_method import begin_with_fixed_hashes
+from utils.runs.runner import NotedError
+
+COMMANDS = ("baselines.py", "planpers.py", "evaluate_responses.py", "utils/build_dataset.py")
+
+
+def main(argv: list[str] | None = None) -> int:
+    words = sys.argv[1:] if argv is None else argv
+    parser = cli.make_parser(__doc__)
+    parser.parse_args(words if words and words[0].startswith("-") else [])
+    if not words or words[0] not in COMMANDS:
+        parser.refuse(f"give a command to run, one of {', '.join(COMMANDS)}; --help shows how")
+    if "--openai" not in words:
+        raise UserError(f"{words[0]}: batches are an API's; give --openai, or run it without utils/batch.py")
+    return run(words[0], words[1:])
+
+
+def run(script: str, words: list[str]) -> int:
+    """Run a command as often as it notes requests; returns its exit code."""
+    from utils.generation.batches import Asked, BatchEngine  # imports openai
+
+    command = import_module(script.removesuffix(".py").replace("/", "."))
+    by_api: dict[tuple[str | None, str | None], tuple[Namespace, str, Asked]] = {}
+
+    def make(args: Namespace, api_key: str) -> BatchEngine:
+        its = by_api.setdefault((args.base_url, args.api_key_addr), (args, api_key, Asked()))
+        return BatchEngine(*its)
+
+    async def answer_noted() -> None:
+        for its in by_api.values():
+            engine = BatchEngine(*its)
+            try:
+                await engine.answer_noted()
+            except UnavailableError as error:
+                raise UserError(f"{error}\n  the same command again waits for the batches that are sent") from None
+            finally:
+                await engine.close()
+
+    engines.make_api_engine = make
+    try:
+        while True:
+            try:
+                return command.main(words)
+            except NotedError:
+                asyncio.run(answer_noted())
+    finally:
+        engines.make_api_engine = None
+
+
+if __name__ == "__main__":
+    if any(one.startswith("--method") for one in sys.argv):
+        begin_with_fixed_hashes()
+    cli.run_script(main)

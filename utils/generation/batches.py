@@ -1,0 +1,229 @@
+"""OpenAI's batch interface, for utils/batch.py: requests are noted, sent in batches, and read from their answers.
+
+A request is known by a hash of its body, its seed and the API's address. `batches.jsonl` beside the store has a line
+for each batch: its id, the hash of its content, and its requests. A batch that is not in it, since the process ended
+too soon, is found in the API's list by the hash of its content.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Awaitable, Collection, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from utils.cli import UserError
+from utils.cli.errors import printable
+from utils.cli.progress import Progress, announce
+from utils.files.writing import open_appending, write_line
+from utils.generation.api_engine import AbsentError, APIEngine, field_of
+from utils.generation.chat import Rendered
+from utils.generation.completions import NotStoredError
+from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+
+Fields = dict[str, Any]  # a JSON object
+
+MOST_REQUESTS = 50_000  # in a batch, by OpenAI's documentation, and
+MOST_BYTES = 200_000_000
+ROUNDS = 3  # batches that a request is sent in, and tries of an output that are; after that they go by themselves
+POLLS = (2.0, 60.0)  # seconds from one look at a batch to the next, at first and at most
+UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
+TOO_MUCH = "token_limit_exceeded"  # the error of a batch for which the API's queue has no room
+
+
+@dataclass
+class Asked:
+    """What one API is asked in all runs of a command; requests go by their hashes."""
+
+    noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests that are still to be sent
+    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why a content is refused
+    tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS where none takes it
+    read: set[str] = field(default_factory=set)  # batches whose answers are here, by id
+
+
+class BatchEngine(APIEngine):
+    """`APIEngine` that takes completions from batches, and notes what these lack."""
+
+    def __init__(self, args: Namespace, api_key: str, asked: Asked):
+        super().__init__(args, api_key)
+        self._its, self._base_url = asked, args.base_url
+        self._path = Path(args.completions) / "batches.jsonl"
+        self._finding, self._has_found = asyncio.Lock(), False
+
+    async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
+        """As `APIEngine.complete`; NotStoredError where no batch has an answer yet."""
+        its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
+        async with self._finding:  # the first that no batch takes finds out what the API takes: the others have that
+            way = self.refusals.way(schema)
+            body = self.refusals.body(way, asked, schema)
+            # The seed counts also where none is sent: without it two samples would be one request.
+            key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
+            goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
+            if goes_alone and not self._has_found:
+                self._has_found = True
+                return await alone(model, prompt, sampling)
+        if goes_alone:
+            return await alone(model, prompt, sampling)
+        answer = its.answers.pop(key, None)
+        if isinstance(answer, str):
+            raise RefusedError(answer)
+        if answer is not None:
+            try:
+                return self.refusals.told(way, asked, schema, self._read(answer, sampling, body))
+            except UnavailableError:  # it has no completion
+                its.tries[key] += 1
+        its.noted[key] = body
+        raise NotStoredError
+
+    async def answer_noted(self) -> None:
+        """Have what is noted answered by batches, first by those that were sent before."""
+        its, left = self._its, dict(sorted(self._its.noted.items()))  # of the same requests the same content
+        its.noted.clear()
+        for batch_id, requests in self._sent().items():
+            if batch_id not in its.read and (found := requests & left.keys()):
+                announce(f"{batch_id} was sent before")
+                with suppress(AbsentError):  # the API keeps files for 30 days
+                    await self._take(await self._ended(batch_id, len(requests)), found)
+                its.read.add(batch_id)
+        for part in parts_of({key: left[key] for key in left if key not in its.answers and its.tries[key] < ROUNDS}):
+            await self._ask_for(part)
+
+    async def _ask_for(self, part: dict[str, Fields]) -> None:
+        """Have these answered by one batch, or by as many as the API's queue has room for."""
+        shared = {"method": "POST", "url": "/v1/chat/completions"}
+        content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
+        batch_id = await self._insist(lambda: self._submit(content, list(part)))
+        size = f"{len(part)} requests, {len(content) / 1e6:.1f} MB"
+        announce(f"{batch_id}: {size}; if you stop here, the same command again waits for it")
+        batch = await self._ended(batch_id, len(part))
+        errors = field_of(field_of(batch, "errors", dict), "data", list) or []
+        if TOO_MUCH in [field_of(error, "code", str) for error in errors] and len(part) > 1:
+            half, whole = (len(part) + 1) // 2, list(part.items())
+            await self._ask_for(dict(whole[:half]))
+            await self._ask_for(dict(whole[half:]))
+        elif batch["status"] == "failed":  # by themselves they would cost twice as much
+            told = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
+            raise UserError(f"the {self.device} takes no such batch ({batch_id}): {self._one_line(told)}")
+        else:
+            await self._take(batch, part.keys())
+            self._its.read.add(batch_id)
+
+    async def _submit(self, content: bytes, requests: list[str]) -> str:
+        """The id of a batch of this content, which is sent unless the API has one that was not noted."""
+        digest, known = hashlib.sha256(content).hexdigest(), self._sent()
+
+        async def find() -> list[str]:
+            batches = [batch.model_dump(warnings=False) async for batch in self._client.batches.list(limit=100)]
+            its = [one for one in batches if field_of(one.get("metadata"), "sha256", str) == digest]
+            return [one["id"] for one in its if one["status"] != "failed" and one["id"] not in known]
+
+        async def send() -> list[str]:
+            file = await self._client.files.create(file=("batch.jsonl", content), purpose="batch")
+            # The library would pay twice for an answer that was lost.
+            batch = await self._client.with_options(max_retries=0).batches.create(
+                input_file_id=file.id,
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                metadata={"sha256": digest},
+            )
+            return [batch.id]
+
+        try:
+            batch_id = (await self._explained(find()) or await self._explained(send()))[0]
+        except AbsentError as error:
+            hint = "\n  is it one with a batch interface? if not, run the command without utils/batch.py"
+            raise UserError(f"{error}{hint}") from None
+        if not isinstance(batch_id, str):
+            raise UnavailableError(f"the {self.device} does not say what it calls a batch")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with open_appending(self._path) as file:
+            line = _encode({"id": batch_id, "sha256": digest, "requests": requests})
+            write_line(file, b"\n" + line + b"\n", self._path)  # a line that a killed process tore ends here
+            os.fsync(file.fileno())
+        return batch_id
+
+    def _sent(self) -> dict[str, set[str]]:
+        """By id of each batch that is noted beside the store, its requests."""
+        content = self._path.read_bytes() if self._path.exists() else b""
+        return {line["id"]: set(line["requests"]) for line in _read_lines(content, "id")}
+
+    async def _ended(self, batch_id: str, number: int) -> Fields:
+        """A batch of so many requests, when it has ended."""
+
+        async def look() -> Fields:
+            return (await self._client.batches.retrieve(batch_id)).model_dump(warnings=False)
+
+        with closing(Progress(number, f"requests of {printable(batch_id)}")) as progress:
+            for looks in count():
+                batch = await self._insist(lambda: self._explained(look()))
+                counts, status = field_of(batch, "request_counts", dict), field_of(batch, "status", str)
+                done = sum(field_of(counts, name, int) or 0 for name in ("completed", "failed"))
+                if done > progress.done:
+                    progress.update(done - progress.done)
+                if looks and status == "cancelled":  # somebody doesn't want it
+                    again = "the same command again takes its answers, and sends the rest anew"
+                    raise UserError(f"{batch_id} was cancelled at the {self.device}\n  {again}")
+                if status not in UNDER_WAY:
+                    return batch
+                await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
+
+    async def _take(self, batch: Fields, requests: Collection[str]) -> None:
+        """Take what a batch that has ended says of these requests; one that expired has a part."""
+        its = self._its
+        for file_id in filter(None, (field_of(batch, f"{name}_file_id", str) for name in ("output", "error"))):
+            found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))  # noqa: B023
+            for line in _read_lines(found.content, "custom_id"):
+                key, response = line["custom_id"], field_of(line, "response", dict)
+                status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
+                if key not in requests or status is None:  # it expired
+                    continue
+                error = field_of(body, "error", dict)
+                problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
+                if status == 200:
+                    its.answers[key] = _encode(body)
+                elif isinstance(problem, RefusedError):
+                    its.answers[key] = str(problem)
+                elif not isinstance(problem, UnavailableError):
+                    its.tries[key] = ROUNDS
+        if batch["status"] != "failed":  # it never began
+            its.tries.update(key for key in requests if key not in its.answers)
+
+    async def _explained(self, asked: Awaitable[Any]) -> Any:
+        """As `APIEngine._explained`; UnavailableError also where the client library cannot read the answer."""
+        try:
+            return await super()._explained(asked)
+        except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
+            raise UnavailableError(f"the {self.device} answers what is no JSON, or another: {error}") from None
+
+
+def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
+    """As few batches as the limits allow."""
+    parts, size = [], MOST_BYTES
+    for key, body in bodies.items():
+        its = len(_encode(body)) + 200  # what stands around the body
+        if size + its > MOST_BYTES or len(parts[-1]) == MOST_REQUESTS:
+            parts.append({})
+            size = 0
+        parts[-1][key] = body
+        size += its
+    return parts
+
+
+def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
+    """The lines that are objects with a text of this name; another one says nothing of any request."""
+    for line in content.splitlines():
+        with suppress(ValueError, RecursionError):
+            if field_of(found := json.loads(line), name, str) is not None:
+                yield found
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
