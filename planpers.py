@@ -8,11 +8,9 @@
       --inputs_addr test_ranked.json --output_addr planpers_gold.json
 
 The output is {question id: [{"output": answer, "plan": what it was asked to cover, ...}]} in the dataset's order. The
-plans are in <output>.plans.json. The same command again goes on from where a run stopped, in either stage. Several
-datasets are answered in one load of each model; each has an output of its own.
+plans are in <output>.plans.json. The same command again goes on from where a run stopped, in either stage.
 """
 
-from dataclasses import replace
 from functools import partial
 
 from utils import cli
@@ -26,19 +24,10 @@ from utils.generation.engines import choose_generator, identify_model, print_mac
 from utils.parsing.plans import plan_parser, plan_text
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.planner.targets import find_lead_in
+from utils.runs import planning
 from utils.runs.answers import check_ranked, read_datasets
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.command import Command, calls_of, execute, writing
-from utils.runs.plans import (
-    add_planner_arguments,
-    given_plans,
-    keep_plans,
-    load_prompts,
-    name_outputs,
-    publish_answers,
-    publish_plans,
-    with_plans,
-)
 from utils.runs.roles import open_engines
 from utils.runs.runner import Step, run_steps
 
@@ -49,7 +38,7 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="ranked datasets")
     add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
-    add_planner_arguments(parser)
+    planning.add_planner_arguments(parser)
     add("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
@@ -59,8 +48,7 @@ def build_parser() -> cli.FlagParser:
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
-    parser.decides_nothing("--inputs_addr --output_addr --planner_model --plans_addr", "their hashes do")
-    parser.decides_nothing("--planner_target", "the target that was found does")
+    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
     parser.decides_nothing("--rag", "it has no effect")
     parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
     # fmt: on
@@ -78,17 +66,17 @@ def prepare(args: cli.Arguments) -> Command:
     needs = ["profile", *(["gold_plan"] if args.gold_plan else [])]
     datasets = read_datasets(args, needs, args.num_contexts)
     task = datasets[0].task
-    prompts = load_prompts(args, task)
+    prompts = planning.load_prompts(args, task)
     if args.num_contexts:
         check_ranked(args, datasets)
     lead_in = find_lead_in(
         args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr and args.plans_addr[0]
     )
-    given = given_plans(args, datasets, lead_in)
+    given = planning.given_plans(args, datasets, lead_in)
     of_planner = flags_of_planner(args)
     planner_identity = identify_model(of_planner, args.planner_model) if args.planner_model else None
     identity = identify_model(args, args.model_addr)
-    pairs = name_outputs(args, datasets, given, prompts, identity, planner_identity, lead_in)
+    pairs = planning.name_outputs(args, datasets, given, prompts, identity, planner_identity, lead_in)
 
     async def plan(record: Record, ask: Ask) -> Piece:
         """Paper, figure 15: the planner reads the question behind the asker's best posts."""
@@ -119,16 +107,16 @@ def prepare(args: cli.Arguments) -> Command:
         """All plans, then all answers: each model is loaded once."""
         first, then = [], []
         for dataset, (answers, plans) in zip(datasets, pairs, strict=True):
+            number = len(answers.keys)
             if [answers, plans] not in left:
                 continue
             if "planner" in shared.roles and (args.dry_run or not plans.finished):
-                done = partial(publish_plans, plans, shared.roles["planner"])
-                its = Step(plan, lambda its=dataset: its.asked, "plans", plans.pieces, "planner", finish=done)
-                first.append(replace(its, expected=len(plans.keys)))
-            ready = partial(with_plans, dataset.asked, plans.pieces)
-            done = partial(publish_answers, shared, answers)
-            its = Step(partial(answer, plans.pieces), ready, "answers", answers.pieces, "generator", finish=done)
-            then.append(replace(its, expected=len(answers.keys)))
+                done = partial(planning.publish_plans, plans, shared.roles["planner"])
+                first.append(Step(plan, partial(dict, dataset.asked), "plans", plans.pieces, "planner", number, done))
+            ready = partial(planning.with_plans, dataset.asked, plans.pieces)
+            done = partial(planning.publish_answers, shared, answers)
+            by_plan = partial(answer, plans.pieces)
+            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", number, done))
         return first + then
 
     def describe() -> None:
@@ -150,11 +138,9 @@ def prepare(args: cli.Arguments) -> Command:
         shared = load(with_planner=any(not plans.finished and planner_identity for _, plans in left))
         outputs = [output for pair in left for output in reversed(pair)]
         with writing(outputs):
-            keep_plans(left, lead_in, planner_identity is not None)
-            known = [output.pieces for output in outputs]
-            run_steps(steps(shared, left), shared, partial(open_engines, shared.roles, known))
-        code = max(plans.report_failed() if planner_identity else 0 for _, plans in left)
-        code = max(code, *(answers.report_failed() for answers, _ in left))
+            planning.keep_plans(left, lead_in, planner_identity is not None)
+            run_steps(steps(shared, left), shared, partial(open_engines, shared.roles, [one.pieces for one in outputs]))
+        code = max(one.report_failed() for one in outputs if planner_identity or one.unit == "answers")
         return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in left), "answer"))
 
     return Command(pairs, describe, work)

@@ -41,9 +41,9 @@ class Step:
         unit: what its pieces are called, in the plural.
         pieces: what becomes of the records, by their keys.
         role: of a function of ours the model that it asks.
-        done: pieces that are there without being asked for.
         expected: how many records there will be, as far as that is known before the step begins.
         finish: called with the device, if one was used, when all is answered, before the next step begins.
+        done: pieces that are there without being asked for.
     """
 
     method: Method | Callable[[Any, Ask], Awaitable[Piece]]
@@ -51,9 +51,9 @@ class Step:
     unit: str
     pieces: Pieces
     role: str | None = None
-    done: int = 0
     expected: int = 0
     finish: Callable[[str | None], None] = lambda device: None
+    done: int = 0
 
 
 def run_steps(

@@ -33,6 +33,8 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         "included (default: what the planner was trained with, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens a plan may have (%(default)s; more for a thinking planner)")
+    parser.decides_nothing("--planner_model --plans_addr", "their hashes do")
+    parser.decides_nothing("--planner_target", "the target that was found does")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
