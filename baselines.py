@@ -7,16 +7,16 @@
   python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \\
       --inputs_addr test.json --output_addr none_gpt.json
 
-Several datasets are answered in one load of the model, each with an output of its own. Of questions with options the
-likeliest one is chosen, without a text being generated, by --choose likelihood. An encoder-decoder, such as a FlanT5
-that utils/train_generator.py has fine-tuned, answers by beam search. A method of your own is a Python file with
-`async def answer(record, ask)` (docs/your_own_method.md):
+The model is loaded once for several datasets; each gets its own output. For questions with options, --choose likelihood
+picks the most likely one and generates no text. An encoder-decoder, such as a FlanT5 that utils/train_generator.py has
+fine-tuned, answers by beam search. Your own method is a Python file with `async def answer(record, ask)`
+(docs/your_own_method.md):
 
   python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --method mine.py \\
       --inputs_addr test_ranked.json --output_addr mine.json
 
-The output is {question id: [{"output": answer, ...}]} in the dataset's order. The same command again goes on from
-where a run stopped: every completion is in `completions/` beside the output the moment it is there.
+The output is {question id: [{"output": answer, ...}]} in the dataset's order. Run the same command again to resume:
+each completion is saved in `completions/` beside the output as soon as it arrives.
 """
 
 import sys
@@ -70,7 +70,7 @@ def prepare(args: cli.Arguments) -> Command:
             return await ask.record(method, items=task.best_items(record, number), options=task.options.texts(record))
         if args.trim_items:  # as LaMP's code does
             return await ask.record(method, items=task.best_entries(record, number), trimmed=True)
-        # Further answers of some benchmarks ask in another dress, as with shuffled options.
+        # Some benchmarks vary the prompt for further answers, for example by shuffling the options.
         variant = task.vary(record, ask.key[1], args.seed or 0) if task.vary and ask.key[1] else None
         return await ask.record(method, items=task.best_items(record, number), variant=variant)
 

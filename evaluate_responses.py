@@ -6,15 +6,14 @@
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
 Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]}; the
-first response to each question is judged. An answer that is missing has the worst score, 0 unless scores are errors,
-and is counted; a verdict that the judge failed to give is counted, and never a 0. The same command again judges what
-has changed since, and nothing else.
+first response to each question is judged. A missing answer gets the worst score (0, unless lower is better) and is
+counted. A missing verdict is counted and never scored 0. Run the same command again to judge only what has changed.
 
 LaMP and LongLaMP need no judge: their metrics compare a response with the reference (--strategy f1, rouge-1, ...).
-Other people's runs are read too: files in LaMP's own format, and PersonaMem's CSV files. How sure the judge is of a
-verdict: --verdicts probability takes the expectation over 0, 1 and 2 by their likelihoods; --num_verdicts the mean of
-several at a --temperature. --strategy direct and pairwise are what the paper compares its judge with: one of five
-levels for a response, or two systems compared in both orders (docs/evaluation.md has all of these):
+Files in LaMP's own format and PersonaMem's CSV files are read too. To measure how sure the judge is, --verdicts
+probability takes the expected value over 0, 1 and 2; --num_verdicts averages several verdicts at a --temperature.
+--strategy direct and pairwise are what the paper compares its judge with: one of five levels for a response, or two
+systems compared in both orders (docs/evaluation.md describes all of these):
 
   python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
@@ -118,10 +117,10 @@ def prepare(args: cli.Arguments) -> Command:
     def describe() -> None:
         pass_over_unanswered(systems)
         if chosen is None:
-            return print_machine(args, [], args.score_addr, len(records))
+            return print_machine(args, [], args.score_addr, len(args.score_addr) * len(records))
         model, asked = calls_to(args, systems, records, load_judge(args, chosen))
         print(describe_calls([call for call, _ in asked], model.chat, model.policy, prices_of(args)))
-        print_machine(args, [model], args.score_addr, len(records))
+        print_machine(args, [model], args.score_addr, len(args.score_addr) * len(records))
 
     def work(left: list[list[Output]]) -> int:
         its = [system for system in systems if [system.output] in left]
@@ -134,8 +133,8 @@ def prepare(args: cli.Arguments) -> Command:
         else:
             model, asked = calls_to(args, its, records, load_judge(args, chosen))
             shared = Shared(task, {"judge": Role(args, model)}, args.seed, num_contexts=0)
-            known = [system.output.pieces for system in its]
-            done = sum(map(len, known))
+            known = {"judge": [system.output.pieces for system in its]}
+            done = sum(len(system.output.pieces) for system in its)
             step = Step(judge, lambda: dict(enumerate(asked)), "verdicts", {}, "judge", done=done)
             with writing(system.output for system in its):
                 device, _ = run_steps([step], shared, partial(open_engines, shared.roles, known))

@@ -8,7 +8,7 @@
       --inputs_addr test_ranked.json --output_addr planpers_gold.json
 
 The output is {question id: [{"output": answer, "plan": what it was asked to cover, ...}]} in the dataset's order. The
-plans are in <output>.plans.json. The same command again goes on from where a run stopped, in either stage.
+plans are in <output>.plans.json. Run the same command again to resume either stage.
 """
 
 from functools import partial
@@ -39,10 +39,10 @@ def build_parser() -> cli.FlagParser:
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="ranked datasets")
     add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
     planning.add_planner_arguments(parser)
-    add("--rag", action="store_true", help="accepted and without effect: PlanPers always uses posts")
+    add("--rag", action="store_true", help="no effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
-    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
     cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
@@ -58,6 +58,7 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     outputs = [*args.output_addr, *(f"{path}.plans.json" for path in args.output_addr)]
+    cli.check_different("--output_addr", outputs)
     cli.prepare_run(args, outputs, [*args.inputs_addr, *(args.plans_addr or [])])
     return execute(prepare(args), args)
 
@@ -69,9 +70,7 @@ def prepare(args: cli.Arguments) -> Command:
     prompts = planning.load_prompts(args, task)
     if args.num_contexts:
         check_ranked(args, datasets)
-    lead_in = find_lead_in(
-        args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr and args.plans_addr[0]
-    )
+    lead_in = find_lead_in(args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr or [])
     given = planning.given_plans(args, datasets, lead_in)
     of_planner = flags_of_planner(args)
     planner_identity = identify_model(of_planner, args.planner_model) if args.planner_model else None
@@ -83,9 +82,9 @@ def prepare(args: cli.Arguments) -> Command:
         return await ask.record("planner", items=task.best_items(record, args.num_contexts), model="planner")
 
     async def answer(plans: Pieces, record: Record, ask: Ask) -> Piece:
-        """Figure 14, by the plan of the same number; without a usable one as RAG does, and its record says why.
+        """Figure 14, with the plan of the same number. Without a usable plan, answer as RAG does and record why.
 
-        Where plans have a lead-in the plan's text stands in the prompt as it came, else the titles read from it.
+        If plans have a lead-in, the prompt has the plan's raw text, otherwise its titles.
         """
         its, posts = plans[ask.key], task.best_items(record, args.num_contexts)
         if not its["value"]:
@@ -116,7 +115,8 @@ def prepare(args: cli.Arguments) -> Command:
             ready = partial(planning.with_plans, dataset.asked, plans.pieces)
             done = partial(planning.publish_answers, shared, answers)
             by_plan = partial(answer, plans.pieces)
-            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", number, done))
+            before = next((step for step in first if step.pieces is plans.pieces), None)
+            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", number, done, before))
         return first + then
 
     def describe() -> None:
@@ -132,16 +132,15 @@ def prepare(args: cli.Arguments) -> Command:
         calls = (call for step in its if step.role == "generator" for call in calls_of(step, shared))
         print(f"answers{note}:\n" + describe_calls(calls, models[-1].chat, models[-1].policy, prices_of(args)))
         paths = [output.path for pair in pairs for output in pair]
-        print_machine(args, models, paths, sum(len(answers.keys) for answers, _ in pairs))
+        print_machine(args, models, paths, sum(len(output.keys) for pair in pairs for output in pair))
 
     def work(left: list[list[Output]]) -> int:
         shared = load(with_planner=any(not plans.finished and planner_identity for _, plans in left))
         outputs = [output for pair in left for output in reversed(pair)]
         with writing(outputs):
             planning.keep_plans(left, lead_in, planner_identity is not None)
-            run_steps(steps(shared, left), shared, partial(open_engines, shared.roles, [one.pieces for one in outputs]))
-        code = max(one.report_failed() for one in outputs if planner_identity or one.unit == "answers")
-        return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in left), "answer"))
+            run_steps(steps(shared, left), shared, partial(open_engines, shared.roles, planning.pieces_by_role(left)))
+        return planning.report(left, planner_identity is not None)
 
     return Command(pairs, describe, work)
 

@@ -10,8 +10,8 @@ The control with another user's posts (the paper's "random profile") is a ranked
 
 --ranker recency goes by the items' dates where the benchmark has any, the latest first, and of the same date by the
 file's order, its last item first; those without a date that can be read stand behind all others and are counted.
---ranker hybrid is half dense, half recency, as in LaMP: by turns the best of each order that is not taken yet, so of
-the first k items each order has given half (of an odd k the dense one has given one more).
+--ranker hybrid alternates between the dense and the recency order, as in LaMP, and skips items already taken; the dense
+order comes first.
 
 Repeat the command to resume: the orders are kept in `orders/` beside the output. With --embedding_cache, a second
 ranking of the same posts embeds nothing again.

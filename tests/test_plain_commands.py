@@ -122,7 +122,7 @@ def test_the_readmes_pipeline(pipeline, folder):
         if words[0] in TOKENS:
             check_outputs(words)
     plans = read_manifest(folder / "out/planpers.json.plans.json")
-    assert plans["settings"]["max_tokens"] == 512
+    assert plans["settings"]["max_tokens_plan"] == 512
     assert "<html" in (folder / "out/report.html").read_text()
 
 
@@ -136,7 +136,7 @@ def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
            "--base_url", server.url)  # fmt: skip
         assert {request["max_tokens"] for request in server.requests} == {2048}
     check_outputs(words)
-    assert read_manifest(f"{output}.plans.json")["settings"]["max_tokens"] == 512
+    assert read_manifest(f"{output}.plans.json")["settings"]["max_tokens_plan"] == 512
     ((answer,),) = json.loads(Path(output).read_text()).values()
     assert answer["plan"]
 

@@ -4,8 +4,8 @@
       --inputs_addr test.json --output_addr none.json
 
 The command is baselines.py, planpers.py, evaluate_responses.py or utils/build_dataset.py, with its own flags. It runs
-until all that it could request is noted; that is sent in batches, and with their answers it runs again, until it ends.
-Batches are answered within a day each. The same command again waits for those that it has sent, and sends none twice.
+until it has no more requests to record. They are sent in batches, then the command runs again with the answers, until
+it ends. Each batch takes up to a day. Run the same command again to wait for batches already sent; none is sent twice.
 """
 
 import asyncio

@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.dry_run:
             asking.describe(candidates)
             files = [str(folder / f"{one.step}.json") for one in (FILTER, ASPECTS)]
-            print_machine(args, [asking.model], files, len(candidates))
+            print_machine(args, [asking.model], files, 2 * len(candidates))
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")

@@ -225,11 +225,11 @@ def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
     while not (server.batches and server.batches[0]["status"] == "in_progress"):
         time.sleep(0.02)
     run.send_signal(number)
-    assert "if you stop here, the same command again waits for it" in run.communicate(timeout=60)[1]
+    assert "if you stop here, the same command again waits for it" in run.communicate(timeout=600)[1]
     server.held = False
     server.batches[0]["metadata"] = None
     again = start(server, make_questions(tmp_path / "in.json", 14), output)
-    assert "batch_0 was sent before\n" in again.communicate(timeout=60)[1] and again.returncode == 0
+    assert "batch_0 was sent before\n" in again.communicate(timeout=600)[1] and again.returncode == 0
     assert sizes_of(server) == [10, 4] and set(server.paid.values()) == {1}
 
 
@@ -255,7 +255,7 @@ async def killed(self, request, **more):
     return response
 httpx2.AsyncClient.send = killed
 """)  # fmt: skip
-        said, code = run.communicate(timeout=60)[1], run.returncode
+        said, code = run.communicate(timeout=600)[1], run.returncode
         assert code in (0, -signal.SIGKILL), said
         assert answer(server, inputs, output) == 0 and output.read_bytes() == whole
         assert set(server.paid.values()) == {1} and sizes_of(server) == sizes, steps

@@ -344,7 +344,10 @@ def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, co
     run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
     assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
     assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
-    assert "\nnote: 503; nothing is answered any more, so no more is asked of this model\n" in capsys.readouterr().err
+    assert (
+        "\nnote: 503; the server no longer answers; no further requests are sent to this model\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_an_answer_between_two_failures_shows_that_the_server_is_there(pieces):
@@ -420,3 +423,29 @@ def test_description_of_a_dry_run():
     assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
     assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described
     assert "2 calls, at most 8 with retries; at most 100 tokens an output" in described
+
+
+def test_steps_that_ask_one_server_know_of_each_other(capsys):
+    """An answer to one shows that the address is right; once the server is gone, the others ask the store alone."""
+    first, second = {}, {}
+    engine = ScriptedEngine({"a": ["fine"], "kept": ["fine"]} | {f"q{n}": [GONE] for n in range(20)}, concurrency=1)
+    run(engine, [make_call("kept")], {})
+    asked = len(engine.calls)
+    steps = [
+        make_stage([make_call(name) for name in ("a", *(f"q{n}" for n in range(9)))], first),
+        make_stage([make_call(name) for name in (*(f"q{n}" for n in range(9, 15)), "kept")], second),
+    ]
+    assert run_calls(lambda outputs: engine, *steps) == "script"
+    assert [key for key, _ in first] == ["a"] and [key for key, _ in second] == ["kept"]
+    assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
+
+
+def test_a_step_that_the_store_answers_has_no_device(capsys):
+    told = []
+    engine = ScriptedEngine({"a": ["fine"], "b": ["fine"]})
+    run(engine, [make_call("b")], {})
+    steps = [make_stage([make_call(name)], {}) for name in "ab"]
+    for number, (_, _, step) in enumerate(steps):
+        step.finish = lambda device, number=number: told.append((number, device))
+    run_calls(lambda outputs: engine, *steps)
+    assert sorted(told) == [(0, "script"), (1, None)]

@@ -432,7 +432,9 @@ async def answer(record, ask):
     files = ["--inputs_addr", tmp_path / "in.json", "--output_addr", tmp_path / "mine.json", "--unranked"]
     command = ["--method", tmp_path / "mine.py", "--completions", tmp_path / "mine"]
     model = json.loads((tmp_path / "out.json.manifest.json").read_text())["arguments"]["model_addr"]
-    assert baselines.main([str(word) for word in ("--model_addr", model, *files, *command)]) == 0
+    words = [str(word) for word in ("--model_addr", model, *files, *command)]
+    assert baselines.main([*words, "--dry_run"]) == 0 and own.asked == []
+    assert baselines.main(words) == 0
     mine = json.loads((tmp_path / "mine.json").read_text())
     assert {key: one["output"] for key, [one] in mine.items()} == {
         key: one["output"] for key, [one] in expected.items()

@@ -104,7 +104,7 @@ def test_an_outage_ends_the_run_early(runs, capsys):
     runs.server.reply = lambda request: reply(request) if len(runs.server.requests) <= 6 else Reply("no", status=503)
     runs.run("--max_retries", 0, code=1)
     errors = capsys.readouterr().err
-    assert "nothing is answered any more, so no more is asked of this model" in errors
+    assert "the server no longer answers; no further requests are sent to this model" in errors
     assert len(runs.server.requests) < 6 + 5 * 4 * 4  # the library makes a request four times
     runs.server.reply = reply
     runs.run()
@@ -258,7 +258,7 @@ numbers = itertools.count()
 async def answer(record, ask):
     return await ask("Number {number}: {question}", number=next(numbers))
 """)
-    with pytest.raises(UserError, match="the method makes other calls than in its previous run\n  it must"):
+    with pytest.raises(UserError, match="the method makes different calls than in its previous run\n  use ask"):
         runs.run()
     assert runs.server.requests == []
 
@@ -482,3 +482,28 @@ async def answer(record, ask):
     calls = [output["calls"] for [output] in runs.answers.values()]
     assert (sum(one["critic"].get("num_contexts_dropped", 0) for one in calls) > 13) == is_short
     assert all(one["generator"].get("num_contexts_dropped", 0) == 0 for one in calls)
+
+
+def test_a_dry_run_ends_with_a_method_that_catches_everything(runs):
+    runs.write("""
+async def answer(record, ask):
+    while True:
+        try:
+            return await ask("p q")
+        except BaseException:
+            pass
+""")
+    done = subprocess.run(
+        [sys.executable, "baselines.py", *runs.flags("--dry_run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0 and "13 need calls" in done.stdout
+
+
+def test_a_forgotten_name_shows_no_password(runs, capsys):
+    with pytest.raises(SystemExit):
+        runs.run("--model", "https://user:hidden@host/v1")
+    assert "hidden" not in capsys.readouterr().err

@@ -240,7 +240,7 @@ async def answer(record, ask):
     await ask("none")
     return await ask("Number {number}: {question}", number=random.random())
 """)
-    with pytest.raises(UserError, match="the method makes other calls than in its previous run"):
+    with pytest.raises(UserError, match="the method makes different calls than in its previous run"):
         runs.run()
     assert len(runs.server.requests) == 2 * len(IDS) and not runs.output.exists()
 
@@ -437,7 +437,7 @@ async def answer(record, ask):
         pass
     return "made up"
 """)
-    with pytest.raises(UserError, match="makes other calls than in its previous run"):
+    with pytest.raises(UserError, match="makes different calls than in its previous run"):
         runs.run()
     assert runs.server.requests == [] and not runs.output.exists()
 
@@ -491,7 +491,7 @@ async def answer(record, ask):
     asyncio.create_task(forever(ask))
     return await ask("none")
 """)
-    with pytest.raises(UserError, match="makes other calls than in its previous run"):
+    with pytest.raises(UserError, match="makes different calls than in its previous run"):
         runs.run()
     assert len(runs.server.requests) < 5 * len(IDS)
 

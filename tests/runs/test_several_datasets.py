@@ -3,12 +3,13 @@
 import json
 
 import pytest
-from api_server import serve
+from api_server import Reply, serve
 from method_runs import SAMPLE, reply
 
 import baselines
 import planpers
 from utils.cli import UserError
+from utils.files.manifest import publish
 from utils.generation.requests import Completion
 from utils.generation.store import ModelStore
 
@@ -111,3 +112,29 @@ def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
     (datasets / "b.json").write_text(json.dumps(other))
     with pytest.raises(UserError, match=r"b\.json"):
         baselines.main([*common, *pair])
+
+
+def test_what_a_planner_s_server_refuses_is_still_sent_to_the_generator(datasets):
+    def refuse(request):
+        if "temperature" in request:
+            return Reply("Unsupported parameter", status=400, code="unsupported_parameter", param="temperature")
+        return Reply("Cost\nTime")
+
+    (datasets / "key.txt").write_text("sk-test")
+    with serve(reply) as server, serve(refuse) as planner:
+        flags = ["--openai", "--model_addr", "m", "--base_url", server.url, "--unranked", "--planner_model", "p"]
+        flags += ["--api_key_addr", str(datasets / "key.txt"), "--planner_api_key_addr", str(datasets / "key.txt")]
+        words = [*flags, "--planner_base_url", planner.url, *files(datasets, ["a"], "out")]
+        assert planpers.main(words) == 0
+        assert all(request["temperature"] == 0.1 for request in server.requests) and len(server.requests) == 5
+
+
+def test_plans_that_begin_differently_are_refused(datasets, api, tmp_path):
+    _, common = api
+    for name, its in (("a", {}), ("b", {"planner_target": "reference", "lead_in": "So:\n"})):
+        ids = [record["id"] for record in json.loads((datasets / f"{name}.json").read_text())]
+        content = {key: [{"aspects": ["Cost"]}] for key in ids}
+        publish(datasets / f"{name}_plans.json", content, {"settings": {"script": "planpers.py", **its}})
+    plans = [str(datasets / f"{name}_plans.json") for name in "ab"]
+    with pytest.raises(UserError, match=r"--plans_addr: .* begin differently; answer with each in its own command"):
+        planpers.main([*common, "--unranked", *files(datasets, ["a", "b"], "out"), "--plans_addr", *plans])

@@ -37,7 +37,7 @@ from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_p
 from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.judging import System, build_calls, choose_judge
-from utils.runs.runner import Run, Step
+from utils.runs.runner import Run, Servers, Step
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -188,7 +188,7 @@ async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[fl
     step = Step(send, lambda: {call.key: call for call in calls}, "calls", {}, "generator")
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await Run(step, shared).go({"generator": engine})
+    await Run(step, shared, Servers()).go({"generator": engine})
     return time.perf_counter() - started, list(step.pieces.values())
 
 

@@ -157,9 +157,9 @@ class Asking:
         if self.first.is_finished and self.second.is_finished:
             return 0
         steps = (self.first, self.second)
-        its = [self.first.run_step(lambda: records, self.shared)]
-        its.append(self.second.run_step(lambda: self._passed(records), self.shared))
-        known = [step.output.pieces for step in steps]
+        first = self.first.run_step(lambda: records, self.shared)
+        its = [first, replace(self.second.run_step(lambda: self._passed(records), self.shared), after=first)]
+        known = {step.question.step: [step.output.pieces] for step in steps}
         with writing(step.output for step in steps):
             run_steps(its, self.shared, partial(open_engines, self.shared.roles, known))
         return sum(len(step.output.missing()) for step in steps if not step.is_finished)

@@ -78,7 +78,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--base_url", metavar="URL", type=api_address,
         default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
-    add("--model_id", metavar="NAME", help="which model the API has (default: as it calls it itself)")
+    add("--model_id", metavar="NAME", help="identity of the model behind the API (default: the name it reports)")
     add("--max_concurrency", type=positive_int, default=32,
         help="API requests under way at a time; fewer where the API asks for it (%(default)s)")
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
@@ -161,7 +161,7 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="hold the output to its JSON schema: on the last try, always, or never, "
         "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
-    parser.decides_nothing("--max_retries", "a higher one changes only what was unusable, which `Output` looks at")
+    parser.decides_nothing("--max_retries", "`Output` compares it, if something was unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:

@@ -111,7 +111,7 @@ class BatchEngine(APIEngine):
             await self._ask_for(dict(whole[half:]))
         elif batch["status"] == "failed":  # by themselves they would cost twice as much
             told = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
-            raise UserError(f"the {self.device} takes no such batch ({batch_id}): {self._one_line(told)}")
+            raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(told)}")
         else:
             await self._take(batch, part.keys())
             self._its.read.add(batch_id)
@@ -169,7 +169,7 @@ class BatchEngine(APIEngine):
                 if done > progress.done:
                     progress.update(done - progress.done)
                 if looks and status == "cancelled":  # somebody doesn't want it
-                    again = "the same command again takes its answers, and sends the rest anew"
+                    again = "run the same command again to use its answers and send the rest again"
                     raise UserError(f"{batch_id} was cancelled at the {self.device}\n  {again}")
                 if status not in UNDER_WAY:
                     return batch
@@ -201,7 +201,7 @@ class BatchEngine(APIEngine):
         try:
             return await super()._explained(asked)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
-            raise UnavailableError(f"the {self.device} answers what is no JSON, or another: {error}") from None
+            raise UnavailableError(f"the {self.device} returned other than the expected JSON: {error}") from None
 
 
 def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:

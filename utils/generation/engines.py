@@ -1,4 +1,4 @@
-"""Which engine a run has: its model identified before anything expensive starts, and opened."""
+"""Choose and open a run's engine; the model is identified before anything expensive starts."""
 
 import os
 from argparse import Namespace
@@ -108,14 +108,14 @@ def open_api(args: Namespace, known: Iterable[Pieces]) -> Engine:
 
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:
-    """Print what this machine has and lacks for these models, and for outputs of `pieces` each (--dry_run)."""
+    """Print what this machine has and lacks for these models, and for outputs of `pieces` together (--dry_run)."""
     here = [model for model in models if isinstance(model.chat, LocalChat)]
     loaded = [Loaded(one.addr, one.length, one.chat.model_limit) for one in here if not isinstance(one.chat, PlainText)]
     lines = describe_engine(args, loaded) if loaded else []
     for model in here:
         if isinstance(model.chat, PlainText):
             lines += describe_weights(model.addr, args.cache_dir, 4 if args.dtype == "float32" else 2)
-    print(*lines, *describe_disk(outputs[0], len(outputs) * pieces * PIECE_BYTES), sep="\n")
+    print(*lines, *describe_disk(outputs[0], pieces * PIECE_BYTES), sep="\n")
 
 
 def share_base(models: Iterable[str], cache_dir: str | None) -> bool:

@@ -1,10 +1,11 @@
 """What plans begin with: the planner's target, by the flag or by what a planner or its plans remember."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from prompts import Prompt, choose_lead_in
 from utils.cli import UserError
-from utils.files.manifest import folder_settings, settings_of
+from utils.files.manifest import folder_settings, read_folder_manifest, read_manifest
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
@@ -14,14 +15,23 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 
 
 def find_lead_in(
-    planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addr: str | None
+    planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
     """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
 
-    UserError where the flag says otherwise than what is remembered, or needs a prompt that has a lead-in.
+    UserError where files of plans begin differently, or the flag says otherwise than what is remembered, or needs a
+    prompt that has a lead-in.
     """
-    source = planner_model or plans_addr
-    settings = folder_settings(planner_model) if planner_model else settings_of(plans_addr) if plans_addr else {}
+    sources = [planner_model] if planner_model else plans_addrs
+    found = [_find(planner_target, prompt, one, is_folder=planner_model is not None) for one in sources]
+    if len(set(found)) > 1:
+        raise UserError(f"--plans_addr: {' and '.join(sources)} begin differently; answer with each in its own command")
+    return found[0] if found else choose_lead_in(planner_target or "paper", prompt)
+
+
+def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_folder: bool) -> str | None:
+    manifest = read_folder_manifest(source) if is_folder else read_manifest(source)
+    settings = (manifest or {"settings": {}})["settings"]
     if settings.get("script") not in ("train_planner.py", "planpers.py"):
         return choose_lead_in(planner_target or "paper", prompt)
     remembered = settings.get("planner_target", "paper")

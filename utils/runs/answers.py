@@ -43,9 +43,9 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     """How often and how questions are answered, of the benchmarks that know several ways."""
     # fmt: off
     add = parser.add_argument
-    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers a question (%(default)s)")
+    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
     add("--choose", choices=["likelihood"],
-        help="generate no text, but choose the option with the highest mean log-probability a token, where the "
+        help="generate no text, but choose the option with the highest mean log-probability per token, where the "
         "benchmark's questions have options (off)")
     add("--trim_items", action="store_true",
         help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
@@ -69,7 +69,7 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
 
 
 def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None) -> list[Dataset]:
-    """The datasets of --inputs_addr; UserError where they are no such, or of several benchmarks.
+    """The datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
 
     Args:
         most_items: of a profile what a prompt may take; None: all of it.
@@ -121,7 +121,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
 
     def load() -> Shared:
         if args.choose:
-            args.max_tokens = 1  # of the room that a prompt leaves; what its options need is seen at each
+            args.max_tokens = 1  # one token is reserved here; each call reserves what its options need
         model = choose_answerer(args, identity, task.output.schema, task.prompt_length)
         if task.history is not None and isinstance(model, TextModel):
             what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
@@ -158,7 +158,8 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
     def work(its: list[list[Output]]) -> int:
         shared, left = load(), [output for [output] in its]
         with writing(left):
-            run_steps(steps(shared, its), shared, partial(open_engines, shared.roles, [one.pieces for one in left]))
+            known = {"generator": [output.pieces for output in left]}
+            run_steps(steps(shared, its), shared, partial(open_engines, shared.roles, known))
         # Another try would write the same, and the text is scored by LaMP's own rule.
         beams = isinstance(shared.roles["generator"].model, TextModel)
         codes = [output.report_failed() for output in left]

@@ -28,7 +28,7 @@ from utils.parsing import Parsed, nothing, writable
 
 MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
 TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
-PATIENCE = 60  # seconds until a method that does something else between its calls is held to ask otherwise than before
+PATIENCE = 60  # seconds before a method that is busy between calls counts as making different calls
 UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
 CHARACTERS_PER_TOKEN = 4  # about, of English
 
@@ -83,7 +83,8 @@ class Shared:
 
     Attributes:
         roles: the models by the names by which they are asked; "generator" is the one that answers.
-        prompts: by name the benchmark's prompts, and `values` what fills them from a record; of `task` by default.
+        prompts: the benchmark's prompts by name (default: the task's).
+        values: what fills them, from a record (default: the task's).
         readers: by role what reads a text that answers one of these prompts; the task's answers' by default.
         settings: --set NAME=VALUE.
         own_prompts: the prompts that have been used, by name or text; filled as they are.
@@ -121,7 +122,7 @@ class Shared:
         Args:
             own: max_tokens and temperature, in place of the flags.
             options: texts of which the likeliest is chosen, by name.
-            variant: how a question is asked in another dress; its values and its reader hold.
+            variant: another form of the question, with its own values and parser.
             trimmed: the items are `Task.best_entries`, which are cut to fit.
             told: what the call's record holds besides.
 
@@ -450,7 +451,7 @@ TAKEN = set(inspect.signature(Ask.__call__).parameters) - {"values"}  # names th
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """A parser as the driver takes it, from a method's own function of the text, or of nothing."""
+    """A parser of (text, cut), made from a method's function of the text; without one, the text itself."""
 
     def read(text: str, cut: bool) -> Parsed:
         try:

@@ -1,4 +1,4 @@
-"""What all commands that ask a model have in common: what they are to make, left alone if finished, else made."""
+"""What all model commands share: list the outputs, skip the finished ones, make the others."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -65,7 +65,7 @@ class _MadeError(Exception):
 
 
 class _Describing:
-    """An `Ask` that makes no call, only tells it."""
+    """An `Ask` that reports its call instead of making it."""
 
     def __init__(self, shared: Shared, record: Any, key: Key):
         self._shared, self._record = shared, record

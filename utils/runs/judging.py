@@ -108,7 +108,7 @@ def check_verdicts(args: Arguments, task: Task, scale: Scale | None) -> None:
 
 
 def read_systems(args: Arguments, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
-    """What is to be judged, with the responses read and held against the dataset."""
+    """Read the responses and check them against the dataset."""
     metric = task.metrics[args.strategy]
     selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
     ids = [record["id"] for record in records]
@@ -204,7 +204,7 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
 def calls_to(
     args: Arguments, systems: list[System], records: list[Record], judging: Judging
 ) -> tuple[Model, list[tuple[Call, Pieces]]]:
-    """The judge as long as its longest prompt needs, and a call for each verdict that is not there with its place."""
+    """The judge, with the length that its longest prompt needs, and a call for each missing verdict."""
     chat = judging.chat or open_chat(args, args.evaluator_llm)
     made = build_calls(systems, records, judging, chat)
     calls, places = [call for call, _ in made], [place for _, place in made]
@@ -263,7 +263,7 @@ def fit_context(calls: list[Call], args: Arguments, chat: Chat) -> tuple[list[Ca
 
 
 def pass_over_unanswered(systems: list[System]) -> None:
-    """Where an answer is missing the judge is not asked: what stands in its verdicts' place is known."""
+    """Do not ask the judge about missing answers: their verdicts are known."""
     for system in systems:
         for question in system.questions:
             answered = are_answered(answers_to(system.responses, question["id"]))

@@ -30,7 +30,7 @@ from utils.runs.ask import Role, Shared
 from utils.runs.command import writing
 from utils.runs.methods import load_method, report_raised, sum_calls
 from utils.runs.roles import open_engines
-from utils.runs.runner import AT_ONCE, Run, Step, run_steps
+from utils.runs.runner import AT_ONCE, Run, Servers, Step, end_tasks, run_steps
 
 ROLE_FLAGS = {  # of a model of --model, with what reads them
     "base_url": cli.api_address,
@@ -64,7 +64,7 @@ def answer_by_method(args: Arguments) -> int:
         return code
 
     with writing([output]):
-        device, [run] = run_steps([step], shared, partial(open_engines, roles, []))
+        device, [run] = run_steps([step], shared, partial(open_engines, roles, {}))
         publish_answers(args, task, output, run, device)
     report_shard(args, args.output_addr)
     code = 0 if device is None else output.report_failed()
@@ -152,7 +152,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
 
 
 class _Counting:
-    """In an engine's place: counts the prompts that the store lacks."""
+    """An engine that counts the prompts missing from the store, and answers none."""
 
     concurrency = AT_ONCE
     device = "none"
@@ -165,6 +165,9 @@ class _Counting:
         self.lengths.append(self._chats[model].length(prompt))
         raise NotStoredError
 
+    async def score(self, model: str, prompt: Any, continuations: Any) -> Any:
+        return await self.complete(model, prompt, None)
+
     async def close(self) -> None:
         pass
 
@@ -174,14 +177,19 @@ def describe_first_calls(step: Step, shared: Shared) -> int:
 
     The exit code is 1 if the method raises.
     """
-    counting, run = _Counting(shared.roles), Run(step, shared)
-    asyncio.run(run.go(dict.fromkeys(shared.roles, counting), is_shown=False))
+    counting, run = _Counting(shared.roles), Run(step, shared, Servers())
+
+    async def go() -> None:
+        await run.go(dict.fromkeys(shared.roles, counting), is_shown=False)
+        await end_tasks()
+
+    asyncio.run(go())
     lengths, generator = counting.lengths, shared.roles["generator"].model
     print(
         f"{len(step.records())} records: {len(step.pieces)} are complete in the store, {run.num_left} need calls\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
         f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
-        "calls that follow on their answers are not counted"
+        "follow-up calls are not counted"
     )
     return report_raised(run.raised)
 
@@ -207,8 +215,11 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
 
 
 def begin_with_fixed_hashes() -> None:
-    """Begin this process anew with PYTHONHASHSEED=0, unless it is set: else a set of texts has another order each time,
-    and a method that goes through one asks otherwise."""
+    """Restart this process with PYTHONHASHSEED=0, unless it is set.
+
+    Otherwise sets of strings iterate in a different order each run, and a method that loops over one would make
+    different calls.
+    """
     if "PYTHONHASHSEED" not in os.environ:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
@@ -218,7 +229,7 @@ def named(text: str) -> tuple[str, str]:
     """A value of --set, NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{json.dumps(text)} is not NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{json.dumps(without_password(text))} is not NAME=VALUE")
     return name, value
 
 

@@ -18,7 +18,7 @@ from utils.runs.ask import Role, Shared
 
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:
-    """Where plans come from. Of the planner's API the generator's key is never sent anywhere."""
+    """Where plans come from. The generator's API key is never sent to the planner's API."""
     # fmt: off
     add = parser.add_argument
     add_source = parser.add_mutually_exclusive_group(required=True).add_argument
@@ -97,7 +97,7 @@ def name_outputs(
     planner: str | None,
     lead_in: str | None,
 ) -> list[list[Output]]:
-    """By dataset its answers and its plans, which are recognized by the same settings.
+    """The answers and plans outputs of each dataset; both have the same settings.
 
     `identity` is the generator's, `planner` the planner's.
     """
@@ -116,7 +116,7 @@ def name_outputs(
 
 
 def keep_plans(pairs: list[list[Output]], lead_in: str | None, has_planner: bool) -> None:
-    """Have the plans at hand that need no planner now: read finished ones, and publish given ones."""
+    """Load plans that need no planner: read finished ones, publish given ones."""
     for _, plans in pairs:
         if plans.finished:
             plans.pieces |= parsing.plans_by_key(read_plans(plans.path), lead_in)
@@ -151,3 +151,15 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     found = reported(args, model.completions)
     counter = model.chat.counter
     publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
+
+
+def pieces_by_role(pairs: list[list[Output]]) -> dict[str, list[Pieces]]:
+    """What is there already, by the role that it was asked of."""
+    return {"planner": [plans.pieces for _, plans in pairs], "generator": [answers.pieces for answers, _ in pairs]}
+
+
+def report(pairs: list[list[Output]], has_planner: bool) -> int:
+    """The exit code, and on stderr what is unusable of what was made, and what is missing."""
+    made = [plans for _, plans in pairs if has_planner and not plans.finished] + [answers for answers, _ in pairs]
+    code = max(output.report_failed() for output in made)
+    return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))

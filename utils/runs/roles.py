@@ -12,12 +12,12 @@ from utils.runs.ask import Role
 
 
 def open_engines(
-    roles: Mapping[str, Role], known: Iterable[Pieces], asked: Sequence[str], waiting: Mapping[str, int]
+    roles: Mapping[str, Role], known: Mapping[str, Iterable[Pieces]], asked: Sequence[str], waiting: Mapping[str, int]
 ) -> dict[str, Engine]:
     """Engines by role: for those of `asked` that are behind an API, and for the first with all on the same base model.
 
     Args:
-        known: what is there already; what an API refused of it is left out from the start.
+        known: by role, existing pieces; parameters that an API refused for them are left out from the start.
         waiting: by role, how many records wait for it.
     """
     by_api: dict[tuple[str | None, str | None], Engine] = {}
@@ -27,7 +27,7 @@ def open_engines(
             place = its.args.base_url, its.args.api_key_addr
             confirm_model(its.args, its.model.addr, its.model.completions)
             if place not in by_api:
-                by_api[place] = open_api(its.args, known)
+                by_api[place] = open_api(its.args, known.get(name, ()))
             engines[name] = by_api[place]
     if asked[0] not in engines:
         engines |= _load(roles, asked[0], waiting)

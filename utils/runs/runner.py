@@ -9,7 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils.cli import UserError, exit_on_signal
@@ -31,18 +31,19 @@ class NotedError(Exception):
     """What the records need is noted, and the run can go on once it is answered (utils/batch.py)."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """Records that go through a method.
 
     Attributes:
         method: a user's, or a function of ours that makes one call, which is trusted to ask the same each time.
-        records: by key, what the method is called with; called when the step begins, as it may hang on an earlier one.
-        unit: what its pieces are called, in the plural.
-        pieces: what becomes of the records, by their keys.
-        role: of a function of ours the model that it asks.
-        expected: how many records there will be, as far as that is known before the step begins.
-        finish: called with the device, if one was used, when all is answered, before the next step begins.
+        records: what the method is called with, by key. Called when the step begins: it may depend on an earlier step.
+        unit: plural noun for its pieces.
+        pieces: filled with what becomes of the records.
+        role: the model that a function of ours asks; None for a user's method.
+        expected: number of records, if known before the step begins.
+        finish: called when all is answered, with the device if something was requested.
+        after: the step that has to be complete before this one begins.
         done: pieces that are there without being asked for.
     """
 
@@ -53,6 +54,7 @@ class Step:
     role: str | None = None
     expected: int = 0
     finish: Callable[[str | None], None] = lambda device: None
+    after: "Step | None" = None
     done: int = 0
 
 
@@ -61,9 +63,9 @@ def run_steps(
 ) -> tuple[str | None, list["Run"]]:
     """Run the records of each step through its method, one step after the other.
 
-    What a server failed to answer has no piece. Where it answers nothing any more the step ends early. The pieces of a
-    user's method depend on the store and its file alone: if an engine was needed, all its records are run once more
-    without one.
+    A record that a server failed to answer has no piece. If a server stops answering, all steps that ask it end early.
+    The pieces of a user's method depend on the store and its file alone: if an engine was needed, all its records are
+    run once more without one.
 
     Args:
         open_engines: takes the role that is waited for with those that the same records may ask, and by role how many
@@ -74,12 +76,13 @@ def run_steps(
         The device of the last engine, None if the store had everything; and what became of each step.
 
     Raises:
-        UserError: a record asks otherwise than before, the server has never answered, or the store lacks something and
+        UserError: a record asks otherwise than before, a server has never answered, or the store lacks something and
             nothing may be requested. Whatever else an engine or the store raises ends the run and is raised.
         NotedError: the engine that the records need is open, and notes requests instead of making them.
         KeyboardInterrupt: SIGINT or SIGTERM. What was received is in the store.
     """
-    runs = [Run(step, shared) for step in steps]
+    servers = Servers()
+    runs = [Run(step, shared, servers) for step in steps]
     device = None
     try:
         left = asyncio.run(_advance(runs, {}))
@@ -97,6 +100,8 @@ def run_steps(
                 if run.is_own:
                     asyncio.run(run.repeat())
     except SystemExit:
+        if not any(run.is_own for run in runs):
+            raise
         raise UserError("the method called sys.exit; return None if there is no answer") from None
     finally:
         for role in shared.roles.values():
@@ -114,18 +119,28 @@ def _count_waiting(left: list["Run"], role: str) -> Mapping[str, int]:
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
     """Run steps as far as they go with these engines, then close them; returns those that are left."""
+    left: list[Run] = []
     try:
-        for number, run in enumerate(runs):
-            await run.go(engines)
-            if run.num_left:
-                return runs[number:]
-            engine = engines.get(run.step.role)
-            run.step.finish(engine.device if engine else None)
-        return []
+        for run in runs:
+            if run.step.after not in [one.step for one in left]:
+                await run.go(engines)
+                if not run.num_left:
+                    run.step.finish(run.device)
+                    continue
+            left.append(run)
+        return left
     finally:
         for engine in set(engines.values()):
             await engine.close()
-        await _end_tasks()
+        await end_tasks()
+
+
+@dataclass
+class Servers:
+    """What is known of the models in all steps of a run, by role."""
+
+    answered: set[str] = field(default_factory=set)  # have answered, now or in an earlier run
+    gone: dict[str, str] = field(default_factory=dict)  # answer nothing any more, and the problem
 
 
 class Run:
@@ -136,10 +151,12 @@ class Run:
         calls: of a user's method, by record the role and the record of each call, without their texts.
         missing: of the records that a server failed to answer, why.
         raised: of those on which a user's method raised, where and what.
+        device: of the engine that gave something, None if the store had everything.
     """
 
-    def __init__(self, step: Step, shared: Shared):
-        self.step, self.shared = step, shared
+    def __init__(self, step: Step, shared: Shared, servers: Servers):
+        self.step, self.shared, self._servers = step, shared, servers
+        self.device: str | None = None
         self.is_own = isinstance(step.method, Method)
         self.calls: dict[Key, list[tuple[str, Piece]]] = {}
         self.missing: dict[Key, str] = {}
@@ -149,7 +166,6 @@ class Run:
         self._asked: dict[Key, Set[str]] = {}  # what each record of a user's method has asked so far
         self._needs: dict[Key, str] = {}  # the role that a record waits for
         self._num_calls = self._num_unusable = 0
-        self._has_answered = False  # a model has, now or in an earlier run
         self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -192,6 +208,10 @@ class Run:
             self._left = dict(self.step.records())
             self._total = len(self._left) + self.step.done
         self._begin_pass()
+        problem = self._servers.gone.get(self.step.role)
+        if problem is not None:
+            engines = {}
+        requested = self._num_requested()
         its = engines.values() if self.is_own else filter(None, [engines.get(self.step.role)])
         concurrency = max((engine.concurrency for engine in its), default=AT_ONCE)
         most = max(OUTAGE, concurrency)
@@ -213,20 +233,31 @@ class Run:
                     left[key] = record
 
         done = self._total - len(self._left)
-        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not engines) if is_shown else None
+        is_quiet = not (engines if self.is_own else self.step.role in engines)
+        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=is_quiet) if is_shown else None
         with closing(progress) if progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
             raise self._error
         untried.update(waiting)
-        if self.missing and not self._has_answered:  # a wrong address is more likely than an outage
+        if not self.is_own and self._num_requested() > requested:
+            self.device = engines[self.step.role].device
+        if problem is not None:
+            self.missing |= dict.fromkeys(left | untried, problem)
+            left, untried = {}, {}
+        elif self.missing and not self._servers.answered & {
+            self.step.role or ""
+        }:  # a wrong address is more likely than an outage
             again = f"asked {self._tries()} times; what is finished is kept, run the same command again"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
-        if self._in_a_row >= most:
+        elif self._in_a_row >= most:
             problem = list(self.missing.values())[-1]
-            print(f"note: {problem}; nothing is answered any more, so no more is asked of this model", file=sys.stderr)
+            told = "the server no longer answers; no further requests are sent to this model"
+            print(f"note: {problem}; {told}", file=sys.stderr)
             self.missing |= dict.fromkeys(untried, problem)
             untried = {}
+            if self.step.role:
+                self._servers.gone[self.step.role] = problem
         self._left = {key: record for key, record in self._left.items() if key in left or key in untried}
 
     async def repeat(self) -> None:
@@ -236,7 +267,7 @@ class Run:
         self._left = {key: record for key, record in records.items() if key not in self.missing}
         missing, self.missing = self.missing, {}
         await self.go({}, is_shown=False)
-        await _end_tasks()
+        await end_tasks()
         self.missing |= missing
         if self._left:
             raise self._asks_otherwise(next(iter(self._left)))
@@ -246,7 +277,8 @@ class Run:
 
         def count() -> None:
             self._num_calls += 1
-            self._has_answered, self._in_a_row = True, 0
+            self._servers.answered.add(self.step.role or "")
+            self._in_a_row = 0
             if progress is not None and self.is_own:
                 progress.update(0, calls=self._num_calls)
 
@@ -278,7 +310,7 @@ class Run:
         elif ask.needs is not None:
             self._needs[key] = ask.needs
             is_open = ask.needs in engines or self._completions(ask.needs).cached_only
-            self._is_stopped = not self.is_own and not is_open
+            self._is_stopped = not (self.is_own or is_open or ask.needs in self._servers.gone)
         elif self.is_own:
             return self._finish(key, task, ask)
         else:
@@ -286,6 +318,10 @@ class Run:
             self._num_unusable += task.result()["value"] is None
             return True
         return False
+
+    def _num_requested(self) -> int:
+        """Completions that a step of ours has requested so far, or one before it with the same model."""
+        return self._completions(self.step.role).asked if self.step.role else 0
 
     def _completions(self, role: str) -> Completions:
         return self.shared.roles[role].model.completions
@@ -295,8 +331,8 @@ class Run:
 
     def _asks_otherwise(self, key: Key) -> UserError:
         return UserError(
-            f"id {quote(key[0])}: the method makes other calls than in its previous run\n"
-            "  it must make the same ones: use ask.random, no clock, and not the order in which calls finish"
+            f"id {quote(key[0])}: the method makes different calls than in its previous run\n"
+            "  use ask.random for all randomness, and do not depend on time or on the order in which calls finish"
         )
 
     def _end(self, error: Exception) -> None:
@@ -329,8 +365,8 @@ class Run:
         return True
 
 
-async def _end_tasks() -> None:
-    """Cancel what methods have left running. What goes on all the same is let go: asyncio.run would wait for it."""
+async def end_tasks() -> None:
+    """Cancel tasks that methods left running. Tasks that ignore this are abandoned: asyncio.run would wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
