@@ -202,7 +202,7 @@ def test_of_a_cancelled_batch_the_next_run_takes_the_answers(server, tmp_path):
     server.outcome = lambda number, body: EXPIRED if number == 0 and drawn(body) % 2 else usable(number, body)
     inputs, output, work = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json", server.work
     server.work = lambda one: (work(one), one.update(status="cancelled"))
-    with pytest.raises(UserError, match=r"batch_0 was cancelled at the API at 127.0.0.1\n  the same command again"):
+    with pytest.raises(UserError, match=r"batch_0 was cancelled at the API at 127.0.0.1\n  run the same command again"):
         answer(server, inputs, output)
     server.work = work
     assert answer(server, inputs, output) == 0

@@ -396,6 +396,7 @@ def test_steps_follow_each_other_on_one_engine(capsys):
     first = make_stage([make_call(name) for name in "ab"], plans, None, "planner", "planner", "plans")
     first[2].finish = lambda device: published.append((device, len(plans), len(answers)))
     then = make_stage([from_plan(name) for name in "ab"], answers, None, "generator")
+    then[2].after = first[2]
     assert run_calls(lambda outputs: engine, first, then) == "script"
     assert engine.models == ["planner", "planner", "generator", "generator"] and published == [("script", 2, 0)]
     assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
@@ -444,7 +445,8 @@ def test_a_step_that_the_store_answers_has_no_device(capsys):
     told = []
     engine = ScriptedEngine({"a": ["fine"], "b": ["fine"]})
     run(engine, [make_call("b")], {})
-    steps = [make_stage([make_call(name)], {}) for name in "ab"]
+    role, model, first = make_stage([make_call("a")], {})
+    steps = [(role, model, first), (role, model, make_step([make_call("b")], model, {}))]
     for number, (_, _, step) in enumerate(steps):
         step.finish = lambda device, number=number: told.append((number, device))
     run_calls(lambda outputs: engine, *steps)
