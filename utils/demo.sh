@@ -24,7 +24,7 @@ judge() {
         --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite
 }
 
-printf 'The whole pipeline on %d questions with small models: about 5 minutes on four cores, 8 on two.\n' \
+printf 'The whole pipeline on %d questions with small models: about 4 minutes on two cores, longer on older ones.\n' \
     "$(grep -c '"question":' $data)"
 printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
 

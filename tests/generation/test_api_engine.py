@@ -1,7 +1,6 @@
 """The API engine against a server with faults: real HTTP through the real openai client."""
 
 import asyncio
-import gc
 import json
 import re
 import socket
@@ -175,7 +174,6 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     gap = 300 - len(answers)
     assert missing == f"{gap} answers are missing because the server failed; the same command asks for them again"
     assert len(server.requests) < 10 + 300  # not even the client library's tries for each of them
-    gc.collect()  # exceptions hold the frames that hold the lock
     server.faults = lambda body, times: None
     asked = len(server.requests)
     assert len(run(flags, output, data=data)) == 300

@@ -174,12 +174,6 @@ def test_retries_end_with_the_constrained_try_and_a_null(pieces):
     assert pieces["b", 0]["value"] == "fine" and "reason" not in pieces["b", 0]
 
 
-def test_greedy_constrained_try_is_not_repeated(pieces):
-    engine = ScriptedEngine({"a": ["bad 1"]})
-    run(engine, [make_call("a")], pieces, make_policy(temperature=0.0, constrained_decoding="always"))
-    assert pieces["a", 0]["attempts"] == 1
-
-
 def test_refused_request_is_null_and_others_go_on(pieces):
     engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
     run(engine, [make_call("a", num_contexts_used=2), make_call("b")], pieces)
@@ -319,12 +313,6 @@ def test_engine_that_does_not_open(pieces):
         run_calls(open_engine, make_stage([make_call("a")], pieces))
 
 
-def test_failures_are_counted_as_they_happen(pieces, capsys):
-    engine = ScriptedEngine({"a": ["fine"], "b": [RefusedError("no")], "c": [RefusedError("no")]})
-    run(engine, [make_call(name) for name in "abc"], pieces)
-    assert "3/3 answers" in (line := capsys.readouterr().err) and "failed 2" in line
-
-
 GONE = UnavailableError("503")
 
 
@@ -371,14 +359,6 @@ def test_a_server_that_answered_an_earlier_run_has_the_right_address(pieces):
     run(engine, [make_call("a")], pieces)
     assert run(engine, [make_call("a"), make_call("b")], pieces) == "script"
     assert [key for key, _ in pieces] == ["a"]
-
-
-def test_an_eta_waits_for_a_full_engine(pieces, capsys, monkeypatch):
-    monkeypatch.setattr("utils.cli.progress.LINE_SECONDS", 0)  # a line a piece
-    names = [f"q{number}" for number in range(10)]
-    run(ScriptedEngine({name: ["fine"] for name in names}, 4), [make_call(name) for name in names], pieces)
-    lines = capsys.readouterr().err.splitlines()
-    assert [line.split("/")[0] for line in lines if "ETA" in line] == [str(number) for number in range(4, 10)]
 
 
 def test_steps_follow_each_other_on_one_engine(capsys):

@@ -1,7 +1,6 @@
 """Servers that refuse parameters as today's do, over real HTTP, through whole and repeated runs of 32 at a time."""
 
 import asyncio
-import gc
 import json
 import signal
 from collections import Counter
@@ -260,8 +259,6 @@ def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, reply, caps
     with pytest.raises(UserError) as raised:
         case.run()
     assert str(raised.value) == f"the API at 127.0.0.1 refuses the request: {reply.text}"
-    del raised
-    gc.collect()  # the exception holds the frames that hold the lock
     assert notes(capsys.readouterr().err) == []
     case.server.reply = seeded
     assert case.run() == 0 and case.manifest()["refused_parameters"] == {}
@@ -337,7 +334,6 @@ def test_further_parameters_reach_the_server_and_are_settings(case):
             mine = [*words[: 2 * number], *([flag, its] if its else []), *words[2 * number + 2 :]]
             with pytest.raises(UserError, match=flag[2:]):
                 case.run("out.json", "--limit", 2, *mine)
-            gc.collect()
 
 
 def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case):
@@ -348,7 +344,6 @@ def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case)
     for words in (("--extra_body", '{"mine": 1}'), ("--chat_template_kwargs", TEMPLATE_KWARGS)):
         with pytest.raises(UserError, match=r"mine|chat_template_kwargs"):
             case.run("own.json", *words)
-        gc.collect()
 
 
 def test_likelihoods_are_refused_behind_an_api_before_anything_is_asked(judging):

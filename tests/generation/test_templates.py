@@ -1,6 +1,5 @@
 """Variables of chat templates: they reach the prompt, its count, the planner's training, and are settings."""
 
-import gc
 import json
 import shutil
 from pathlib import Path
@@ -85,8 +84,6 @@ def refusal(main, *words):
     with pytest.raises(UserError) as raised:
         main([*map(str, words)])
     text = str(raised.value)
-    del raised
-    gc.collect()  # the exception holds the frames that hold the lock
     return text
 
 

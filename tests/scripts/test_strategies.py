@@ -11,7 +11,6 @@ from prompts import load_prompt
 from utils import make_table
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
-from utils.files.manifest import file_hash
 from utils.generation import completions
 from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
 from utils.records.scores import score_file
@@ -367,19 +366,9 @@ def test_shards_make_the_whole(judging, strategy, capsys, monkeypatch):
     assert "made.json: already finished, left alone" in capsys.readouterr().out
 
 
-def test_settings_of_each_strategy(judging):
+def test_aspects_are_the_default(judging):
     files = three_pairs(judging)
-    hashes = [file_hash(path) for path in files]
-    for strategy, name, responses in [
-        ("aspect", "aspect_judge", hashes[0]),
-        ("direct", "direct_judge", hashes[0]),
-        ("pairwise", "pairwise_judge", hashes),
-    ]:
-        judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
-        settings = judging.settings(f"{strategy}.json")
-        assert settings["prompt"] == {name: load_prompt(f"lampqa/{name}").digest}
-        assert (settings["strategy"], settings["responses"], settings["judge"]) == (strategy, responses, "judge")
-        assert settings["inputs"] == file_hash(judging.folder / "data.json")
+    judging.run("aspect", files[:1], to="aspect.json")
     judging.run(None, files[:1], to="default.json")
     assert judging.settings("default.json") == judging.settings("aspect.json")
     aspects = (judging.folder / "aspect.json").read_bytes()

@@ -1,6 +1,5 @@
 """--verdicts probability and --num_verdicts: what is asked, kept, taken up again, refused and compared."""
 
-import gc
 import json
 import math
 import re
@@ -125,7 +124,6 @@ def test_a_digit_that_takes_in_the_space_before_it_is_a_verdict_of_its_own():
 def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     with pytest.raises(KeyboardInterrupt):
         weighing.weigh(Weighing(dies_after=2))
-    gc.collect()  # what the error held, and with it the lock
     engine = Weighing()
     whole = weighing.weigh(engine)
     assert len(engine.asked) == 3
