@@ -5,6 +5,7 @@ import json
 import pytest
 from api_server import Reply, serve
 from method_runs import SAMPLE, reply
+from tiny_chat import save_tiny_chat
 
 import baselines
 import planpers
@@ -68,8 +69,6 @@ def test_one_that_is_finished_is_left_alone(datasets, api):
 
 def test_each_model_is_loaded_once(datasets, monkeypatch):
     """All plans come before all answers, and both are published as soon as they are there."""
-    from tiny_chat import save_tiny_chat
-
     chat, planner = (save_tiny_chat(datasets / name, seed) for name, seed in (("chat", 0), ("planner", 1)))
     opened = []
 

@@ -1,7 +1,4 @@
-"""What an output is recognized by: a flag decides what it holds, or says that it does not.
-
-Each flag of each script is changed in turn. `OTHERS` has values where the kind of a flag does not tell one.
-"""
+"""What an output is recognized by: a flag decides what it holds, or says that it does not. Each is changed in turn."""
 
 import argparse
 import json
