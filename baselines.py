@@ -25,7 +25,7 @@ from utils import cli
 from utils.benchmarks.task import Record
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
-from utils.runs.answers import add_answer_arguments, prepare_answers, read_datasets
+from utils.runs.answers import add_answer_arguments, add_dataset_arguments, prepare_answers, read_datasets
 from utils.runs.ask import Ask
 from utils.runs.command import Command, execute
 from utils.runs.own_method import add_method_arguments, answer_by_method, begin_with_fixed_hashes
@@ -35,8 +35,7 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets; with --rag ranked ones")
-    add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
+    add_dataset_arguments(parser, "datasets; with --rag ranked ones")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     cli.add_unranked_argument(parser)

@@ -25,7 +25,7 @@ from utils.parsing.plans import plan_parser, plan_text
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.planner.targets import find_lead_in
 from utils.runs import planning
-from utils.runs.answers import check_ranked, read_datasets
+from utils.runs.answers import add_dataset_arguments, check_ranked, read_datasets
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.command import Command, calls_of, execute, writing
 from utils.runs.roles import open_engines
@@ -36,21 +36,17 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="ranked datasets")
-    add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
+    add_dataset_arguments(parser, "ranked datasets")
     planning.add_planner_arguments(parser)
     add("--rag", action="store_true", help="no effect: PlanPers always uses posts")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
-    add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
     cli.add_engine_arguments(parser, "--model_addr", "generator: hub name, model folder, LoRA adapter, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len=f"{PAPER_LENGTH}, or the model's limit if less"
     )
     cli.add_run_arguments(parser)
-    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
     parser.decides_nothing("--rag", "it has no effect")
-    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
     # fmt: on
     return parser
 

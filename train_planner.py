@@ -36,6 +36,7 @@ from utils.records.datasets import read_dataset
 from utils.training.checkpoints import check_run, drop_states, open_run
 from utils.training.launch import (
     WAIT,
+    add_idle_flags,
     check_launch,
     check_report_to,
     describe_batch,
@@ -110,14 +111,10 @@ def build_parser() -> cli.FlagParser:
         "without --validation_addr, for nothing is evaluated",
         "give --validation_addr",
     )
-    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
-    parser.decides_nothing("--planner_target --prompts_dir", "the prompt's hash and the lead-in do")
-    parser.decides_nothing(
-        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
-    )
-    parser.decides_nothing("--cache_dir --gradient_checkpointing --attn_implementation", "how fast it trains")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate --report_to", "what is seen of a training")
-    parser.decides_nothing("--resume --overwrite", "what may be replaced")
+    add_idle_flags(parser)
+    parser.decides_nothing("--planner_target", "the lead-in does")
+    parser.decides_nothing("--attn_implementation", "how fast it trains")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "what is seen of a training")
     # fmt: on
     return parser
 

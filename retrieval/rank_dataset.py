@@ -38,7 +38,7 @@ from utils.cli import UserError, add_log_argument, check_outputs, make_parser, p
 from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
 from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import Progress, announce, announce_file
-from utils.files.manifest import file_hash, read_manifest
+from utils.files.manifest import file_hash, noted_settings
 from utils.files.output import Output, Pieces
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
@@ -300,8 +300,7 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
     if args.use_date is not None:
         return args.use_date
-    made = read_manifest(args.input_dataset_addr) or {"settings": {}}
-    is_timed = made["settings"].get("setting") == "time"
+    is_timed = noted_settings(args.input_dataset_addr).get("setting") == "time"
     return is_timed and task.date_field is not None and args.ranker not in WITHOUT_TEXTS
 
 

@@ -54,6 +54,7 @@ from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, check_run, drop_states, open_run, peak_bytes
 from utils.training.launch import (
     WAIT,
+    add_idle_flags,
     check_launch,
     check_report_to,
     describe_batch,
@@ -128,14 +129,7 @@ def build_parser() -> cli.FlagParser:
     cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
         "weights, write nothing")
     cli.add_log_argument(parser, group)
-    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
-    parser.decides_nothing("--prompts_dir", "the prompt's hash does")
-    parser.decides_nothing(
-        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
-    )
-    parser.decides_nothing("--cache_dir --gradient_checkpointing", "how fast it trains")
-    parser.decides_nothing("--report_to", "what is seen of a training")
-    parser.decides_nothing("--resume --overwrite", "what may be replaced")
+    add_idle_flags(parser)
     # fmt: on
     return parser
 

@@ -37,7 +37,7 @@ OTHERS = {
     "--constrained_decoding": ["never"],
     "--strategy": ["direct"],
     "--num_verdicts": None,  # needs a --temperature, which is changed alone
-    "--gold_plan": None,  # stands in the place of --plans_addr
+    "--gold_plan": None,  # excludes --plans_addr
     "--max_tokens_plan": None,  # needs a planner: test_planpers.py
     "--method": None,  # tests/runs
     "--trim_items": None,  # LaMP-QA's posts are whole

@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
 FLAGS = {
     "size": {"choices": SHAPES, "default": "32k", "help": "whose shape the data have (%(default)s)"},
     "max_model_len": {"type": positive_int, "metavar": "N", "help": "as of baselines.py (default: the size's)"},
-    "questions": {"type": positive_int, "metavar": "N", "help": "only so many (default: all)"},
+    "questions": {"type": positive_int, "metavar": "N", "help": "only the first N (default: all)"},
     "serve": {"action": "store_true", "help": "be the server"},
 }
 

@@ -93,7 +93,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     )
     parser.decides_nothing(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
-        "how a server is reached; which model it has is told by the model's identity",
+        "how a server is reached; the model's identity says which model it has",
     )
     parser.without_effect(
         "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",

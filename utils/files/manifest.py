@@ -171,6 +171,11 @@ def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
     return _read(Path(folder) / "manifest.json")
 
 
+def noted_settings(path: str | Path) -> dict[str, Any]:
+    """As `settings_of`, also of an output that was changed since."""
+    return (read_manifest(path) or {"settings": {}})["settings"]
+
+
 def folder_settings(folder: str | Path) -> dict[str, Any]:
     """As `settings_of`, of an output that is a folder."""
     return (read_folder_manifest(folder) or {"settings": {}})["settings"]
@@ -191,7 +196,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
     """Raise UserError if a dataset whose best posts are wanted is not ranked; with --unranked only say so."""
-    if "ranker" in (read_manifest(path) or {"settings": {}})["settings"]:
+    if "ranker" in noted_settings(path):
         return
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
     if not unranked:

@@ -156,7 +156,7 @@ class BatchEngine(APIEngine):
         return {line["id"]: set(line["requests"]) for line in _read_lines(content, "id")}
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
-        """A batch of so many requests, when it has ended."""
+        """Wait until a batch of `number` requests has ended; returns it."""
 
         async def look() -> Fields:
             return (await self._client.batches.retrieve(batch_id)).model_dump(warnings=False)

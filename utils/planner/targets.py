@@ -5,7 +5,7 @@ from typing import Any
 
 from prompts import Prompt, choose_lead_in
 from utils.cli import UserError
-from utils.files.manifest import folder_settings, read_folder_manifest, read_manifest
+from utils.files.manifest import folder_settings, noted_settings
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
@@ -30,8 +30,7 @@ def find_lead_in(
 
 
 def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_folder: bool) -> str | None:
-    manifest = read_folder_manifest(source) if is_folder else read_manifest(source)
-    settings = (manifest or {"settings": {}})["settings"]
+    settings = folder_settings(source) if is_folder else noted_settings(source)
     if settings.get("script") not in ("train_planner.py", "planpers.py"):
         return choose_lead_in(planner_target or "paper", prompt)
     remembered = settings.get("planner_target", "paper")

@@ -6,7 +6,6 @@ are read as a response file too: a CSV file where a benchmark's public code writ
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,6 @@ def collect_responses(
             answer = dict(answers[question_id, number])
             responses[question_id].append({field: answer.pop("value"), **answer})
     return {question_id: outputs for question_id, outputs in responses.items() if outputs}
-
-
-def collector(
-    records: list[dict[str, Any]], field: str = "output"
-) -> Callable[[dict[tuple[str, int], dict[str, Any]]], dict[str, list[dict[str, Any]]]]:
-    """`collect_responses` of these records."""
-    return partial(collect_responses, records, field=field)
 
 
 def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:

@@ -18,7 +18,7 @@ from utils.generation.cost import prices_of
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings
 from utils.generation.engines import identify_model, print_machine, publish_records, reported
 from utils.records.datasets import select_questions
-from utils.records.responses import collector, count_responses
+from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask, Role, Shared
 from utils.runs.command import Command, calls_of, writing
@@ -39,11 +39,22 @@ class Dataset:
     asked: dict[Key, Record] = field(default_factory=dict)  # by key of an answer, (id, number), its question
 
 
-def add_answer_arguments(parser: cli.FlagParser) -> None:
-    """How often and how questions are answered, of the benchmarks that know several ways."""
+def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
+    """What `read_datasets` reads."""
     # fmt: off
     add = parser.add_argument
+    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help=inputs_help)
+    add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
+    # fmt: on
+    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
+    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
+
+
+def add_answer_arguments(parser: cli.FlagParser) -> None:
+    """How questions are answered, of the benchmarks that know several ways."""
+    # fmt: off
+    add = parser.add_argument
     add("--choose", choices=["likelihood"],
         help="generate no text, but choose the option with the highest mean log-probability per token, where the "
         "benchmark's questions have options (off)")
@@ -64,8 +75,6 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
         "with --choose, for no text is generated",
         "leave out --choose",
     )
-    parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
-    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
 
 
 def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None) -> list[Dataset]:
@@ -111,7 +120,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
             one.output_addr,
             args.settings() | told | {"inputs": file_hash(one.path)},
             list(one.asked),
-            collector(one.records),
+            partial(collect_responses, one.records),
             "answers",
             args,
         )

@@ -50,7 +50,7 @@ class Role:
 
 
 class Room:
-    """So many tokens of prompts may be under way at a time; or one prompt, where it has more."""
+    """Limits the tokens of prompts that are under way; a longer prompt may be under way alone."""
 
     def __init__(self) -> None:
         self._left = UNDER_WAY
@@ -147,8 +147,12 @@ class Shared:
         fit = model.fit_trimmed if trimmed else model.fit
         fitted = fit(prompt, items, self.task.join, **known)
         call = fitted_call(key, fitted, reader(parse), **(variant.record if variant else {}), **(told or {}))
-        shown = items if isinstance(items, History) else list(items)
-        return model, replace(call, options=tokens), lambda: repr((role, prompt.digest, known, shown, own, options))
+
+        def its() -> str:
+            shown = items if isinstance(items, History) else list(items)
+            return repr((role, prompt.digest, known, shown, own, options))
+
+        return model, replace(call, options=tokens), its
 
     def _check(
         self, role: str, name: str, is_named: bool, prompts: Mapping[str, str], items: Any, parse: Any, own: Mapping
@@ -221,7 +225,6 @@ class Ask:
             landed: called when an engine or the store has given what a call asks for.
         """
         self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
-        self._seed = repr((shared.seed, key))
         self.asked: set[str] = set()
         self.notes: dict[str, Any] = {}
         self.ended: Exception | None = None
@@ -242,7 +245,7 @@ class Ask:
 
     @cached_property
     def random(self) -> random.Random:
-        return random.Random(self._seed)
+        return random.Random(repr((self._shared.seed, self.key)))
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:

@@ -68,8 +68,7 @@ class _Describing:
     """An `Ask` that reports its call instead of making it."""
 
     def __init__(self, shared: Shared, record: Any, key: Key):
-        self._shared, self._record = shared, record
-        self.key, self.num_contexts = key, shared.num_contexts
+        self._shared, self._record, self.key = shared, record, key
 
     async def record(
         self,

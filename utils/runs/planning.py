@@ -1,5 +1,6 @@
 """What planpers.py does besides its method: where plans come from, and the file that they are kept in."""
 
+from functools import partial
 from typing import Any
 
 from prompts import Prompt, digests, load_prompt
@@ -12,7 +13,7 @@ from utils.files.output import Key, Output, Pieces
 from utils.generation.cost import prices_of
 from utils.generation.engines import publish_records, reported
 from utils.parsing import plans as parsing
-from utils.records.responses import collector, count_responses, read_plans
+from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.runs.answers import Dataset
 from utils.runs.ask import Role, Shared
 
@@ -109,9 +110,10 @@ def name_outputs(
         hashes = {"inputs": file_hash(one.path)}
         hashes["given_plans"] = file_hash(args.plans_addr[number]) if args.plans_addr else None
         keys, its = list(one.asked), settings | hashes
-        answers = Output(one.output_addr, its, keys, collector(one.records), "answers", args)
+        answers = Output(one.output_addr, its, keys, partial(collect_responses, one.records), "answers", args)
         path = f"{one.output_addr}.plans.json"
-        pairs.append([answers, Output(path, its, keys, collector(one.records, "aspects"), "plans", args, dict(plans))])
+        collect = partial(collect_responses, one.records, field="aspects")
+        pairs.append([answers, Output(path, its, keys, collect, "plans", args, dict(plans))])
     return pairs
 
 

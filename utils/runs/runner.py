@@ -137,9 +137,9 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
 
 @dataclass
 class Servers:
-    """What is known of the models in all steps of a run, by role."""
+    """What is known of the models in all steps of a run, by role; None stands for those of a user's method."""
 
-    answered: set[str] = field(default_factory=set)  # have answered, now or in an earlier run
+    answered: set[str | None] = field(default_factory=set)  # have answered, now or in an earlier run
     gone: dict[str, str] = field(default_factory=dict)  # answer nothing any more, and the problem
 
 
@@ -245,9 +245,7 @@ class Run:
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
-        elif self.missing and not self._servers.answered & {
-            self.step.role or ""
-        }:  # a wrong address is more likely than an outage
+        elif self.missing and self.step.role not in self._servers.answered:  # rather a wrong address than an outage
             again = f"asked {self._tries()} times; what is finished is kept, run the same command again"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
         elif self._in_a_row >= most:
@@ -277,7 +275,7 @@ class Run:
 
         def count() -> None:
             self._num_calls += 1
-            self._servers.answered.add(self.step.role or "")
+            self._servers.answered.add(self.step.role)
             self._in_a_row = 0
             if progress is not None and self.is_own:
                 progress.update(0, calls=self._num_calls)

@@ -16,6 +16,17 @@ _PRCTL = ctypes.CDLL(None).prctl  # here, for no library is to be opened between
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
+def add_idle_flags(parser: cli.FlagParser) -> None:
+    """Name the flags of every training that decide nothing about what it learns."""
+    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr --prompts_dir", "their hashes do")
+    parser.decides_nothing(
+        "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
+    )
+    parser.decides_nothing("--cache_dir --gradient_checkpointing", "how fast it trains")
+    parser.decides_nothing("--report_to", "what is seen of a training")
+    parser.decides_nothing("--resume --overwrite", "what may be replaced")
+
+
 def say(text: str) -> None:
     """Print, once for all processes."""
     if cli.is_first_process():
