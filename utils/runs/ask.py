@@ -112,6 +112,7 @@ class Shared:
         *,
         parse: Parser | Callable[[str], Any] | None = None,
         own: Mapping[str, Any] | None = None,
+        schema: Mapping[str, Any] | None = None,
         options: Mapping[str, str] | None = None,
         variant: Variant | None = None,
         trimmed: bool = False,
@@ -121,6 +122,7 @@ class Shared:
 
         Args:
             own: max_tokens and temperature, in place of the flags.
+            schema: the JSON schema that its text is held to, in place of the task's.
             options: texts of which the likeliest is chosen, by name.
             variant: another form of the question, with its own values and parser.
             trimmed: the items are `Task.best_entries`, which are cut to fit.
@@ -135,10 +137,12 @@ class Shared:
         self._check_filled(prompt, known, values, items)
         known = {one: str(value) for one, value in known.items() if one in prompt.placeholders}
         policy = replace(model.policy, **(own or {}))
-        if not is_named or parse is not None:
+        if schema is not None:
+            policy = replace(policy, schema=schema)
+        elif not is_named or parse is not None:
             # There is nothing to hold its text to; nor does its temperature rise with the tries.
             policy = replace(policy, schema=None, constrained_decoding="fallback")
-        else:
+        if is_named and parse is None:
             parse = variant.parse if variant else self.readers.get(role, self.task.output.parse)
         tokens = {one: model.chat.render_option(text) for one, text in options.items()} if options else None
         if tokens:

@@ -36,11 +36,11 @@ class Step:
     """Records that go through a method.
 
     Attributes:
-        method: a user's, or a function of ours that makes one call, which is trusted to ask the same each time.
+        method: a user's, or a function of ours, which is trusted to ask the same each time.
         records: what the method is called with, by key. Called when the step begins: it may depend on an earlier step.
         unit: plural noun for its pieces.
         pieces: filled with what becomes of the records.
-        role: the model that a function of ours asks; None for a user's method.
+        role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.
         expected: number of records, if known before the step begins.
         finish: called when all is answered, with the device if something was requested.
         after: the step that has to be complete before this one begins.
@@ -137,7 +137,7 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
 
 @dataclass
 class Servers:
-    """What is known of the models in all steps of a run, by role; None stands for those of a user's method."""
+    """What is known of the models in all steps of a run, by role; None stands for those of a step without a role."""
 
     answered: set[str | None] = field(default_factory=set)  # have answered, now or in an earlier run
     gone: dict[str, str] = field(default_factory=dict)  # answer nothing any more, and the problem
@@ -192,7 +192,7 @@ class Run:
 
     def other_roles(self, role: str) -> list[str]:
         """The other ones that its records may ask."""
-        return [name for name in self.shared.roles if name != role] if self.is_own else []
+        return [] if self.step.role else [name for name in self.shared.roles if name != role]
 
     def refuse_cached_only(self, role: str) -> None:
         if self._completions(role).cached_only:
@@ -212,7 +212,7 @@ class Run:
         if problem is not None:
             engines = {}
         requested = self._num_requested()
-        its = engines.values() if self.is_own else filter(None, [engines.get(self.step.role)])
+        its = [engine for role, engine in engines.items() if self.step.role in (None, role)]
         concurrency = max((engine.concurrency for engine in its), default=AT_ONCE)
         most = max(OUTAGE, concurrency)
         waiting, room = iter(list(self._left.items())), Room()
@@ -233,15 +233,14 @@ class Run:
                     left[key] = record
 
         done = self._total - len(self._left)
-        is_quiet = not (engines if self.is_own else self.step.role in engines)
-        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=is_quiet) if is_shown else None
+        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not its) if is_shown else None
         with closing(progress) if progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
             raise self._error
         untried.update(waiting)
-        if not self.is_own and self._num_requested() > requested:
-            self.device = engines[self.step.role].device
+        if self._num_requested() > requested:
+            self.device = its[0].device
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
@@ -277,7 +276,7 @@ class Run:
             self._num_calls += 1
             self._servers.answered.add(self.step.role)
             self._in_a_row = 0
-            if progress is not None and self.is_own:
+            if progress is not None and self.step.role is None:
                 progress.update(0, calls=self._num_calls)
 
         before = self._asked.get(key, frozenset()) if self.is_own else None
@@ -308,7 +307,7 @@ class Run:
         elif ask.needs is not None:
             self._needs[key] = ask.needs
             is_open = ask.needs in engines or self._completions(ask.needs).cached_only
-            self._is_stopped = not (self.is_own or is_open or ask.needs in self._servers.gone)
+            self._is_stopped = not (self.step.role is None or is_open or ask.needs in self._servers.gone)
         elif self.is_own:
             return self._finish(key, task, ask)
         else:
@@ -318,8 +317,9 @@ class Run:
         return False
 
     def _num_requested(self) -> int:
-        """Completions that a step of ours has requested so far, or one before it with the same model."""
-        return self._completions(self.step.role).asked if self.step.role else 0
+        """Completions that have been requested so far of the models that it may ask, also by steps before it."""
+        roles = [self.step.role] if self.step.role else self.shared.roles
+        return sum(self._completions(role).asked for role in roles)
 
     def _completions(self, role: str) -> Completions:
         return self.shared.roles[role].model.completions

@@ -1,0 +1,300 @@
+"""Build data like PersonaMem's: personas, their conversations over the years, and questions (arXiv 2504.14225).
+
+  python utils/build_personamem.py --model_addr Qwen/Qwen2.5-32B-Instruct --output_dir built --n_persona 2 \\
+      --topics therapy travelPlanning
+  python utils/build_personamem.py --model_addr gpt-4o --model small=gpt-4o-mini --openai --api_key_addr key.txt \\
+      --output_dir built --personas_addr personas.jsonl --topics_addr topics.toml --size 32k 128k 1M --filter_questions
+
+Steps (--step), each with its files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
+(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model: for each --size a table
+questions_<size>.csv with its histories in shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir
+reads, and validity_<size>.json: how many questions can be answered without a history, and more. to_read_<step>.html has
+some records of each step. The same command goes on where a run stopped; nothing is asked for twice.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from prompts import digests, load_prompt
+from utils import cli
+from utils.benchmarks import tasks
+from utils.benchmarks.personamem import SIZES
+from utils.building.reading_page import make_page
+from utils.building.steps import Counts, Steps, told_of
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.files.manifest import file_hash
+from utils.files.output import Key, Output, Piece, Pieces
+from utils.files.writing import write_synced
+from utils.generation.calls import TOKEN_COUNTS, total
+from utils.generation.cost import describe_cost, prices_of
+from utils.generation.engines import print_machine
+from utils.personas import conversations, costs, inputs, pages
+from utils.personas.asking import PROMPTS, SMALL, Asking
+from utils.personas.conversations import PERIODS
+from utils.personas.questions import make_questions
+from utils.runs.ask import Ask, Shared
+from utils.runs.command import writing
+from utils.runs.methods import sum_calls
+from utils.runs.own_method import choose_roles, flags_of_roles, named_model
+from utils.runs.roles import open_engines
+from utils.runs.runner import Step, run_steps
+
+SCRIPT = "utils/build_personamem.py"
+STEPS = ("conversations", "small_talk", "questions", "assemble")
+Value = dict[str, Any] | list[Any] | None
+Record = dict[str, Any]
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--step", nargs="+", choices=STEPS, default=list(STEPS), help="steps to make, in this order (all)")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
+    add("--personas_addr", default=str(inputs.SAMPLES / "personas.jsonl"), metavar="FILE",
+        help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
+    add("--topics_addr", default=str(inputs.SAMPLES / "topics.toml"), metavar="FILE",
+        help="TOML: a table a topic, with `about`, and perhaps `speakers` and an example `conversation` (default: 3)")
+    add("--small_talk_addr", default=str(inputs.SAMPLES / "small_talk.txt"), metavar="FILE",
+        help="questions for conversations about nothing of interest, one a line (default: a few made-up ones)")
+    add("--topics", nargs="+", metavar="NAME", help="topics of --topics_addr (default: all)")
+    add("--n_persona", type=cli.positive_int, metavar="N", help="end of the range of personas (default: all)")
+    add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="its start, from 0 (%(default)s)")
+    add("--time", nargs="+", choices=PERIODS, default=list(PERIODS), help="periods that questions are made on (all)")
+    add("--size", nargs="+", choices=list(SIZES), default=["32k"], help="lengths of the histories in tokens (32k)")
+    add("--n_blocks", type=cli.positive_int, nargs="+", metavar="N",
+        help="conversations in a history, for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
+    add("--n_variants", type=cli.positive_int, default=2, metavar="N",
+        help="orders of a persona's conversations, of which all questions are asked (%(default)s)")
+    add("--filter_questions", action="store_true",
+        help="leave out questions that are answered without a history in more than one of three tries (off)")
+    add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that lengths are counted with "
+        "(default: --model_addr)")
+    add("--model", type=named_model, action="append", metavar="small=MODEL[@URL][,FLAG=VALUE]",
+        help="smaller model that writes conversations out and answers without a history (default: --model_addr)")
+    cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
+    cli.add_sampling_arguments(
+        parser, temperature_default=0.7, max_tokens=8192, max_model_len="56000, or the model's limit if less"
+    )
+    cli.add_run_arguments(parser, shards=False)
+    parser.decides_nothing("--model", "the models' identities do")
+    parser.decides_nothing("--step --output_dir --topics --n_persona --s_persona", "which pieces an output has")
+    parser.decides_nothing("--personas_addr --topics_addr --small_talk_addr", "the prompts that their content is in")
+    parser.decides_nothing("--time", "which questions there are; their file remembers it")
+    parser.decides_nothing(
+        "--size --n_blocks --n_variants --filter_questions --tokenizer", "what is assembled; those files remember them"
+    )
+    # fmt: on
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    folder = Path(args.output_dir)
+    given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
+    cli.prepare_run(args, [str(folder / f"{name}.json") for name in ("personas", *STEPS[:3])], given)
+    building = Building(args)
+    if args.dry_run:
+        return building.describe()
+    code = building.ask() if {*args.step} & {*STEPS[:3]} else 0
+    building.write_pages()
+    if code == 0 and "assemble" in args.step:
+        pass
+    return code
+
+
+class Building:
+    """The files of the steps that ask a model, and the records that these are asked for."""
+
+    def __init__(self, args: cli.Arguments):
+        self.args, self.folder = args, Path(args.output_dir)
+        sentences = inputs.read_personas(Path(args.personas_addr))
+        end = len(sentences) if args.n_persona is None else args.n_persona
+        if not args.s_persona < end <= len(sentences):
+            has = f"{args.personas_addr} has {len(sentences)} personas"
+            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range in it")
+        self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
+        self.topics = {one.name: one for one in inputs.read_topics(Path(args.topics_addr), args.topics)}
+        self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
+        task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
+        if unknown := [name for name in flags if name not in ("generator", SMALL)]:
+            raise UserError(f"--model {unknown[0]}=...: only {SMALL}=... is asked for anything here")
+        roles = choose_roles(flags, task)
+        self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
+        pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
+        self.outputs = {
+            "personas": self._output("personas", list(self.drawn)),
+            "conversations": self._output("conversations", pairs),
+            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk))))),
+            "questions": self._output("questions", pairs, time=args.time),
+        }
+
+    def _output(self, name: str, keys: Iterable[str], **settings: Any) -> Output:
+        prompts = [load_prompt(prompt, self.args.prompts_dir) for prompt in PROMPTS.values()]
+        models = {role: its.model.identity for role, its in self.shared.roles.items()}
+        settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(prompts)}
+        keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
+        return Output(path, self.args.settings() | settings, keys, _collect, name, self.args, may_shrink=True)
+
+    # What each step asks for, and by what
+
+    def ask(self) -> int:
+        """Make the files of the steps that are asked for and not finished; returns the exit code."""
+        wanted = {"personas", *self.args.step} if "conversations" in self.args.step else {*self.args.step}
+        left: dict[str, Step] = {}
+        for name, output in self.outputs.items():
+            if name not in wanted:
+                continue
+            before = {"conversations": "personas", "questions": "conversations"}.get(name)
+            if before and before not in left:
+                self._note_input(output, before)
+            if output.is_finished() and before not in left:
+                output.report_finished()
+                continue
+            output.finished = False
+            left[name] = Step(
+                partial(self._answer, getattr(self, f"make_{name}")), partial(self._records, name, before), name,
+                output.pieces, expected=len(output.keys), finish=partial(self._publish, name), after=left.get(before),
+            )  # fmt: skip
+        outputs = [self.outputs[name] for name in left]
+        with writing(outputs):
+            if left:
+                run_steps([*left.values()], self.shared, partial(open_engines, self.shared.roles, {}))
+        missing = sum(len(output.missing()) for output in outputs)
+        return max([cli.report_missing(missing, "record"), *(output.report_failed() for output in outputs)])
+
+    def _note_input(self, output: Output, before: str) -> None:
+        """Have the settings tell which file this one is made from."""
+        path = self.folder / f"{before}.json"
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; --step {before if before in STEPS else STEPS[0]} makes it")
+        output.settings["inputs"] = {before: file_hash(path)}
+
+    def _records(self, name: str, before: str | None) -> dict[Key, Record]:
+        """What a step is asked for, by key; records that an earlier step has nothing for are left out."""
+        output = self.outputs[name]
+        if before is None:
+            return {key: {"id": key[0]} for key in output.keys}
+        self._note_input(output, before)
+        said = read_json(self.folder / f"{before}.json")
+        records = {key: {"id": key[0], **self._made_from(name, key[0], said)} for key in output.keys}
+        return {key: record for key, record in records.items() if record["made_from"] is not None}
+
+    def _made_from(self, name: str, key: str, said: dict[str, Any]) -> Record:
+        its = said.get(key.partition("/")[0] if name == "conversations" else key)
+        return {"made_from": None if its is None else its["value"] or {}}
+
+    async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
+        """A piece of an output: what a record's calls gave, what was dropped of it, and their figures."""
+        asking = Asking(ask, self.args, {})
+        value = await make(asking, record)
+        roles = dict.fromkeys(role for role, _ in ask.calls)
+        calls = {role: sum_calls(call for its, call in ask.calls if its == role) for role in roles}
+        reason = {} if value else {"reason": next(iter(asking.dropped), "there was nothing to make it from")}
+        return {"value": value or None, **reason, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
+
+    async def make_personas(self, asking: Asking, record: Record) -> Value:
+        drawn = self.drawn[asking.id]
+        asking.values |= {name: str(drawn[name]) for name in ("persona", "gender", "ethnicity", "birth_year")}
+        return await conversations.make_persona(asking, drawn)
+
+    async def make_conversations(self, asking: Asking, record: Record) -> Value:
+        number, _, name = asking.id.partition("/")
+        persona, topic = record["made_from"], self.topics[name]
+        if not persona:
+            return None
+        start = inputs.draw_start(persona["start"], number, name, self.args.seed)
+        general = [event for events in persona["general"].values() for event in events]
+        told = "\n".join(f"{event['date']}: {event['event']}" for event in general)
+        asking.values |= {"card": persona["card"], "topic": topic.about, "example": topic.seed, "general": told}
+        asking.values["speakers"] = " and ".join(topic.speakers)
+        return await conversations.make_conversations(asking, topic, persona, start)
+
+    async def make_small_talk(self, asking: Asking, record: Record) -> Value:
+        return await conversations.make_small_talk(asking, self.small_talk[int(asking.id)])
+
+    async def make_questions(self, asking: Asking, record: Record) -> Value:
+        topic = record["made_from"]
+        if not topic:
+            return None
+        persona = self.drawn[asking.id.partition("/")[0]]
+        asking.values |= {"card": topic["card"], "who": f"{persona['gender']} and {persona['ethnicity']}"}
+        return await make_questions(asking, topic, self.args.time)
+
+    def _publish(self, name: str, device: str | None) -> None:
+        output = self.outputs[name]
+        counts = _counts(name, output.pieces.values())
+        roles, pieces = self.shared.roles, output.pieces.values()
+        tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in pieces])
+                         for one in TOKEN_COUNTS} for role in roles}  # fmt: skip
+        costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
+        cost = {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
+        if output.publish(device, counts=counts, tokens=tokens, **cost):
+            told = f"; {describe_cost(cost['cost_usd'])}" if cost else ""
+            print(f"{output.path}: {told_of(counts)}{told}")
+
+    # What is shown of it
+
+    def describe(self) -> int:
+        """Print what would be asked (--dry_run)."""
+        generator = self.shared.roles["generator"]
+        total_in = total_out = 0
+        for name, output in self.outputs.items():
+            if (name == "personas" and "conversations" not in self.args.step) or name in set(STEPS) - {*self.args.step}:
+                continue
+            rows = list(costs.describe_step(name, len(output.keys), self._length))
+            number, read, written = (sum(row[place] for row in rows) for place in (1, 2, 3))
+            print(f"{name}: {len(output.keys)} records, {number} calls; about {read} tokens in, {written} out")
+            print(*(f"  {row[0]}: {row[1]} calls" for row in rows), sep="\n")
+            total_in, total_out = total_in + read, total_out + written
+        if prices := prices_of(generator.args):
+            tokens = {"prompt_tokens": total_in, "cached_tokens": 0, "completion_tokens": total_out}
+            print(f"about {prices.cost(tokens):.2f} USD if {generator.model.addr} is asked for all of it")
+        print("tokens are a guess: what a call reads and writes depends on the calls before it")
+        files = [output.path for output in self.outputs.values()]
+        print_machine(self.args, [role.model for role in self.shared.roles.values()], files, len(self.drawn))
+        return 0
+
+    def _length(self, prompt: str) -> int:
+        its = load_prompt(PROMPTS[prompt], self.args.prompts_dir)
+        return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
+
+    def write_pages(self) -> None:
+        """to_read_<step>.html: some of what each step made, for reading."""
+        steps = Steps(SCRIPT, self.args)
+        for name in self.args.step:
+            if (path := self.folder / f"{name}.json").is_file():
+                page = self.folder / f"to_read_{name}.html"
+                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, read_json(path)))
+
+
+def write_page(name: str, said: dict[str, Piece], target: Path) -> Counts:
+    made = {key: piece["value"] for key, piece in said.items() if piece["value"]}
+    sections = list(pages.SECTIONS[name](made))
+    write_synced(target, make_page(sections, seed=0))
+    return {"sections": len(sections)}
+
+
+def _counts(name: str, pieces: Iterable[Piece]) -> dict[str, int]:
+    """How many records a step has made something of, and by reason what was left out after all tries."""
+    dropped: Counter[str] = Counter()
+    for piece in pieces:
+        dropped.update(piece["dropped"])
+    counts = {name: sum(piece["value"] is not None for piece in pieces)}
+    return counts | {f"dropped, {reason}": number for reason, number in sorted(dropped.items())}
+
+
+def _collect(pieces: Pieces) -> dict[str, Any]:
+    """{id: piece} in the order of the records."""
+    return {key[0]: piece for key, piece in pieces.items()}
+
+
+if __name__ == "__main__":
+    cli.run_script(main)

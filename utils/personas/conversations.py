@@ -1,0 +1,147 @@
+"""The first steps of making data: personas with a history, their conversations on topics, and small talk.
+
+After section 3.1 of the paper (arXiv 2504.14225) and its public code. Every prompt has the persona in it, and all
+topics of a persona share its general history, which the public code loses.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import date, timedelta
+from functools import partial
+from typing import Any
+
+from prompts import Messages
+from utils.personas import replies
+from utils.personas.asking import Asking
+from utils.personas.inputs import Topic
+
+PERIODS = ("init", "next_week", "next_month", "next_year")
+LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for a prompt
+NUM_HOBBIES = 20  # of a topic, half of them liked at first
+GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period, and in a later one
+MOST_DAYS_LATER = 6  # that a conversation is held after its period's last event
+
+
+async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] | None:
+    """A persona's card and its general history; None if either cannot be had."""
+    turns: Messages = []
+    card = await asking.json("persona", replies.Persona, replies.check_persona, turns)
+    if card is None:
+        return None
+    general = await make_history(asking, "general", drawn["start"], GENERAL_EVENTS, {}, turns)
+    return {**drawn, "card": card, "general": general} if general else None
+
+
+async def make_history(
+    asking: Asking, kind: str, start: str, number: int, hobbies: dict[str, bool], turns: Messages
+) -> dict[str, list[dict[str, Any]]]:
+    """By period the events of a history, `general` or of a `topic`; it ends before a period that cannot be had."""
+    form = replies.History if hobbies else replies.GeneralHistory
+    history: dict[str, list[dict[str, Any]]] = {}
+    before: list[dict[str, Any]] = []
+    for period in PERIODS:
+        after = before[-1]["date"] if before else (date.fromisoformat(start) - timedelta(1)).isoformat()
+        wanted = LATER_EVENTS if before else number
+
+        def check(reply: Any, wanted: int = wanted, after: str = after, before: list = tuple(before)) -> tuple:
+            return replies.check_history(reply.events, wanted, after, before, hobbies)
+
+        name = f"{kind}_later" if before else f"{kind}_history"
+        values = {"start": start, "last": after, "number": str(wanted), "span": LATER.get(period, "")}
+        events = await asking.json(name, form, check, turns, **values)
+        if not events or 2 * len(events) < wanted:
+            asking.dropped[f"{name}: too few events left, so the periods from {period} on"] += 1
+            break
+        history[period] = events
+        before += events
+    return history
+
+
+async def make_conversations(
+    asking: Asking, topic: Topic, persona: dict[str, Any], start: str
+) -> dict[str, Any] | None:
+    """A topic's hobbies, histories and conversations, by period; None if there is none of the first period."""
+    turns: Messages = []
+    check = partial(replies.check_hobbies, number=NUM_HOBBIES)
+    hobbies = await asking.json("hobbies", replies.Hobbies, check, turns, number=str(NUM_HOBBIES))
+    if hobbies is None or len(hobbies) < NUM_HOBBIES // 2:
+        return None
+    draw = asking.random("draws")
+    liked = set(draw.sample(range(len(hobbies)), len(hobbies) // 2))
+    hobbies = [{**hobby, "is_liked": place in liked} for place, hobby in enumerate(hobbies)]
+    likes = {hobby["name"]: hobby["is_liked"] for hobby in hobbies}
+    asking.values["liked"] = "; ".join(name for name in likes if likes[name])
+    asking.values["disliked"] = "; ".join(name for name in likes if not likes[name])
+    history = await make_history(asking, "topic", start, TOPIC_EVENTS, likes, turns)
+    talk: Messages = []
+    if history:
+        await asking.json("warm_up", replies.Text, replies.check_text, talk)
+    periods: dict[str, dict[str, Any]] = {}
+    for period, events in history.items():
+        general = persona["general"].get(period, [])
+        last = max(event["date"] for event in (*events, *general))
+        today = (date.fromisoformat(last) + timedelta(draw.randint(0, MOST_DAYS_LATER))).isoformat()
+        old = {event["date"]: event["event"] for its in history.values() for event in its}
+        sections = await converse(asking, talk, with_old(events, old), period, today)
+        if not sections:
+            break
+        periods[period] = {"today": today, "events": events, "sections": sections}
+    if not periods:
+        return None
+    return {"card": persona["card"], "speakers": list(topic.speakers), "hobbies": hobbies, "periods": periods}
+
+
+def with_old(events: Sequence[dict[str, Any]], old: dict[str, str]) -> list[dict[str, Any]]:
+    """Events with the text of the older one that each changes."""
+    return [{**event, "old_event": old.get(event["changes"])} for event in events]
+
+
+async def converse(
+    asking: Asking, talk: Messages, events: list[dict[str, Any]], period: str, today: str
+) -> list[dict[str, Any]]:
+    """A period's conversation in sections: one for what comes before the first event, then one for each event.
+
+    Events that the conversation leaves out are asked for once more, by themselves; then they are dropped.
+    """
+    told = [{name: event[name] for name in ("date", "event", "thing", "is_liked", "reason")} for event in events]
+    check = partial(replies.check_conversation, events=events)
+    opening = "Begin with an introduction by the user." if period == PERIODS[0] else "The user comes back."
+    values = {"events": _lines(told), "opening": opening, "today": today}
+    sections = await asking.json("conversation", replies.Conversation, check, talk, **values) or []
+    if missing := replies.missing_events(sections, events):
+        check = partial(replies.check_conversation, events=missing)
+        values["events"] = _lines([one for one in told if one["date"] in {event["date"] for event in missing}])
+        added = await asking.json("missing_events", replies.Conversation, check, talk, **values) or []
+        sections = sorted(sections + [one for one in added if one["event"]], key=lambda one: one["event"] or "")
+        asking.dropped["conversation: no turn for an event"] += len(replies.missing_events(sections, events))
+    if not any(section["event"] for section in sections):
+        return []
+    by_date = {event["date"]: event for event in events}
+    return list(await asyncio.gather(*(expand(asking, one, by_date.get(one["event"]), today) for one in sections)))
+
+
+async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] | None, today: str) -> dict[str, Any]:
+    """A section in more words; as it was if that cannot be had."""
+    about = "an introduction of the user" if event is None else event["event"]
+    values = {"section": _lines(section["turns"]), "about": about, "today": today}
+    turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
+    return {**section, "turns": turns or section["turns"]}
+
+
+async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]] | None:
+    """Two turns on a question: a thorough answer, a follow-up question, and an answer to that."""
+    turns: Messages = []
+    texts = [question]
+    for name, value in (("small_talk", question), ("follow_up", ""), ("small_talk", None)):
+        value = texts[-1] if value is None else value
+        text = await asking.json(name, replies.Text, replies.check_text, turns, question=value)
+        if text is None:
+            return None
+        texts.append(text)
+    return [{"user": texts[0], "assistant": texts[1]}, {"user": texts[2], "assistant": texts[3]}]
+
+
+def _lines(objects: Sequence[dict[str, Any]]) -> str:
+    """A JSON object a line, as prompts have them."""
+    return "\n".join(json.dumps(one, ensure_ascii=False) for one in objects)

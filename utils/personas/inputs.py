@@ -1,0 +1,114 @@
+"""What a user gives: sentences on personas, topics, and questions for small talk; and what is drawn from them."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.cli.errors import quote
+from utils.files.json_files import read_json_lines, read_text, read_toml
+
+SAMPLES = Path(__file__).parent / "samples"
+FIRST_YEAR, LAST_YEAR = 1920, 2010  # in which a persona's history begins
+RECENT, RECENT_WEIGHT = 1991, 3  # years from here on are drawn more often
+AGE = 18  # of a persona when its history begins
+MOST_DAYS = 7 * 365  # that a topic's history begins later
+GENDERS, TRANSGENDER = ("female", "male", "non-binary"), 0.2
+GROUPS = (
+    "African American", "Caribbean", "East Asian", "Hispanic", "Indigenous", "Middle Eastern", "Pacific Islander",
+    "South Asian", "White",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Topic:
+    """What users talk about with an assistant.
+
+    Attributes:
+        about: what it is, in words for a prompt.
+        speakers: what the lines of a user and of the assistant begin with.
+        seed: an example conversation, empty if there is none.
+    """
+
+    name: str
+    about: str
+    speakers: tuple[str, str]
+    seed: str
+
+
+def read_personas(path: Path) -> list[str]:
+    """The sentences of a JSON Lines file of {"persona": ...}; UserError where a line is not one."""
+    sentences = []
+    for number, line in enumerate(read_json_lines(path), 1):
+        sentence = line.get("persona") if isinstance(line, dict) else None
+        if not isinstance(sentence, str) or not sentence.strip():
+            raise UserError(f'{path}: line {number}: not {{"persona": "one sentence"}}')
+        sentences.append(" ".join(sentence.split()))
+    return sentences
+
+
+def read_topics(path: Path, wanted: list[str] | None) -> list[Topic]:
+    """The topics of a TOML file, all or those wanted; UserError where one is not there or not as it must be."""
+    tables = read_toml(path)
+    if unknown := [name for name in wanted or () if name not in tables]:
+        raise UserError(f"{path}: no topic {quote(unknown[0])}; it has {', '.join(tables)}")
+    topics = []
+    for name in wanted or tables:
+        where, table = f"{path}: topic {quote(name)}", tables[name]
+        if not name.isidentifier():
+            raise UserError(f"{where}: a topic's name has letters, digits and _ only")
+        if not isinstance(table, dict) or not isinstance(table.get("about"), str):
+            raise UserError(f'{where}: needs about = "what the conversations are about"')
+        speakers = table.get("speakers", ["User", "Assistant"])
+        if not isinstance(speakers, list) or list(map(type, speakers)) != [str, str]:
+            raise UserError(f'{where}: speakers must be two names, such as ["Patient", "Therapist"]')
+        turns = table.get("conversation", [])
+        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+            raise UserError(f"{where}: conversation must be a list of texts, the user's first and then by turns")
+        lines = (f"{speakers[number % 2]}: {turn}" for number, turn in enumerate(turns))
+        topics.append(Topic(name, table["about"], tuple(speakers), "\n".join(lines)))
+    if not topics:
+        raise UserError(f'{path}: no topic; a table has a topic\'s name and about = "..."')
+    return topics
+
+
+def read_small_talk(path: Path) -> list[str]:
+    """The questions of a text file, one a line; UserError if there is none."""
+    questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    if not questions:
+        raise UserError(f"{path}: holds no question; give one a line")
+    return questions
+
+
+def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The personas `first` to `end` - 1 in an order drawn by the seed, each with what else is drawn for it.
+
+    A persona's number stands for the same sentence and the same draws, however many there are.
+    """
+    order = random.Random(f"{seed}:personas").sample(range(len(sentences)), len(sentences))
+    for number in range(first, end):
+        draw = random.Random(f"{seed}:persona:{number}")
+        years = range(FIRST_YEAR, LAST_YEAR + 1)
+        weights = [(year - FIRST_YEAR + 1) * (RECENT_WEIGHT if year >= RECENT else 1) for year in years]
+        year = draw.choices(years, weights)[0]
+        gender = ("transgender " if draw.random() < TRANSGENDER else "") + draw.choice(GENDERS)
+        yield {
+            "id": str(number),
+            "persona": sentences[order[number]],
+            "gender": gender,
+            "ethnicity": draw.choice(GROUPS),
+            "birth_year": year - AGE,
+            "start": (date(year, 1, 1) + timedelta(draw.randrange(365))).isoformat(),
+        }
+
+
+def draw_start(start: str, persona: str, topic: str, seed: int) -> str:
+    """The date on which a topic's history begins, up to `MOST_DAYS` after the persona's.
+
+    It depends on nothing else, so that a topic more changes no other; the paper's code adds up to a year a topic.
+    """
+    days = random.Random(f"{seed}:start:{persona}:{topic}").randrange(MOST_DAYS)
+    return (date.fromisoformat(start) + timedelta(days)).isoformat()

@@ -1,0 +1,200 @@
+"""Questions about what a conversation tells of a user, after section 3.2 of the paper and its public code.
+
+An event changes an older one, that perhaps an older one still: a chain, newest first. A question on an event is about
+the older of the first two that the conversations tell of, and is asked before the newer one is told. If only one is
+told of, it is about that one, and is asked at the end.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+from typing import Any
+
+from utils.benchmarks.personamem import TYPES, options_text
+from utils.parsing.letters import LETTERS
+from utils.personas import replies
+from utils.personas.asking import Asking
+from utils.personas.conversations import PERIODS
+
+TRIES = 3  # to answer a question without any history
+NUM_IDEAS = 3  # user lines that wrong ideas are drawn from
+FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
+Entry = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the questions on one event go by.
+
+    Attributes:
+        chain: the event and the older ones, newest first.
+        told: those of the chain that the conversations tell of, newest first.
+        lines: by date of an event the period and the turns of its section.
+    """
+
+    chain: Sequence[Mapping[str, Any]]
+    told: Sequence[Mapping[str, Any]]
+    lines: Mapping[str, tuple[str, list[dict[str, str]]]]
+
+    @property
+    def is_update(self) -> bool:
+        return self.chain[0]["changes"] is not None
+
+    @property
+    def has_turned(self) -> bool:
+        """Two are told of, and differ in whether the thing is liked."""
+        return len(self.told) > 1 and self.told[0]["is_liked"] != self.told[1]["is_liked"]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self.told[min(1, len(self.told) - 1)]
+
+    def user_line(self, event: Mapping[str, Any]) -> str:
+        return self.lines[event["date"]][1][0]["user"]
+
+    def place(self, event: Mapping[str, Any]) -> dict[str, str]:
+        return {"period": self.lines[event["date"]][0], "event": event["date"]}
+
+
+def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
+    """The events of these periods that a section tells of, in order."""
+    events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
+    lines = {
+        section["event"]: (period, section["turns"])
+        for period, its in topic["periods"].items()
+        for section in its["sections"]
+        if section["event"]
+    }
+    found = []
+    for date in (date for date, (period, _) in lines.items() if period in periods):
+        chain, link = [], date
+        while link is not None:  # it ends: an event changes an earlier one
+            chain.append(events[link])
+            link = events[link]["changes"]
+        found.append(Told(chain, [event for event in chain if event["date"] in lines], lines))
+    return found
+
+
+async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequence[str]) -> list[Entry]:
+    """All questions on a topic's conversations in these periods."""
+    made = await asyncio.gather(*(_on_event(asking, topic, its) for its in events_told(topic, periods)))
+    return [entry for entries in made for entry in entries]
+
+
+async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
+    """The questions on one event, in the order of the paper's types."""
+    event, thing = its.chain[0], its.chain[0]["thing"]
+    period = its.lines[event["date"]][0]
+    changed_in = [
+        name for name in PERIODS for one in topic["periods"].get(name, {}).get("events", [])
+        if one["thing"] == thing and one["changes"] and one["date"] > event["date"]
+    ]  # fmt: skip
+    before = its.place(its.told[0]) if len(its.told) > 1 else None
+    common = {
+        "period": period,
+        "event": event["date"],
+        "num_updates": len(its.chain),
+        "later_update": bool(changed_in),
+        "is_stereotypical": {one["name"]: one["is_stereotypical"] for one in topic["hobbies"]}[thing],
+    }
+    values = _values(asking, its, topic)
+
+    async def make(
+        type_: str, name: str, is_line: bool = False, at_end: bool = False, hint: str | None = None
+    ) -> Entry | None:
+        place = None if at_end else before
+        if place is None and period in changed_in:
+            asking.dropped[f"{name}: not asked at the end, since the same conversation goes on to change it"] += 1
+            return None
+        asked = await _ask(asking, name, values, its.user_line(its.told[0]) if is_line else None, hint)
+        if asked is None:
+            return None
+        suffix = "/line" if is_line and type_ == REASONS else ""
+        reference = its.place(its.told[0] if at_end else its.about)
+        its_id = f"{asking.id}/{event['date']}/{type_}{suffix}"
+        entry = {
+            "id": its_id,
+            "type": type_,
+            **common,
+            **asked,
+            "place": place,
+            "reference": reference,
+            "is_line": is_line,
+        }
+        return {**entry, "blind": await _answer_blind(asking, entry)}
+
+    wanted = [make(FACTS, "facts", hint=thing), make(LATEST, "latest"), make(RECOMMENDATION, "recommendation")]
+    if its.is_update:
+        wanted.append(make(IDEAS, "ideas"))
+    if its.is_update and before is not None:
+        wanted.append(make(EVOLUTION, "evolution", is_line=True))
+    if its.is_update and its.has_turned:
+        wanted += [make(SCENARIO, "scenario", at_end=True), make(REASONS, "reasons", at_end=True)]
+        if len(its.chain) > 2 and its.told[1]["reason"]:
+            wanted.append(make(REASONS, "reasons_line", is_line=True))
+    found = [entry for entry in await asyncio.gather(*wanted) if entry]
+    return sorted(found, key=lambda entry: list(TYPES).index(entry["type"]))
+
+
+async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | None, hint: str | None) -> Entry | None:
+    """A question with its right and wrong answers; a line of the conversation may be the question."""
+    if line is None:
+        check = partial(replies.check_question, hint=hint)
+        asked = await asking.json(name, replies.QuestionReply, check, **values)
+    else:
+        answer = await asking.json(name, replies.Text, replies.check_text, **values)
+        asked = answer and {"question": line, "answer": answer}
+    if not asked:
+        return None
+    check = partial(replies.check_wrong, answer=asked["answer"])
+    wrong_name = f"{name.removesuffix('_line')}_wrong"
+    wrong = await asking.json(wrong_name, replies.Wrong, check, **values, **asked)
+    return wrong and {**asked, "wrong": wrong}
+
+
+async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
+    """For each try without a history, whether the right option was chosen; None if no letter was given.
+
+    The options stand in another order each time.
+    """
+    texts = [entry["answer"], *entry["wrong"]]
+    orders = asking.random(entry["id"]).sample(list(permutations(range(len(texts)))), TRIES)
+    letters = await asyncio.gather(
+        *(asking.choose_blind(entry["question"], options_text([texts[place] for place in order])) for order in orders)
+    )
+    return [
+        None if letter is None else order[LETTERS.index(letter)] == 0
+        for letter, order in zip(letters, orders, strict=True)
+    ]
+
+
+def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
+    """What the prompts on an event are filled with."""
+    event, about = its.chain[0], its.about
+    period = its.lines[event["date"]][0]
+    sections = topic["periods"][period]["sections"]
+    others = [section["turns"][0]["user"] for section in sections if section["event"] not in (None, event["date"])]
+    others = asking.random(f"others:{event['date']}").sample(others, min(NUM_IDEAS, len(others)))
+    if len(its.told) > 1:
+        other = f"gives a short version of this reply: {its.lines[its.told[0]['date']][1][0]['assistant']}"
+    else:
+        other = "has the right preference, but in connection with another event than the user's"
+    course = [
+        {"thing": one["thing"], "is_liked": one["is_liked"], "reason": one["reason"]} for one in reversed(its.chain)
+    ]
+    return {
+        "thing": about["thing"],
+        "liked": "likes" if about["is_liked"] else "dislikes",
+        "event": about["event"],
+        "now": f"{'likes' if event['is_liked'] else 'dislikes'} {event['thing']}",
+        "reason": event["reason"] or "",
+        "reason_before": (its.told[1]["reason"] or "") if len(its.told) > 1 else "",
+        "line": its.user_line(about),
+        "newest_line": its.user_line(its.told[0]),
+        "course": "\n".join(json.dumps(one, ensure_ascii=False) for one in course),
+        "others": "\n".join(others),
+        "other": other,
+    }

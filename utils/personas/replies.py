@@ -1,0 +1,281 @@
+"""What a model writes while data are made: JSON of a known form, and the rules that its content must keep. Pure.
+
+A check returns what it can use and a list of faults, each a reason in words without the text it is about, so that
+equal faults count together.
+"""
+
+import re
+from collections.abc import Sequence
+from datetime import date
+from typing import Any, TypeVar
+
+import msgspec
+
+from utils.parsing import Parsed, nothing, writable
+
+T = TypeVar("T")
+USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # of a section, at least
+NUM_WRONG = 3  # options beside the right one
+_SENTENCE = re.compile(r"[^.!?。！？]*\w[^.!?。！？]*[.!?。！？]+")
+_DATE = re.compile(
+    r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}/\d{1,2}/\d{2,4}\b|\b(?:January|February|March|April|May|June|July|August|September"
+    r"|October|November|December) \d{1,2}(?:st|nd|rd|th)?\b,? (?:19|20)\d{2}"
+)
+Faults = list[str]
+
+
+class _Reply(msgspec.Struct, forbid_unknown_fields=True):
+    """A form of a reply; its JSON schema allows no other fields, as servers want it."""
+
+
+class Persona(_Reply):
+    name: str
+    card: str
+
+
+class GeneralEvent(_Reply):
+    date: str
+    event: str
+    is_long_term: bool
+    changes: str | None
+    reason: str | None
+
+
+class Event(GeneralEvent):
+    thing: str
+    is_liked: bool
+
+
+class GeneralHistory(_Reply):
+    events: list[GeneralEvent]
+
+
+class History(_Reply):
+    events: list[Event]
+
+
+class Hobby(_Reply):
+    name: str
+    is_stereotypical: bool
+
+
+class Hobbies(_Reply):
+    hobbies: list[Hobby]
+
+
+class Turn(_Reply):
+    user: str
+    assistant: str
+
+
+class EventTurn(Turn):
+    event: str | None
+
+
+class Conversation(_Reply):
+    turns: list[EventTurn]
+
+
+class Section(_Reply):
+    turns: list[Turn]
+
+
+class Text(_Reply):
+    text: str
+
+
+class QuestionReply(_Reply):
+    question: str
+    answer: str
+
+
+class Wrong(_Reply):
+    wrong: list[str]
+
+
+def schema_of(form: type) -> dict[str, Any]:
+    """The JSON schema that a reply of this form is held to; its root is an object, as servers want it."""
+    [schema], defs = msgspec.json.schema_components([form], ref_template="#/$defs/{name}")
+    root = defs.pop(schema["$ref"].rpartition("/")[2])
+    return {**root, "$defs": defs} if defs else root
+
+
+def read(text: str, form: type[T]) -> T | str:
+    """The reply in a text, with prose or a fence around it dropped; else what is wrong with it."""
+    begin, end = text.find("{"), text.rfind("}")
+    if begin < 0 or end < begin:
+        return "no JSON object"
+    try:
+        return msgspec.json.decode(writable(text[begin : end + 1]).encode(), type=form)
+    except msgspec.ValidationError as error:
+        return f"not the JSON asked for: {re.sub(r'[0-9]+', '…', str(error))}"
+    except (msgspec.DecodeError, RecursionError):
+        return "no valid JSON"
+
+
+def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
+    """A value of which nothing is left with a fault in it."""
+    return (None, faults) if faults else (value, faults)
+
+
+def parsed(value: Any, faults: Faults) -> Parsed:
+    """A reply without faults; with any it is asked for again."""
+    return nothing(faults[0]) if faults else Parsed(value, "strict", None)
+
+
+# Personas and histories
+
+
+def check_persona(reply: Persona) -> tuple[str | None, Faults]:
+    """The card: a few sentences that name the persona."""
+    card, name = reply.card.strip(), reply.name.strip()
+    faults = [] if name and name in card else ["the card does not have the name"]
+    faults += [] if len(_SENTENCE.findall(card)) >= 3 else ["the card is shorter than three sentences"]
+    return whole(card, faults)
+
+
+def check_hobbies(reply: Hobbies, number: int) -> tuple[list[dict[str, Any]], Faults]:
+    """So many hobbies, no two alike."""
+    by_name = {hobby.name.strip().lower(): hobby for hobby in reply.hobbies if hobby.name.strip()}
+    faults = ["a hobby has no name, or stands there twice"] if len(by_name) < len(reply.hobbies) else []
+    faults += [f"fewer than {number} hobbies"] if len(by_name) < number else []
+    return [{**msgspec.structs.asdict(one), "name": one.name.strip()} for one in by_name.values()][:number], faults
+
+
+def check_history(
+    events: Sequence[GeneralEvent], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
+) -> tuple[list[dict[str, Any]], Faults]:
+    """The usable events in the order of their dates.
+
+    Args:
+        number: how many there are to be, at least.
+        after: the date that all must be later than.
+        before: all events of earlier periods.
+        hobbies: of a topic's things, by name whether it is liked at first; empty for a general history.
+    """
+    known, kept, faults = {one["date"]: one for one in before}, [], []
+    newest = {one.get("thing"): one for one in before}
+    for event in sorted(events, key=lambda event: event.date):
+        fault = _fault_of(event, after, known, newest, hobbies)
+        if fault is None:
+            one = msgspec.structs.asdict(event)
+            kept.append(one)
+            known[event.date] = newest[one.get("thing")] = one
+        else:
+            faults.append(fault)
+    if len(events) < number:
+        faults.append("fewer events than asked for")
+    if before and 2 * sum(event["changes"] is not None for event in kept) <= len(kept):
+        faults.append("no more than half of the events change an earlier one")
+    return kept, faults
+
+
+def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
+    """What is wrong with an event, given all earlier ones by date, and the newest one of each thing."""
+    try:
+        is_date = date.fromisoformat(event.date).isoformat() == event.date
+    except ValueError:
+        is_date = False
+    if not is_date:
+        return "an event's date is none, or not YYYY-MM-DD"
+    if event.date <= after:
+        return "an event is not after the period before"
+    if event.date in known:
+        return "two events have one date"
+    if not event.event.strip():
+        return "an event has no text"
+    if event.changes is not None and event.changes not in known:
+        return "an event changes one that is not there, or a later one"
+    if (event.changes is None) != (not (event.reason or "").strip()):
+        return "an event changes another without a reason" if event.changes else "a reason stands where nothing changes"
+    return _preference_fault(event, newest, known, hobbies) if hobbies else None
+
+
+def _preference_fault(event: Event, newest: dict, known: dict, hobbies: dict[str, bool]) -> str | None:
+    """What is wrong with what an event says of a thing: polarity changes with a named older event, and only then."""
+    if event.thing not in hobbies:
+        return "an event is about none of the hobbies"
+    last = newest.get(event.thing)
+    was_liked = hobbies[event.thing] if last is None else last["is_liked"]
+    if event.changes is None:
+        return "a preference changes without an event that is changed" if event.is_liked != was_liked else None
+    if known[event.changes]["thing"] != event.thing:
+        return "an event changes one about another thing"
+    if known[event.changes] is not last:
+        return "an event changes one that is not the newest about its thing"
+    return "an event changes a preference to what it was" if event.is_liked == was_liked else None
+
+
+# Conversations
+
+
+def check_conversation(reply: Conversation, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
+    """Sections, each an event's turns or those before the first event; all events need one (see `missing_events`)."""
+    by_date, faults, sections = {one["date"]: one for one in events}, [], []
+    for turn in reply.turns:
+        if not turn.user.strip() or not turn.assistant.strip():
+            faults.append("a turn lacks one of its speakers' texts")
+        elif turn.event is not None and turn.event not in by_date:
+            faults.append("a turn is about an event that is not in the history")
+        elif turn.event in {section["event"] for section in sections} - {None}:
+            faults.append("an event stands in two turns")
+        elif turn.event and (sections and (sections[-1]["event"] or "") > turn.event):
+            faults.append("the events are not in the order of their dates")
+        elif turn.event and (old := by_date[turn.event].get("old_event")) and old.lower() in turn.user.lower():
+            faults.append("a turn names the old event")
+        elif _DATE.search(f"{turn.user} {turn.assistant}"):
+            faults.append("a turn speaks a date")
+        else:
+            its = {"user": turn.user.strip(), "assistant": turn.assistant.strip()}
+            if turn.event is None and sections:
+                sections[-1]["turns"].append(its)
+            else:
+                sections.append({"event": turn.event, "turns": [its]})
+    return sections, faults
+
+
+def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events that no section is about."""
+    there = {section["event"] for section in sections}
+    return [event for event in events if event["date"] not in there]
+
+
+def check_section(reply: Section) -> tuple[list[dict[str, str]] | None, Faults]:
+    """Turns that are long enough and speak no date."""
+    turns = [{"user": turn.user.strip(), "assistant": turn.assistant.strip()} for turn in reply.turns]
+    if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
+        return None, ["a turn lacks one of its speakers' texts"]
+    users, assistants = (" ".join(turn[name] for turn in turns) for name in ("user", "assistant"))
+    faults = ["a turn speaks a date"] if _DATE.search(f"{users} {assistants}") else []
+    if len(_SENTENCE.findall(users)) < USER_SENTENCES:
+        faults.append(f"the user says fewer than {USER_SENTENCES} sentences")
+    if len(_SENTENCE.findall(assistants)) < ASSISTANT_SENTENCES:
+        faults.append(f"the assistant says fewer than {ASSISTANT_SENTENCES} sentences")
+    return whole(turns, faults)
+
+
+def check_text(reply: Text) -> tuple[str | None, Faults]:
+    return whole(reply.text.strip(), [] if reply.text.strip() else ["the text is empty"])
+
+
+# Questions
+
+
+def check_question(reply: QuestionReply, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
+    """A question and its right answer; `hint` is what the question must not name, if anything."""
+    its = {"question": reply.question.strip(), "answer": reply.answer.strip()}
+    faults = [f"the {name} is empty" for name, text in its.items() if not text]
+    if hint is not None and hint.lower() in its["question"].lower():
+        faults.append("the question names what it asks for")
+    return whole(its, faults)
+
+
+def check_wrong(reply: Wrong, answer: str) -> tuple[list[str] | None, Faults]:
+    """Three wrong answers, no two alike and none like the right one."""
+    wrong = [text.strip() for text in reply.wrong]
+    faults = [f"not {NUM_WRONG} wrong answers"] if len(wrong) != NUM_WRONG else []
+    faults += ["a wrong answer is empty"] if "" in wrong else []
+    alike = [" ".join(text.lower().split()) for text in (answer, *wrong)]
+    faults += ["a wrong answer is the right one"] if alike[0] in alike[1:] else []
+    faults += ["two wrong answers are the same"] if len({*alike[1:]}) < len(alike[1:]) else []
+    return whole(wrong, faults)
