@@ -24,21 +24,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks import tasks
-from utils.benchmarks.personamem import SIZES
 from utils.building.reading_page import make_page
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
+from utils.files.derived_files import prepare_derived
 from utils.files.json_files import read_json
-from utils.files.manifest import file_hash
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.files.writing import write_synced
+from utils.files.writing import staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, total
+from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.cost import describe_cost, prices_of
 from utils.generation.engines import print_machine
-from utils.personas import conversations, costs, inputs, pages
+from utils.personas import assembly, conversations, costs, inputs, pages
 from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.conversations import PERIODS
 from utils.personas.questions import make_questions
+from utils.personas.validity import Validity, describe
 from utils.runs.ask import Ask, Shared
 from utils.runs.command import writing
 from utils.runs.methods import sum_calls
@@ -68,7 +70,7 @@ def build_parser() -> cli.FlagParser:
     add("--n_persona", type=cli.positive_int, metavar="N", help="end of the range of personas (default: all)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="its start, from 0 (%(default)s)")
     add("--time", nargs="+", choices=PERIODS, default=list(PERIODS), help="periods that questions are made on (all)")
-    add("--size", nargs="+", choices=list(SIZES), default=["32k"], help="lengths of the histories in tokens (32k)")
+    add("--size", nargs="+", choices=list(assembly.SIZES), default=["32k"], help="lengths of histories in tokens (32k)")
     add("--n_blocks", type=cli.positive_int, nargs="+", metavar="N",
         help="conversations in a history, for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
@@ -100,13 +102,14 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(args.output_dir)
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
     cli.prepare_run(args, [str(folder / f"{name}.json") for name in ("personas", *STEPS[:3])], given)
-    building = Building(args)
+    code, numbers = 0, blocks_of(args)
     if args.dry_run:
-        return building.describe()
-    code = building.ask() if {*args.step} & {*STEPS[:3]} else 0
-    building.write_pages()
+        return Building(args).describe()
+    if {*args.step} & {*STEPS[:3]}:
+        code = Building(args).make()
     if code == 0 and "assemble" in args.step:
-        pass
+        for size, n_blocks in zip(args.size, numbers, strict=True):
+            assemble_size(args, size, n_blocks)
     return code
 
 
@@ -145,7 +148,7 @@ class Building:
 
     # What each step asks for, and by what
 
-    def ask(self) -> int:
+    def make(self) -> int:
         """Make the files of the steps that are asked for and not finished; returns the exit code."""
         wanted = {"personas", *self.args.step} if "conversations" in self.args.step else {*self.args.step}
         left: dict[str, Step] = {}
@@ -167,6 +170,7 @@ class Building:
         with writing(outputs):
             if left:
                 run_steps([*left.values()], self.shared, partial(open_engines, self.shared.roles, {}))
+        self._write_pages()
         missing = sum(len(output.missing()) for output in outputs)
         return max([cli.report_missing(missing, "record"), *(output.report_failed() for output in outputs)])
 
@@ -266,13 +270,52 @@ class Building:
         its = load_prompt(PROMPTS[prompt], self.args.prompts_dir)
         return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
 
-    def write_pages(self) -> None:
+    def _write_pages(self) -> None:
         """to_read_<step>.html: some of what each step made, for reading."""
         steps = Steps(SCRIPT, self.args)
         for name in self.args.step:
             if (path := self.folder / f"{name}.json").is_file():
                 page = self.folder / f"to_read_{name}.html"
                 steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, read_json(path)))
+
+
+def blocks_of(args: cli.Arguments) -> list[int]:
+    """The blocks of a history, for each --size; UserError if --n_blocks does not have as many."""
+    if args.n_blocks is not None and len(args.n_blocks) != len(args.size):
+        raise UserError(f"--n_blocks: give one number for each --size ({', '.join(args.size)})")
+    return args.n_blocks or [assembly.SIZES[size][1] for size in args.size]
+
+
+def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
+    """questions_<size>.csv, shared_contexts_<size>.jsonl, validity_<size>.json and a page to read of one size."""
+    folder, addr = Path(args.output_dir), args.tokenizer or args.model_addr
+    names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
+    table, contexts, validity, page = paths = [folder / name for name in names]
+    settings = assembly.Settings(size, n_blocks, args.n_variants, args.seed, args.filter_questions)
+    its = {"script": SCRIPT, **settings._asdict(), "tokenizer": addr}
+    its["inputs"] = {f"{name}.json": file_hash(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    prepare_derived(paths, SCRIPT, bool(args.overwrite))
+    if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
+        print(f"{table}: already finished, left alone")
+        return
+    run, measured = {**describe_run(vars(args), {}, None), "settings": its}, Validity()
+    parts = assembly.assemble(assembly.read_inputs(folder), settings, token_counter(args, addr))
+    counts = assembly.write_files(measured.watch(parts), table, contexts, run)
+    print(f"{table}: {told_of(counts)}")
+    figures = measured.figures()
+    publish(validity, figures, run)
+    write_synced(staged_path(page), make_page(measured.sections(), args.seed))
+    publish_staged(page, run)
+    print(describe(figures))
+
+
+def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
+    """What counts the tokens of texts: --tokenizer, or else the generator's."""
+    if args.tokenizer is None and args.openai:
+        chat = APIChat(addr)
+        return lambda texts: list(map(chat.count, texts))
+    tokenizer, _ = load_tokenizer(addr, args.cache_dir)
+    return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 
 def write_page(name: str, said: dict[str, Piece], target: Path) -> Counts:

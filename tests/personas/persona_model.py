@@ -13,25 +13,6 @@ from typing import Any
 from api_server import ChatServer, Reply, running, text_of
 
 WORDS = "amber birch cedar delta ember fjord grove hazel inlet juniper kelp larch maple nectar olive pebble"
-    [
-        "amber",
-        "birch",
-        "cedar",
-        "delta",
-        "ember",
-        "fjord",
-        "grove",
-        "hazel",
-        "inlet",
-        "juniper",
-        "kelp",
-        "larch",
-        "maple",
-        "nectar",
-        "olive",
-        "pebble",
-    ]
-)
 
 
 def numbers(text: str) -> list[int]:
