@@ -20,6 +20,7 @@ FLOORS = [  # from the ground up; a room imports from those below it, and from i
     ("utils.tables", "retrieval"),
     ("utils.runs", "utils.methods"),
     ("utils.building",),
+    ("utils.personas",),
 ]
 LEVELS = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retrieval.rank_dataset")

@@ -1,0 +1,205 @@
+"""Assemble histories and questions in PersonaMem's format (arXiv 2504.14225): seeded, no model.
+
+All variants of a persona's history have the same blocks in another order (blocks.py) and are asked the same questions,
+so questions come in pairs. `assemble` yields one persona's part at a time; `write_files` writes the files that
+`utils/download_datasets.py --dataset PersonaMem-32k --source_dir DIR` reads.
+"""
+
+import csv
+import hashlib
+import json
+import random
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.files.manifest import file_hash, publish_staged
+from utils.files.writing import open_whole, staged_path
+from utils.parsing.letters import LETTERS
+from utils.personas import blocks
+from utils.personas.blocks import PERIODS, CountTokens, Message, Topics
+from utils.personas.choosing import Asked, Entry, choose_questions, find_questions
+
+SIZES = {"32k": (32_000, 10), "128k": (128_000, 20), "1M": (1_000_000, 60)}  # tokens, blocks
+FULL = 0.9  # share of a size's tokens that a history may have
+NAMESPACE = uuid.UUID("6f1d7c0e-54b5-4e0c-9a51-0d6c3f0c8a27")  # fixed: the same question has the same id in every run
+COLUMNS = (
+    "persona_id", "question_id", "question_type", "topic", "context_length_in_tokens", "context_length_in_letters",
+    "distance_to_ref_in_blocks", "distance_to_ref_in_tokens", "num_irrelevant_tokens",
+    "distance_to_ref_proportion_in_context", "user_question_or_message", "correct_answer", "all_options",
+    "shared_context_id", "end_index_in_shared_context", "stereotypical",
+)  # fmt: skip
+
+
+class Settings(NamedTuple):
+    """The flags that decide what is assembled.
+
+    Attributes:
+        size: a name in SIZES.
+        n_blocks: blocks per history, or fewer if the persona has fewer.
+        n_variants: orders per history; T's last block is at the end and near the beginning in turns.
+        filter_questions: drop questions that were guessed without the history.
+    """
+
+    size: str
+    n_blocks: int
+    n_variants: int
+    seed: int
+    filter_questions: bool
+
+
+class Inputs(NamedTuple):
+    """The values in the files of earlier steps, by key; `without` counts the keys without a value."""
+
+    personas: dict[str, Any]
+    conversations: dict[str, Any]
+    small_talk: dict[str, Any]
+    questions: dict[str, Any]
+    without: Counter[str]
+
+
+class Row(NamedTuple):
+    """A row of the table, and the question that it asks."""
+
+    columns: dict[str, str]
+    entry: Entry
+
+
+class Assembled(NamedTuple):
+    """A persona's part of the files: histories by id, rows, and counts of what was kept and dropped."""
+
+    contexts: dict[str, list[dict[str, str]]]
+    rows: list[Row]
+    counts: Counter[str]
+
+
+class History:
+    """A variant's messages, with the number of each one's block and sums over the messages before each place."""
+
+    def __init__(self, messages: list[Message]):
+        self.messages = [{"role": message.id.role, "content": message.content} for message in messages]
+        self.id = hashlib.sha256(json.dumps(self.messages, ensure_ascii=False).encode()).hexdigest()
+        self.places = {message.id: place for place, message in enumerate(messages)}
+        self.blocks = list(accumulate(message.id.role == "system" for message in messages))
+        self.tokens = list(accumulate((message.tokens for message in messages), initial=0))
+        self.letters = list(accumulate((len(message.content) for message in messages), initial=0))
+        irrelevant = (message.tokens if message.id.topic == blocks.SMALL_TALK else 0 for message in messages)
+        self.irrelevant = list(accumulate(irrelevant, initial=0))
+
+
+def read_inputs(folder: Path) -> Inputs:
+    """Read the files of earlier steps; UserError if one is missing or damaged."""
+    values, without = [], Counter[str]()
+    for name in Inputs._fields[:-1]:
+        file = read_json(folder / f"{name}.json")
+        values.append({key: entry["value"] for key, entry in file.items() if entry["value"] is not None})
+        without[f"entries of {name}.json without a value"] = len(file) - len(values[-1])
+    return Inputs(*values, without)
+
+
+def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
+    """Yield a part per persona, so that only one persona's histories are in memory; each message is counted once."""
+    yield Assembled({}, [], inputs.without)
+    small_talk = blocks.make_small_talk(inputs.small_talk, count_tokens)
+    for persona in sorted(inputs.personas, key=lambda name: (len(name), name)):
+        card, talks = inputs.personas[persona]["card"], of_persona(inputs.conversations, persona)
+        topics = {topic: blocks.make_blocks(persona, card, topic, talk, count_tokens) for topic, talk in talks.items()}
+        yield assemble_persona(persona, topics, small_talk, of_persona(inputs.questions, persona), settings)
+
+
+def of_persona(values: Mapping[str, Any], persona: str) -> dict[str, Any]:
+    """Return a persona's values by topic."""
+    return {key.removeprefix(f"{persona}/"): values[key] for key in sorted(values) if key.startswith(f"{persona}/")}
+
+
+def assemble_persona(
+    persona: str,
+    topics: Topics,
+    small_talk: list[list[Message]],
+    questions: Mapping[str, list[Entry]],
+    settings: Settings,
+) -> Assembled:
+    """Make a persona's histories and rows; a persona without any row has no histories either."""
+    key, limit = f"{settings.seed}:{persona}:{settings.size}", round(FULL * SIZES[settings.size][0])
+    counts = Counter({"personas": 1})
+    chosen = blocks.choose_blocks(topics, settings.n_blocks, limit, key)
+    if chosen is None:
+        return Assembled({}, [], counts + Counter({"personas without a topic within the limit, dropped": 1}))
+    drawn, far = chosen
+    kept = blocks.fit_topics(drawn, far, limit, key)
+    counts["blocks"] = sum(map(len, kept.values()))
+    counts["blocks over the limit, dropped"] = sum(map(len, drawn.values())) - counts["blocks"]
+    counts["personas without a topic of all periods"] = int(len(kept[far]) < len(PERIODS))
+    orders = [blocks.order_blocks(kept, far, number % 2 == 1, random.Random(f"{key}:order:{number}"))
+              for number in range(settings.n_variants)]  # fmt: skip
+    histories = []
+    for number, order in enumerate(orders):
+        messages, talk_counts = blocks.add_small_talk(order, small_talk, limit, random.Random(f"{key}:talk:{number}"))
+        histories.append(History(messages))
+        counts.update(talk_counts)
+    found, places = find_questions(persona, questions, kept, far), histories[0].places
+    asked, dropped = choose_questions(found, kept, orders[0], places, settings.filter_questions, key)
+    counts.update(dropped)
+    rows = [make_row(persona, one, history, settings, number)
+            for number, history in enumerate(histories) for one in asked]  # fmt: skip
+    contexts = {history.id: history.messages for history in histories if rows}
+    counts.update({"histories": len(contexts), "questions": len(asked), "rows": len(rows)})
+    counts["histories equal to another variant"] = len(histories) - len({history.id for history in histories})
+    return Assembled(contexts, rows, counts)
+
+
+def make_row(persona: str, one: Asked, history: History, settings: Settings, variant: int) -> Row:
+    """Make a row of the table.
+
+    Lengths are those of the messages before the question. The distance to the reference counts its first user message
+    and all that follows; in blocks it counts the reference's block and the one in which the question is asked, so it
+    is 1 within a block.
+    """
+    entry, begin = one.entry, history.places[one.reference]
+    end = len(history.messages) if one.place is None else history.places[one.place]
+    asked_in = history.blocks[-1 if one.place is None else end]
+    distance, length = history.tokens[end] - history.tokens[begin], history.tokens[end]
+    identity = f"{entry['id']}:{settings.size}:{settings.seed}:{variant}"
+    options = [entry["answer"], *entry["wrong"]]
+    shown = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
+    lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, shown, strict=True)]
+    values = (
+        persona, uuid.uuid5(NAMESPACE, identity), entry["type"], one.topic, length, history.letters[end],
+        asked_in - history.blocks[begin] + 1, distance, history.irrelevant[end],
+        f"{100 * distance / length:.2f}%", entry["question"], f"({LETTERS[shown.index(0)]})", repr(lettered),
+        history.id, end, "Yes" if entry["is_stereotypical"] else "No",
+    )  # fmt: skip
+    return Row(dict(zip(COLUMNS, map(str, values), strict=True)), entry)
+
+
+def stage_files(parts: Iterable[Assembled], questions: Path, contexts: Path) -> Counter[str]:
+    """Write both files to these paths, whole or not at all, and return counts; UserError if no question is left."""
+    counts = Counter[str]()
+    with open_whole(questions) as table, open_whole(contexts) as lines:
+        rows = csv.DictWriter(table, COLUMNS)
+        rows.writeheader()
+        for part in parts:
+            rows.writerows(row.columns for row in part.rows)
+            for context_id, messages in part.contexts.items():
+                lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
+            counts.update(part.counts)
+        if not counts["rows"]:
+            told = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
+            raise UserError(f"{questions}: no question is left: {told}")
+    return +counts  # without zeros
+
+
+def write_files(parts: Iterable[Assembled], questions: Path, contexts: Path, manifest: dict[str, Any]) -> Counter[str]:
+    """Write both files with a manifest each and return counts.
+
+    Nothing is renamed before both are on disk. The histories come first, so a new table never lacks its own.
+    """
+    counts = stage_files(parts, staged_path(questions), staged_path(contexts))
+    publish_staged(contexts, {**manifest, "counts": dict(counts)})
+    publish_staged(questions, {**manifest, "counts": dict(counts), "contexts_sha256": file_hash(contexts)})
+    return counts
