@@ -1,0 +1,301 @@
+"""utils/build_personamem.py, from sentences to a table; a scripted server stands for the model."""
+
+import csv
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import persona_model
+import pytest
+from api_server import Reply, serve, text_of
+from check_files import check_files
+
+import baselines
+import evaluate_responses
+from retrieval import rank_dataset
+from utils import build_personamem, download_datasets, make_table, report
+from utils.cli import UserError
+
+FILES = ("personas.json", "conversations.json", "small_talk.json", "questions.json")
+ASSEMBLED = ("questions_32k.csv", "shared_contexts_32k.jsonl", "validity_32k.json")
+CHAT = Path(__file__).resolve().parents[2] / "demo/models/chat"
+
+
+def drawn(request, with_seed=True):
+    said = [request["messages"], request.get("seed") if with_seed else None]
+    return int(hashlib.sha256(json.dumps(said).encode()).hexdigest()[:8], 16)
+
+
+def spoil(found, number):
+    """A right reply made wrong, in a way that `number` chooses."""
+    text = json.dumps(found)
+    ways = ["I would rather not.", text[:-2], json.dumps({"more": 1, **found}), ""]
+    if "events" in found:
+        for fields in ({"date": "soon"}, {"date": "1900-01-01"}, {"event": " "}, {"reason": "so", "changes": None}):
+            ways.append(json.dumps({"events": [*found["events"][:-1], {**found["events"][-1], **fields}]}))
+        ways.append(json.dumps({"events": found["events"][:3]}))
+    if "turns" in found and "event" in found["turns"][0]:
+        ways += [json.dumps({"turns": found["turns"][:-2]})] * 3  # two events are not told
+        ways.append(json.dumps({"turns": [*found["turns"], {**found["turns"][-1], "event": "1900-01-01"}]}))
+    if "wrong" in found:
+        ways.append(json.dumps({"wrong": found["wrong"][:2]}))
+    return ways[number % len(ways)]
+
+
+def unsteady(request):
+    """Of the first tries a third is wrong; of prompts one in twelve has no other answer."""
+    found = persona_model.right_reply(request)
+    if isinstance(found, str):
+        return Reply(found)
+    always = drawn(request, with_seed=False)
+    if always % 12 == 0 and "card" not in found and "hobbies" not in found:
+        return Reply(spoil(found, always // 12))
+    if drawn(request) % 3 == 0:
+        return Reply(spoil(found, drawn(request) // 3))
+    return Reply(json.dumps(found))
+
+
+def flags(out, url, *more, topics=("foodRecommendation", "therapy")):
+    key = out.parent / "key.txt"
+    key.write_text("sk-test")
+    api = ["--openai", "--api_key_addr", key, "--base_url", url, "--model_addr", "some-model", "--tokenizer", CHAT]
+    own = ["--n_persona", 2, "--topics", *topics, "--n_blocks", 8, "--output_dir", out]
+    return list(map(str, [*own, *api, *more]))
+
+
+def files_of(out):
+    return {name: (out / name).read_bytes() for name in (*FILES, *ASSEMBLED)}
+
+
+def made(out, name):
+    return {key: piece["value"] for key, piece in json.loads((out / name).read_text()).items()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A finished run's folder, its server's requests, and what it printed."""
+    out = tmp_path_factory.mktemp("built") / "out"
+    out.mkdir()
+    with serve(unsteady) as server:
+        assert build_personamem.main(flags(out, server.url)) == 0
+    return out, server.requests
+
+
+def test_what_is_wrong_is_left_out(built):
+    """Each fault that a reply keeps to its last try is counted, and the files are consistent."""
+    out, requests = built
+    reasons = Counter()
+    for name in FILES:
+        for piece in json.loads((out / name).read_text()).values():
+            reasons.update(piece["dropped"])
+    told = {reason.partition(": ")[2] for reason in reasons}
+    assert {"no JSON object", "no valid JSON", "a turn is about an event that is not in the history"} <= told
+    assert {"not 3 wrong answers", "no turn for an event"} <= told
+    manifest = json.loads((out / "questions.json.manifest.json").read_text())
+    assert sum(number for name, number in manifest["counts"].items() if "dropped" in name) > 0
+    check_files(out, "32k")
+
+
+def test_steps_hold_what_they_promise(built):
+    out, requests = built
+    personas, topics = made(out, "personas.json"), made(out, "conversations.json")
+    assert list(personas) == ["0", "1"]
+    assert [*topics] == [f"{persona}/{topic}" for persona in "01" for topic in ("foodRecommendation", "therapy")]
+    for topic in filter(None, topics.values()):
+        assert sum(hobby["is_liked"] for hobby in topic["hobbies"]) == 10
+        events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
+        for period in topic["periods"].values():
+            assert period["today"] >= max(event["date"] for event in period["events"])
+            assert [one["event"] for one in period["sections"]] == sorted(
+                (one["event"] for one in period["sections"]), key=lambda date: date or ""
+            )
+        for event in filter(lambda event: event["changes"], events.values()):
+            assert events[event["changes"]]["is_liked"] != event["is_liked"]
+            assert events[event["changes"]]["thing"] == event["thing"]
+    assert next(filter(None, topics.values()))["speakers"] == ["User", "Assistant"]
+    # All prompts of a topic have the persona and the general history, whose beginning they share.
+    card = personas["0"]["card"]
+    assert any(card in text_of(message) for request in requests for message in request["messages"])
+
+
+def test_the_kinds_of_questions(built):
+    """What is about a change is asked before the change is told; what is at the end is not about one that follows."""
+    out, _ = built
+    topics = made(out, "conversations.json")
+    entries = [(key, entry) for key, its in made(out, "questions.json").items() for entry in its or ()]
+    assert {entry["type"] for _, entry in entries} == set(build_personamem.pages.TYPES)
+    assert len({entry["id"] for _, entry in entries}) == len(entries)
+    for key, entry in entries:
+        events = {one["date"]: one for its in topics[key]["periods"].values() for one in its["events"]}
+        event, reference = events[entry["event"]], events[entry["reference"]["event"]]
+        assert reference["thing"] == event["thing"]
+        assert len(entry["wrong"]) == 3
+        assert len(entry["blind"]) == 3
+        if entry["place"] is not None:
+            assert entry["reference"]["event"] < entry["place"]["event"]
+        if entry["type"].startswith("generalize") or entry["type"].startswith("track"):
+            assert event["changes"]
+        if entry["is_line"]:
+            sections = topics[key]["periods"][entry["place"]["period"]]["sections"]
+            told = {section["event"]: section["turns"][0]["user"] for section in sections}
+            assert entry["question"] == told[entry["place"]["event"]]
+
+
+def test_from_files_to_a_table(built, tmp_path, capsys):
+    out, _ = built
+    data, ranked, answers, scores = (tmp_path / name for name in ("data", "ranked.json", "a.json", "s.json"))
+    source = ["--dataset", "PersonaMem-32k", "--source_dir", out, "--output_dir", data]
+    assert download_datasets.main(list(map(str, source))) == 0
+    dataset = data / "PersonaMem_32k.json"
+    number = len(list(csv.DictReader((out / "questions_32k.csv").open())))
+    assert len(json.loads(dataset.read_text())) == number
+    with serve(persona_model.reply) as server:
+        key = ["--openai", "--api_key_addr", out.parent / "key.txt", "--base_url", server.url]
+        rank = ["--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked]
+        assert rank_dataset.main(list(map(str, rank))) == 0
+        ask = ["--model_addr", "m", "--rag", "--inputs_addr", ranked, "--output_addr", answers, *key]
+        assert baselines.main(list(map(str, ask))) == 0
+    judge = ["--inputs_addr", ranked, "--response_addr", answers, "--score_addr", scores]
+    assert evaluate_responses.main(list(map(str, judge))) == 0
+    capsys.readouterr()
+    assert make_table.main(["--system", "RAG", str(scores)]) == 0
+    assert "RAG" in capsys.readouterr().out
+    page = ["--inputs_addr", ranked, "--system", "RAG", answers, scores, "--output_addr", tmp_path / "report.html"]
+    assert report.main(list(map(str, page))) == 0
+
+
+def test_the_same_command_again(built, capsys):
+    out, _ = built
+    before = files_of(out)
+    with serve(persona_model.reply) as server:
+        assert build_personamem.main(flags(out, server.url)) == 0
+        assert not server.requests
+        with serve(unsteady) as other:  # assembling alone, with another order
+            again = ["--step", "assemble", "--seed", 1, "--overwrite"]
+            assert build_personamem.main(flags(out, other.url, *again)) == 0
+    assert "already finished" in capsys.readouterr().out
+    assert files_of(out)["questions_32k.csv"] != before["questions_32k.csv"]
+    with serve(unsteady) as server:
+        build_personamem.main(flags(out, server.url, "--step", "assemble", "--overwrite"))
+    assert files_of(out) == before
+
+
+def test_a_persona_and_a_topic_more_ask_for_these_alone(built, tmp_path):
+    """Numbers stand for the same personas, and a topic's dates depend on no other topic."""
+    out, requests = built
+    small = tmp_path / "out"
+    with serve(unsteady) as server:
+        one = ["--step", "conversations", "--n_persona", 1]
+        build_personamem.main(flags(small, server.url, *one, topics=["therapy"]))
+        first = server.requests[:]
+        build_personamem.main(flags(small, server.url, "--step", "conversations"))
+        again = [json.dumps(request) for request in server.requests[len(first) :]]
+    assert not set(again) & set(map(json.dumps, first))
+    assert (small / "conversations.json").read_bytes() == (out / "conversations.json").read_bytes()
+
+
+def test_a_small_model_writes_out_and_answers_blind(tmp_path):
+    with serve(persona_model.reply) as server:
+        small = ["--model", "small=tiny-model", "--step", "conversations", "questions", "--time", "next_year"]
+        assert build_personamem.main(flags(tmp_path / "out", server.url, *small, topics=["therapy"])) == 0
+        asked = {
+            name: [one for one in server.requests if one["model"] == name] for name in ("some-model", "tiny-model")
+        }
+    kinds = {text_of(one["messages"][-1]).split("\n")[0][:26] for one in asked["tiny-model"]}
+    assert any("part of a conversation" in text_of(one["messages"][-1]) for one in asked["tiny-model"])
+    assert any("<final_answer>" in text_of(one["messages"][-1]) for one in asked["tiny-model"])
+    assert not any("<final_answer>" in text_of(one["messages"][-1]) for one in asked["some-model"]), kinds
+    periods = {one["period"] for its in made(tmp_path / "out", "questions.json").values() for one in its}
+    assert periods == {"next_year"}
+
+
+def test_a_dry_run_counts_the_calls(tmp_path, capsys):
+    with serve(persona_model.reply) as server:
+        args = flags(tmp_path / "out", server.url, "--dry_run", "--price_in", "1", "--price_out", "2")
+        assert build_personamem.main(args) == 0
+        assert not server.requests
+    told = capsys.readouterr().out
+    assert "personas: 2 records, 10 calls" in told
+    # By hand: of a topic 1 hobbies, 4 histories, 1 warm-up, 4 conversations, 50 events and 4 introductions.
+    assert f"conversations: 4 records, {4 * (1 + 4 + 1 + 4 + 54)} calls" in told
+    assert "small_talk: 8 records, 24 calls" in told
+    # Three types on each of 50 events and four on each of 18 changes, with two calls and three tries each.
+    assert f"questions: 4 records, {4 * (3 * 50 + 4 * 18) * 5} calls" in told
+    assert "USD" in told
+    assert not (tmp_path / "out/personas.json").exists()
+
+
+@pytest.mark.slow
+def test_killed_anywhere(built, tmp_path):
+    """SIGKILL after a random number of requests, again and again: the same bytes, and hardly anything asked twice."""
+    out = tmp_path / "out"
+    out.mkdir()
+    draw = random.Random(0)
+    with serve(unsteady) as server:
+        command = [sys.executable, "utils/build_personamem.py", *flags(out, server.url, "--max_concurrency", "4")]
+        kills = 0
+        while True:
+            process = subprocess.Popen(command, cwd=CHAT.parents[2], env={**os.environ, "PYTHONUNBUFFERED": "1"})
+            until = len(server.requests) + draw.choice([3, 40, 300, 1500])
+            while process.poll() is None and len(server.requests) < until:
+                signal.sigtimedwait([], 0.02)
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.wait(600)
+            kills += 1
+        assert process.returncode == 0
+        assert kills > 3
+        assert files_of(out) == files_of(built[0])
+        twice = sum(Counter(map(json.dumps, server.requests)).values()) - len(set(map(json.dumps, server.requests)))
+        assert twice <= 8 * kills
+
+
+BAD = [
+    (["--n_persona", "9"], "--s_persona 0 --n_persona 9: {personas} has 8 personas; give a range in it"),
+    (["--s_persona", "2"], "--s_persona 2 --n_persona 2: {personas} has 8 personas; give a range in it"),
+    (["--topics", "golf"], "{topics}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
+    (["--model", "big=m"], "--model big=...: only small=... is asked for anything here"),
+    (["--size", "32k", "128k"], "--n_blocks: give one number for each --size (32k, 128k)"),
+    (["--step", "questions"], "{out}/conversations.json: no such file; --step conversations makes it"),
+]
+
+
+@pytest.mark.parametrize(("more", "problem"), BAD, ids=[" ".join(more) for more, _ in BAD])
+def test_mistakes(tmp_path, more, problem):
+    out, samples = tmp_path / "out", build_personamem.inputs.SAMPLES
+    with pytest.raises(UserError) as error:
+        build_personamem.main(flags(out, "http://127.0.0.1:9/v1", *more))
+    told = {"personas": samples / "personas.jsonl", "topics": samples / "topics.toml", "out": out}
+    assert str(error.value) == problem.format(**told)
+    assert not out.exists() or not list(out.glob("*.json"))
+
+
+FILES_OF_THE_USERS = [
+    ("--personas_addr", '{"persona": "x"}\n{"name": "y"}\n', 'line 2: not {"persona": "one sentence"}'),
+    ("--topics_addr", "[golf]\n", "topic 'golf': needs about = \"what the conversations are about\""),
+    ("--topics_addr", '[golf]\nabout = "g"\nspeakers = ["A"]\n', "topic 'golf': speakers must be two names"),
+    ("--topics_addr", '["a b"]\nabout = "g"\n', "topic 'a b': a topic's name has letters, digits and _ only"),
+    ("--topics_addr", "", "no topic"),
+    ("--small_talk_addr", "\n\n", "holds no question"),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "problem"), FILES_OF_THE_USERS)
+def test_inputs_that_are_not_as_they_must_be(tmp_path, flag, text, problem):
+    file = tmp_path / "given"
+    file.write_text(text)
+    args = [
+        one
+        for one in flags(tmp_path / "out", "http://127.0.0.1:9/v1")
+        if one not in ("--topics", "therapy", "foodRecommendation")
+    ]
+    with pytest.raises(UserError, match=f"{file}: ") as error:
+        build_personamem.main([*args, flag, str(file)])
+    assert problem in str(error.value)
