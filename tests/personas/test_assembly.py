@@ -45,11 +45,6 @@ def write(folder, parts, size):
     return paths
 
 
-def entries_of(folder):
-    file = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
-    return {entry["id"]: entry for value in file.values() for entry in value["value"]}
-
-
 # Made-up files as large as real ones
 
 
@@ -87,43 +82,43 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
     assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
 
 
-def test_another_seed_orders_the_same_blocks_in_another_way_and_asks_as_much_of_them(tmp_path):
+def test_another_seed_orders_the_blocks_in_another_way(big):
+    ones, others = ([name for part in parts_of(big, seed=seed) for name in part.contexts] for seed in (0, 1))
+    assert len({*ones, *others}) == 8
+
+
+def place_of(row):
+    return row.columns["persona_id"], row.columns["topic"], row.entry["period"]
+
+
+def test_of_equal_blocks_every_seed_asks_all_about_ts_last_one_and_one_per_type_about_the_others(tmp_path):
     folder = save(tmp_path / "in", make_inputs(1, 2, counts=(12, 8, 8, 8), lengths=(1, 1)))
     parts = [parts_of(folder, "32k", 2, seed)[1] for seed in range(8)]
-    assert len({frozenset(part.contexts) for part in parts}) == len(parts)
-    assert len({row.columns["question_id"] for part in parts for row in part.rows}) == sum(
-        len(part.rows) for part in parts
-    )
-    asked = {
-        frozenset((row.columns["topic"], row.entry["period"], row.entry["type"]) for row in part.rows) for part in parts
-    }
-    assert len(asked) == 2  # for T may be either topic: all of its last block, and of the others one per type
-    of_last = {}
+    ids = [row.columns["question_id"] for part in parts for row in part.rows]
+    assert len({*ids}) == len(ids)
+    asked = {}
     for part in parts:
-        far = next(row.columns["topic"] for row in part.rows if row.entry["place"])
-        its = {
-            row.entry["id"] for row in part.rows if (row.columns["topic"], row.entry["period"]) == (far, "next_year")
-        }
-        assert of_last.setdefault(far, its) == its
-    for far, its in of_last.items():
-        ids = {name for name, entry in entries_of(folder).items() if entry["period"] == "next_year"}
-        assert its == {name for name in ids if name.startswith(f"0/{far}/")}
+        [last] = {place_of(row) for row in part.rows if row.entry["place"]}
+        own = {row.entry["id"] for row in part.rows if place_of(row) == last}
+        others = sorted((*place_of(row), row.entry["type"]) for row in part.rows if place_of(row) != last)
+        assert asked.setdefault(last, (own, others)) == (own, others)
+        assert {*Counter(others).values()} == {2}  # a pair
+    entries = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
+    for (persona, topic, period), (own, _) in asked.items():
+        its = entries[f"{persona}/{topic}"]["value"]
+        assert period == "next_year" and own == {entry["id"] for entry in its if entry["period"] == period}
+    assert len(asked) == 2  # each topic may be T
 
 
 def test_in_long_histories_half_of_the_questions_about_other_topics_are_asked(big, monkeypatch):
     half = [row for part in parts_of(big, n_variants=1) for row in part.rows]
     monkeypatch.setattr("utils.personas.choosing.FEW_BLOCKS", 60)
     whole = [row for part in parts_of(big, n_variants=1) for row in part.rows]
-    fars = {(row.columns["persona_id"], row.columns["topic"]) for row in whole if row.entry["place"]}
-    others = [
-        [row for row in rows if (row.columns["persona_id"], row.columns["topic"]) not in fars] for rows in (half, whole)
-    ]
-    assert len(fars) == 2 and len(half) - len(others[0]) == len(whole) - len(others[1]) > 100
-    assert len(others[0]) / len(others[1]) == pytest.approx(0.5, abs=0.08)
-    blocks = Counter(
-        (row.columns["persona_id"], row.columns["topic"], row.entry["period"], row.entry["type"]) for row in others[1]
-    )
-    assert {*blocks.values()} == {1} and len(blocks) > 300
+    fars = {place_of(row)[:2] for row in whole if row.entry["place"]}
+    of_far, others = ([[row for row in rows if (place_of(row)[:2] in fars) == is_far] for rows in (half, whole)]
+                      for is_far in (True, False))  # fmt: skip
+    assert of_far[0] == of_far[1] and len(of_far[0]) > 50
+    assert len(others[1]) > 400 and len(others[0]) / len(others[1]) == pytest.approx(0.5, abs=0.08)
     assert not any(row.entry["place"] or row.entry["later_update"] for row in others[1])
 
 
