@@ -1,0 +1,280 @@
+"""Histories and questions from made-up files: what is asked, distances, the written files and their readers."""
+
+import ast
+import json
+from collections import Counter
+
+import pytest
+from check_files import check
+from made_up import make_inputs
+
+from utils import download_datasets
+from utils.cli import UserError
+from utils.files.manifest import file_hash, read_manifest
+from utils.personas import assembly
+from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
+from utils.personas.choosing import is_guessed
+
+BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
+
+
+def count_words(texts):
+    return [len(text.split()) for text in texts]
+
+
+def save(folder, files):
+    folder.mkdir(exist_ok=True)
+    for name, file in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(file), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("big"), make_inputs(**BIG))
+
+
+def parts_of(folder, size="1M", n_variants=2, seed=0, filter_questions=False):
+    settings = Settings(size, SIZES[size][1], n_variants, seed, filter_questions)
+    return list(assemble(read_inputs(folder), settings, count_words))
+
+
+def write(folder, parts, size):
+    paths = folder / f"questions_{size}.csv", folder / f"shared_contexts_{size}.jsonl"
+    write_files(parts, *paths, {"settings": {"size": size}})
+    return paths
+
+
+# Made-up files as large as real ones
+
+
+@pytest.mark.parametrize(("size", "variants"), [("32k", 2), ("128k", 2), ("1M", 2), ("32k", 3)])
+def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
+    paths = write(tmp_path, parts_of(big, size, variants), size)
+    assert check(*paths, big, 0.9 * SIZES[size][0], count_words, variants) == []
+
+
+def test_the_checker_finds_what_is_wrong(big, tmp_path):
+    _, part, _ = parts_of(big, "128k")
+    (name, messages), first, row = next(iter(part.contexts.items())), part.rows[0], part.rows[0].columns
+    starts = [number for number, one in enumerate(messages) if one["role"] == "system"]
+    week_first = messages[starts[1] : starts[2]] + messages[: starts[1]] + messages[starts[2] :]
+    cells = dict.fromkeys(COLUMNS[4:10], "9") | {"correct_answer": "(x)", "end_index_in_shared_context": "9"}
+    cells |= {"question_type": "x", "user_question_or_message": "x", "stereotypical": "x"}
+    spoilt = [part._replace(rows=[first._replace(columns={**row, column: value}), *part.rows[1:]])
+              for column, value in cells.items()]  # fmt: skip
+    spoilt += [part._replace(rows=rows) for rows in (part.rows[1:], [*part.rows[:1], *part.rows[:-1]])]
+    changes = (week_first, messages[:-1], [*messages, *messages[1:3]], messages[: starts[-1]])
+    spoilt += [part._replace(contexts={**part.contexts, name: changed}) for changed in changes]
+    for number, one in enumerate([*spoilt, part]):
+        faults = check(*write(tmp_path, [one], "128k"), big, 115_200, count_words)
+        assert (faults == []) == (number == 17), number
+    assert check(*write(tmp_path, [part], "128k"), big, 10_000, count_words) != []
+
+
+def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas(big, tmp_path):
+    files = {name: json.loads((big / f"{name}.json").read_text(encoding="utf-8")) for name in make_inputs(0, 1)}
+    turned = save(tmp_path / "turned", {name: dict(reversed(file.items())) for name, file in files.items()})
+    paths = write(tmp_path, parts_of(big), "1M")
+    before = [path.read_bytes() for path in paths]
+    assert [path.read_bytes() for path in write(tmp_path, parts_of(turned), "1M")] == before
+    del files["personas"]["0"]
+    assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
+
+
+def test_another_seed_orders_the_blocks_in_another_way(big):
+    ones, others = ([name for part in parts_of(big, seed=seed) for name in part.contexts] for seed in (0, 1))
+    assert len({*ones, *others}) == 8
+
+
+def place_of(row):
+    return row.columns["persona_id"], row.columns["topic"], row.entry["period"]
+
+
+def test_of_equal_blocks_every_seed_asks_all_about_ts_last_one_and_one_per_type_about_the_others(tmp_path):
+    folder = save(tmp_path / "in", make_inputs(1, 2, counts=(12, 8, 8, 8), lengths=(1, 1)))
+    parts = [parts_of(folder, "32k", 2, seed)[1] for seed in range(8)]
+    ids = [row.columns["question_id"] for part in parts for row in part.rows]
+    assert len({*ids}) == len(ids)
+    asked = {}
+    for part in parts:
+        [last] = {place_of(row) for row in part.rows if row.entry["place"]}
+        own = {row.entry["id"] for row in part.rows if place_of(row) == last}
+        others = sorted((*place_of(row), row.entry["type"]) for row in part.rows if place_of(row) != last)
+        assert asked.setdefault(last, (own, others)) == (own, others)
+        assert {*Counter(others).values()} == {2}  # a pair
+    entries = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
+    for (persona, topic, period), (own, _) in asked.items():
+        its = entries[f"{persona}/{topic}"]["value"]
+        assert period == "next_year" and own == {entry["id"] for entry in its if entry["period"] == period}
+    assert len(asked) == 2  # each topic may be T
+
+
+def test_in_long_histories_half_of_the_questions_about_other_topics_are_asked(big, monkeypatch):
+    half = [row for part in parts_of(big, n_variants=1) for row in part.rows]
+    monkeypatch.setattr("utils.personas.choosing.FEW_BLOCKS", 60)
+    whole = [row for part in parts_of(big, n_variants=1) for row in part.rows]
+    fars = {place_of(row)[:2] for row in whole if row.entry["place"]}
+    of_far, others = ([[row for row in rows if (place_of(row)[:2] in fars) == is_far] for rows in (half, whole)]
+                      for is_far in (True, False))  # fmt: skip
+    assert of_far[0] == of_far[1] and len(of_far[0]) > 50
+    assert len(others[1]) > 400 and len(others[0]) / len(others[1]) == pytest.approx(0.5, abs=0.08)
+    assert not any(row.entry["place"] or row.entry["later_update"] for row in others[1])
+
+
+def test_the_files_are_read_as_published_ones(big, tmp_path, capsys):
+    parts = parts_of(big, "32k")
+    write(tmp_path, parts, "32k")
+    flags = ["--dataset", "PersonaMem-32k", "--source_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")]
+    assert download_datasets.main(flags) == 0
+    records = json.loads((tmp_path / "out/PersonaMem_32k.json").read_text(encoding="utf-8"))
+    rows = {row.columns["question_id"]: row for part in parts for row in part.rows}
+    assert {*rows} == {record["id"] for record in records} and f"{len(rows)} questions" in capsys.readouterr().out
+    for record in records:
+        entry = rows[record["id"]].entry
+        assert record["options"]["abcd".index(record["target"])] == entry["answer"]
+        assert (record["question"], record["group"]) == (entry["question"], entry["type"])
+
+
+# Small ones, by hand
+
+
+def entry_of(number, period="next_week", event="d2", **others):
+    entry = {
+        "id": f"0/a/{event}/{number}",
+        "type": "suggest_new_ideas",
+        "period": period,
+        "event": event,
+        "place": None,
+    }
+    entry |= {
+        "reference": {"period": period, "event": event},
+        "question": f"q{number}",
+        "answer": "yes",
+        "wrong": ["n", "o", "?"],
+    }
+    return entry | {"later_update": False, "is_stereotypical": False, "is_line": False, "blind": None, **others}
+
+
+def tiny_files(entries):
+    """Topic a has two periods, b one; a message has 2 words, a card's 4, a user's 3."""
+    turns = [{"user": "u1 u2", "assistant": "r"}]
+    periods = {"init": [None, "d1"], "next_week": ["d2", "d3"]}
+    sections = {
+        name: {"sections": [{"event": event, "turns": turns} for event in its]} for name, its in periods.items()
+    }
+    talk = {"speakers": ["User", "Assistant"], "periods": sections}
+    short = {**talk, "periods": {"init": {"sections": [{"event": "d1", "turns": turns}]}}}
+    files = {
+        "personas": {"0": {"card": "C"}, "1": None},
+        "conversations": {"0/a": talk, "0/b": short},
+        "small_talk": {},
+    }
+    files["questions"] = {f"0/{topic}": its for topic, its in entries.items()}
+    return {name: {key: {"value": value} for key, value in file.items()} for name, file in files.items()}
+
+
+def test_places_and_distances_of_a_tiny_example(tmp_path):
+    own, after = {"period": "next_week", "event": "d3"}, {"period": "init", "event": "d1"}
+    asked = [
+        entry_of(1, place=own, reference=after),
+        entry_of(2, is_stereotypical=True),
+        entry_of(3, place=after, reference=own),
+        entry_of(4, reference={"period": "init", "event": "d9"}),
+        entry_of(5, place={"period": "init", "event": "d9"}),
+        entry_of(6, period="next_month"),
+        entry_of(7, place=own, reference=own),
+    ]
+    of_b = [
+        entry_of(8, "init", "d1"),
+        entry_of(9, "init", "d1", later_update=True),
+        entry_of(10, "init", "d1", place=after),
+    ]
+    of_b += [entry_of(11, "init", "d1")]
+    part = parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1)[1]
+    [(name, messages)] = part.contexts.items()
+    assert [message["content"] for message in messages[:3]] == [
+        "Current user persona: C",
+        "User: u1 u2",
+        "Assistant: r",
+    ]
+    assert [number for number, message in enumerate(messages) if message["role"] == "system"] == [0, 5, 8]
+    rows = {row.entry["question"]: [row.columns[column] for column in COLUMNS[4:10]] for row in part.rows}
+    # Blocks: a's first with 14 words, b's with 9, a's second with 14. q1 is asked before message 11, the others at 13.
+    assert rows.pop("q1") == ["32", "161", "3", "23", "0", "71.88%"]
+    assert rows.pop("q2") == ["37", "184", "1", "10", "0", "27.03%"]
+    assert [*rows.values()] == [["37", "184", "2", "19", "0", "51.35%"]] and {*rows} < {"q8", "q11"}
+    ends = {row.entry["question"]: row.columns["end_index_in_shared_context"] for row in part.rows}
+    assert (ends["q1"], ends["q2"]) == ("11", "13")
+    dropped = {name.split(": ")[1]: count for name, count in part.counts.items() if "dropped: " in name}
+    assert dropped == {
+        "asked before its reference": 2, "reference not in the history": 1, "place not in the history": 1,
+        "block not in the history": 1, "earlier block, updated later": 1, "earlier block, asked in the text": 1,
+        "not drawn of their type and block": 1,
+    }  # fmt: skip
+    assert (
+        part.counts["personas without a topic of all periods"] == 1
+        and name == part.rows[0].columns["shared_context_id"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("blind", "others", "is_dropped"),
+    [
+        ([True, True, False], {}, True),
+        ([True, True, True], {}, True),
+        ([True, False, False], {}, False),
+        ([True, None, None], {}, False),
+        (None, {}, False),
+        ([True, True, True], {"is_line": True}, False),
+        ([True, True, True], {"type": "track_full_preference_evolution"}, False),
+    ],
+)
+def test_the_filter_drops_what_was_guessed_more_than_once(blind, others, is_dropped, tmp_path):
+    entries = {"a": [entry_of(1, blind=blind, **others), entry_of(2)]}
+    folder = save(tmp_path, tiny_files(entries))
+    part = parts_of(folder, "32k", filter_questions=True)[1]
+    assert is_guessed(entries["a"][0]) == is_dropped
+    assert part.counts["questions"] == 2 - is_dropped
+    assert part.counts["questions dropped: guessed without the history"] == is_dropped
+    assert parts_of(folder, "32k")[1].counts["questions"] == 2
+
+
+def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
+    entries = {"a": [entry_of(number) for number in range(200)]}
+    part = parts_of(save(tmp_path, tiny_files(entries)), "32k")[1]
+    letters = Counter()
+    for row in part.rows:
+        options = ast.literal_eval(row.columns["all_options"])
+        assert [option[:4] for option in options] == ["(a) ", "(b) ", "(c) ", "(d) "]
+        assert sorted(option[4:] for option in options) == ["?", "n", "o", "yes"]
+        assert f"{row.columns['correct_answer']} yes" in options
+        letters[row.columns["correct_answer"]] += 1
+    assert len(part.rows) == 400 and min(letters.values()) > 70 and len(letters) == 4
+    pairs = zip(part.rows[:200], part.rows[200:], strict=True)
+    assert 20 < sum(one.columns["correct_answer"] == other.columns["correct_answer"] for one, other in pairs) < 90
+
+
+def test_both_files_are_written_or_none(tmp_path, monkeypatch):
+    parts = parts_of(save(tmp_path / "in", tiny_files({"a": [entry_of(1)]})), "32k")
+    with pytest.raises(UserError, match=r"no question is left: 1 personas"):
+        write(tmp_path, [parts[1]._replace(rows=[], counts=Counter(personas=1))], "32k")
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path, (1 / 0 if part.rows else part for part in parts), "32k")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    table, contexts = write(tmp_path, parts, "32k")
+    manifests = [read_manifest(path) for path in (table, contexts)]
+    assert [one["output_sha256"] for one in manifests] == [file_hash(table), file_hash(contexts)]
+    assert manifests[0]["contexts_sha256"] == file_hash(contexts)
+    assert manifests[0]["counts"]["entries of personas.json without a value"] == 1
+
+
+def test_a_persona_whose_topics_are_all_over_the_limit_is_dropped_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setitem(assembly.SIZES, "32k", (10, 10))  # 9 words fit, which b has
+    folder = save(tmp_path, tiny_files({"a": [entry_of(1)], "b": [entry_of(2, "init", "d1")]}))
+    part = parts_of(folder, "32k")[1]
+    assert {row.entry["question"] for row in part.rows} == {"q2"} and part.counts["blocks over the limit, dropped"] == 2
+    assert part.counts["histories equal to another variant"] == 1 and len(part.contexts) == 1 and len(part.rows) == 2
+    monkeypatch.setitem(assembly.SIZES, "32k", (9, 10))
+    part = parts_of(folder, "32k")[1]
+    assert part == ({}, [], {"personas": 1, "personas without a topic within the limit, dropped": 1})
