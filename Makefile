@@ -18,7 +18,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo demo-lamp demo-personamem test test-fast fuzz test-gpu bench lint clean
+.PHONY: help setup models demo demo-build demo-lamp demo-personamem test test-fast fuzz test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -74,6 +74,10 @@ demo: setup models ## run the whole pipeline on the sample data
 demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sample data
 	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
+
+demo-build: setup models ## build data like PersonaMem's, and answer its questions
+	$(NEEDS_GPU)
+	@PYTHON=.venv/bin/python sh utils/demo_build.sh
 
 demo-personamem: setup models ## run PersonaMem's conditions on its sample data
 	$(NEEDS_GPU)

@@ -50,6 +50,9 @@ from utils.runs.runner import Step, run_steps
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
+BEFORE = {"conversations": "personas", "questions": "conversations"}  # the file that a step's records are made from
+UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "topics asked on"}
+MOST_REASONS = 5  # that are printed
 Value = dict[str, Any] | list[Any] | None
 Record = dict[str, Any]
 
@@ -106,8 +109,11 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         return Building(args).describe()
     if {*args.step} & {*STEPS[:3]}:
-        code = Building(args).make()
-    if code == 0 and "assemble" in args.step:
+        building = Building(args)
+        if missing := building.make():
+            return cli.report_missing(missing, "record")
+        code = max(output.report_failed() for output in building.outputs.values())
+    if "assemble" in args.step:
         for size, n_blocks in zip(args.size, numbers, strict=True):
             assemble_size(args, size, n_blocks)
     return code
@@ -131,12 +137,12 @@ class Building:
             raise UserError(f"--model {unknown[0]}=...: only {SMALL}=... is asked for anything here")
         roles = choose_roles(flags, task)
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
-        pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
+        self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
             "personas": self._output("personas", list(self.drawn)),
-            "conversations": self._output("conversations", pairs),
+            "conversations": self._output("conversations", self.pairs),
             "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk))))),
-            "questions": self._output("questions", pairs, time=args.time),
+            "questions": self._output("questions", self.pairs, time=args.time),
         }
 
     def _output(self, name: str, keys: Iterable[str], **settings: Any) -> Output:
@@ -144,56 +150,49 @@ class Building:
         models = {role: its.model.identity for role, its in self.shared.roles.items()}
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(prompts)}
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
-        return Output(path, self.args.settings() | settings, keys, _collect, name, self.args, may_shrink=True)
+        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
 
     # What each step asks for, and by what
 
     def make(self) -> int:
-        """Make the files of the steps that are asked for and not finished; returns the exit code."""
+        """Make the files of the steps that are wanted and not finished; returns how many records a server failed on."""
         wanted = {"personas", *self.args.step} if "conversations" in self.args.step else {*self.args.step}
         left: dict[str, Step] = {}
         for name, output in self.outputs.items():
             if name not in wanted:
                 continue
-            before = {"conversations": "personas", "questions": "conversations"}.get(name)
+            before = BEFORE.get(name)
             if before and before not in left:
-                self._note_input(output, before)
+                self._records(name)  # its keys and settings depend on the file before
             if output.is_finished() and before not in left:
                 output.report_finished()
                 continue
             output.finished = False
+            answer, records = partial(self._answer, getattr(self, f"make_{name}")), partial(self._records, name)
             left[name] = Step(
-                partial(self._answer, getattr(self, f"make_{name}")), partial(self._records, name, before), name,
-                output.pieces, expected=len(output.keys), finish=partial(self._publish, name), after=left.get(before),
+                answer, records, output.unit, output.pieces, expected=len(output.keys),
+                finish=partial(self._publish, name), after=left.get(before),
             )  # fmt: skip
         outputs = [self.outputs[name] for name in left]
         with writing(outputs):
             if left:
                 run_steps([*left.values()], self.shared, partial(open_engines, self.shared.roles, {}))
         self._write_pages()
-        missing = sum(len(output.missing()) for output in outputs)
-        return max([cli.report_missing(missing, "record"), *(output.report_failed() for output in outputs)])
+        return sum(len(output.missing()) for output in outputs)
 
-    def _note_input(self, output: Output, before: str) -> None:
-        """Have the settings tell which file this one is made from."""
-        path = self.folder / f"{before}.json"
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; --step {before if before in STEPS else STEPS[0]} makes it")
-        output.settings["inputs"] = {before: file_hash(path)}
-
-    def _records(self, name: str, before: str | None) -> dict[Key, Record]:
-        """What a step is asked for, by key; records that an earlier step has nothing for are left out."""
+    def _records(self, name: str) -> dict[Key, Record]:
+        """What a step is asked for, by key; `made_from` is what the step before has made, or it is left out."""
         output = self.outputs[name]
-        if before is None:
+        if name not in BEFORE:
             return {key: {"id": key[0]} for key in output.keys}
-        self._note_input(output, before)
-        said = read_json(self.folder / f"{before}.json")
-        records = {key: {"id": key[0], **self._made_from(name, key[0], said)} for key in output.keys}
-        return {key: record for key, record in records.items() if record["made_from"] is not None}
-
-    def _made_from(self, name: str, key: str, said: dict[str, Any]) -> Record:
-        its = said.get(key.partition("/")[0] if name == "conversations" else key)
-        return {"made_from": None if its is None else its["value"] or {}}
+        path = self.folder / f"{BEFORE[name]}.json"
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; --step {STEPS[0]} makes it")
+        said = {key: piece["value"] for key, piece in read_json(path).items()}
+        names = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
+        records = {(pair,): {"id": pair, "made_from": said.get(its)} for pair, its in names.items() if said.get(its)}
+        output.settings["inputs"], output.keys = {BEFORE[name]: file_hash(path)}, [*records]
+        return records
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
         """A piece of an output: what a record's calls gave, what was dropped of it, and their figures."""
@@ -201,8 +200,11 @@ class Building:
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
         calls = {role: sum_calls(call for its, call in ask.calls if its == role) for role in roles}
-        reason = {} if value else {"reason": next(iter(asking.dropped), "there was nothing to make it from")}
-        return {"value": value or None, **reason, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
+        piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
+        if not value:  # what went wrong last, for the report on what is unusable
+            piece["reason"] = next(iter(asking.dropped), "nothing was left")
+            piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
+        return piece
 
     async def make_personas(self, asking: Asking, record: Record) -> Value:
         drawn = self.drawn[asking.id]
@@ -212,8 +214,6 @@ class Building:
     async def make_conversations(self, asking: Asking, record: Record) -> Value:
         number, _, name = asking.id.partition("/")
         persona, topic = record["made_from"], self.topics[name]
-        if not persona:
-            return None
         start = inputs.draw_start(persona["start"], number, name, self.args.seed)
         general = [event for events in persona["general"].values() for event in events]
         told = "\n".join(f"{event['date']}: {event['event']}" for event in general)
@@ -226,15 +226,14 @@ class Building:
 
     async def make_questions(self, asking: Asking, record: Record) -> Value:
         topic = record["made_from"]
-        if not topic:
-            return None
         persona = self.drawn[asking.id.partition("/")[0]]
         asking.values |= {"card": topic["card"], "who": f"{persona['gender']} and {persona['ethnicity']}"}
         return await make_questions(asking, topic, self.args.time)
 
     def _publish(self, name: str, device: str | None) -> None:
         output = self.outputs[name]
-        counts = _counts(name, output.pieces.values())
+        dropped = _dropped(output.pieces.values())
+        counts = {output.unit: sum(piece["value"] is not None for piece in output.pieces.values()), **dropped}
         roles, pieces = self.shared.roles, output.pieces.values()
         tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in pieces])
                          for one in TOKEN_COUNTS} for role in roles}  # fmt: skip
@@ -242,7 +241,11 @@ class Building:
         cost = {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
         if output.publish(device, counts=counts, tokens=tokens, **cost):
             told = f"; {describe_cost(cost['cost_usd'])}" if cost else ""
-            print(f"{output.path}: {told_of(counts)}{told}")
+            print(
+                f"{output.path}: {counts[output.unit]} {output.unit}, {dropped.total()} replies or parts dropped{told}"
+            )
+            for reason, number in dropped.most_common(MOST_REASONS):
+                print(f"  {number}: {reason}")
 
     # What is shown of it
 
@@ -322,16 +325,15 @@ def write_page(name: str, said: dict[str, Piece], target: Path) -> Counts:
     made = {key: piece["value"] for key, piece in said.items() if piece["value"]}
     sections = list(pages.SECTIONS[name](made))
     write_synced(target, make_page(sections, seed=0))
-    return {"sections": len(sections)}
+    return {"records to draw from": sum(len(section.kept) for section in sections)}
 
 
-def _counts(name: str, pieces: Iterable[Piece]) -> dict[str, int]:
-    """How many records a step has made something of, and by reason what was left out after all tries."""
+def _dropped(pieces: Iterable[Piece]) -> Counter[str]:
+    """By reason, what was left out after all tries."""
     dropped: Counter[str] = Counter()
     for piece in pieces:
         dropped.update(piece["dropped"])
-    counts = {name: sum(piece["value"] is not None for piece in pieces)}
-    return counts | {f"dropped, {reason}": number for reason, number in sorted(dropped.items())}
+    return dropped
 
 
 def _collect(pieces: Pieces) -> dict[str, Any]:

@@ -32,7 +32,7 @@ run "$python" $build $scripted --step questions
 
 begin "the benchmark's own files, and what they are worth"
 # shellcheck disable=SC2086 (words)
-run "$python" $build $scripted --step assemble --n_blocks 4 --tokenizer $chat
+run "$python" $build $scripted --step assemble --n_blocks 8 --tokenizer $chat
 run "$python" utils/download_datasets.py --dataset PersonaMem-32k --source_dir $out --output_dir $data
 
 begin "the first 40 questions, answered by the demo's model after no history and after five messages"
