@@ -61,19 +61,19 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, default=list(STEPS), help="steps to make, in this order (all)")
+    add("--step", nargs="+", choices=STEPS, help="steps to make, in this order (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
-    add("--personas_addr", default=str(inputs.SAMPLES / "personas.jsonl"), metavar="FILE",
+    add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
-    add("--topics_addr", default=str(inputs.SAMPLES / "topics.toml"), metavar="FILE",
+    add("--topics_addr", metavar="FILE",
         help="TOML: a table a topic, with `about`, and perhaps `speakers` and an example `conversation` (default: 3)")
-    add("--small_talk_addr", default=str(inputs.SAMPLES / "small_talk.txt"), metavar="FILE",
+    add("--small_talk_addr", metavar="FILE",
         help="questions for conversations about nothing of interest, one a line (default: a few made-up ones)")
     add("--topics", nargs="+", metavar="NAME", help="topics of --topics_addr (default: all)")
     add("--n_persona", type=cli.positive_int, metavar="N", help="end of the range of personas (default: all)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="its start, from 0 (%(default)s)")
-    add("--time", nargs="+", choices=PERIODS, default=list(PERIODS), help="periods that questions are made on (all)")
-    add("--size", nargs="+", choices=list(assembly.SIZES), default=["32k"], help="lengths of histories in tokens (32k)")
+    add("--time", nargs="+", choices=PERIODS, help="periods that questions are made on (default: all)")
+    add("--size", nargs="+", choices=list(assembly.SIZES), help="lengths of histories in tokens (default: 32k)")
     add("--n_blocks", type=cli.positive_int, nargs="+", metavar="N",
         help="conversations in a history, for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
@@ -103,6 +103,10 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
+    args.step, args.time, args.size = args.step or [*STEPS], args.time or [*PERIODS], args.size or ["32k"]
+    args.personas_addr = args.personas_addr or str(inputs.SAMPLES / "personas.jsonl")
+    args.topics_addr = args.topics_addr or str(inputs.SAMPLES / "topics.toml")
+    args.small_talk_addr = args.small_talk_addr or str(inputs.SAMPLES / "small_talk.txt")
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
     cli.prepare_run(args, [str(folder / f"{name}.json") for name in ("personas", *STEPS[:3])], given)
     code, numbers = 0, blocks_of(args)

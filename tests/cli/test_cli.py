@@ -133,8 +133,8 @@ DERIVED = [
 DIFFERENT_ON_PURPOSE = {
     "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
     "--max_model_len": SCRIPTS,  # likewise its default
-    "--temperature": ["evaluate_responses.py"],  # a judge is greedy
-    "--max_tokens": ["evaluate_responses.py"],  # and short
+    "--temperature": ["evaluate_responses.py", "utils/build_personamem.py"],  # a judge is greedy; inventing is not
+    "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
         "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
@@ -345,6 +345,9 @@ WITHOUT_EFFECT = [
     ("utils/build_dataset.py", "", API, NO_API),
     ("utils/build_dataset.py", "", UNDER_WAY, NO_API),
     ("utils/build_dataset.py", "--openai", ENGINE, NO_ENGINE),
+    ("utils/build_personamem.py", "", API, NO_API),
+    ("utils/build_personamem.py", "", UNDER_WAY, NO_API),
+    ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
