@@ -12,7 +12,7 @@ from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest
 from utils.personas import assembly
-from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
+from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, of_persona, read_inputs, write_files
 from utils.personas.choosing import is_guessed
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
@@ -50,7 +50,9 @@ def write(folder, parts, size):
 
 @pytest.mark.parametrize(("size", "variants"), [("32k", 2), ("128k", 2), ("1M", 2), ("32k", 3)])
 def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
-    paths = write(tmp_path, parts_of(big, size, variants), size)
+    parts = parts_of(big, size, variants)
+    paths = write(tmp_path, parts, size)
+    assert [len(part.contexts) for part in parts] == [0, variants, variants]
     assert check(*paths, big, 0.9 * SIZES[size][0], count_words, variants) == []
 
 
@@ -74,6 +76,8 @@ def test_the_checker_finds_what_is_wrong(big, tmp_path):
 
 def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas(big, tmp_path):
     files = {name: json.loads((big / f"{name}.json").read_text(encoding="utf-8")) for name in make_inputs(0, 1)}
+    for entry in files["questions"].values():
+        entry["value"].reverse()
     turned = save(tmp_path / "turned", {name: dict(reversed(file.items())) for name, file in files.items()})
     paths = write(tmp_path, parts_of(big), "1M")
     before = [path.read_bytes() for path in paths]
@@ -85,6 +89,22 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
 def test_another_seed_orders_the_blocks_in_another_way(big):
     ones, others = ([name for part in parts_of(big, seed=seed) for name in part.contexts] for seed in (0, 1))
     assert len({*ones, *others}) == 8
+
+
+def test_t_comes_last_in_the_first_variant_and_early_in_the_second(big):
+    for part in parts_of(big)[1:]:
+        lengths = [{}, {}]
+        for row in part.rows:
+            number = [*part.contexts].index(row.columns["shared_context_id"])
+            lengths[number][row.entry["id"]] = int(row.columns["context_length_in_tokens"])
+        in_text = {row.entry["id"] for row in part.rows if row.entry["place"]}
+        assert in_text and all(lengths[0][name] > 3 * lengths[1][name] for name in in_text)
+
+
+def test_each_persona_has_draws_of_its_own(tmp_path):
+    parts = parts_of(save(tmp_path / "in", make_inputs(8, 2, counts=(4, 4, 4, 4), lengths=(1, 1))), "32k")
+    assert len({row.columns["topic"] for part in parts for row in part.rows if row.entry["place"]}) == 2
+    assert of_persona({"1/a": 1, "10/a": 2, "1/b": 3}, "1") == {"a": 1, "b": 3}
 
 
 def place_of(row):
@@ -151,7 +171,7 @@ def entry_of(number, period="next_week", event="d2", **others):
         "reference": {"period": period, "event": event},
         "question": f"q{number}",
         "answer": "yes",
-        "wrong": ["n", "o", "?"],
+        "wrong": ["n", "o", "😀"],
     }
     return entry | {"later_update": False, "is_stereotypical": False, "is_line": False, "blind": None, **others}
 
@@ -178,7 +198,7 @@ def test_places_and_distances_of_a_tiny_example(tmp_path):
     own, after = {"period": "next_week", "event": "d3"}, {"period": "init", "event": "d1"}
     asked = [
         entry_of(1, place=own, reference=after),
-        entry_of(2, is_stereotypical=True),
+        entry_of(2, is_stereotypical=True, later_update=True),
         entry_of(3, place=after, reference=own),
         entry_of(4, reference={"period": "init", "event": "d9"}),
         entry_of(5, place={"period": "init", "event": "d9"}),
@@ -191,7 +211,8 @@ def test_places_and_distances_of_a_tiny_example(tmp_path):
         entry_of(10, "init", "d1", place=after),
     ]
     of_b += [entry_of(11, "init", "d1")]
-    part = parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1)[1]
+    parts = [parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1, seed)[1] for seed in range(9)]
+    part, drawn = parts[0], {row.entry["question"] for part in parts for row in part.rows} - {"q1", "q2"}
     [(name, messages)] = part.contexts.items()
     assert [message["content"] for message in messages[:3]] == [
         "Current user persona: C",
@@ -203,7 +224,7 @@ def test_places_and_distances_of_a_tiny_example(tmp_path):
     # Blocks: a's first with 14 words, b's with 9, a's second with 14. q1 is asked before message 11, the others at 13.
     assert rows.pop("q1") == ["32", "161", "3", "23", "0", "71.88%"]
     assert rows.pop("q2") == ["37", "184", "1", "10", "0", "27.03%"]
-    assert [*rows.values()] == [["37", "184", "2", "19", "0", "51.35%"]] and {*rows} < {"q8", "q11"}
+    assert [*rows.values()] == [["37", "184", "2", "19", "0", "51.35%"]] and {*rows} < drawn == {"q8", "q11"}
     ends = {row.entry["question"]: row.columns["end_index_in_shared_context"] for row in part.rows}
     assert (ends["q1"], ends["q2"]) == ("11", "13")
     dropped = {name.split(": ")[1]: count for name, count in part.counts.items() if "dropped: " in name}
@@ -247,7 +268,7 @@ def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
     for row in part.rows:
         options = ast.literal_eval(row.columns["all_options"])
         assert [option[:4] for option in options] == ["(a) ", "(b) ", "(c) ", "(d) "]
-        assert sorted(option[4:] for option in options) == ["?", "n", "o", "yes"]
+        assert sorted(option[4:] for option in options) == ["n", "o", "yes", "😀"]
         assert f"{row.columns['correct_answer']} yes" in options
         letters[row.columns["correct_answer"]] += 1
     assert len(part.rows) == 400 and min(letters.values()) > 70 and len(letters) == 4
@@ -267,6 +288,8 @@ def test_both_files_are_written_or_none(tmp_path, monkeypatch):
     assert [one["output_sha256"] for one in manifests] == [file_hash(table), file_hash(contexts)]
     assert manifests[0]["contexts_sha256"] == file_hash(contexts)
     assert manifests[0]["counts"]["entries of personas.json without a value"] == 1
+    assert 0 not in manifests[0]["counts"].values()
+    assert parts_of(save(tmp_path / "in", tiny_files({})), "32k")[1][:2] == ({}, [])
 
 
 def test_a_persona_whose_topics_are_all_over_the_limit_is_dropped_and_counted(tmp_path, monkeypatch):
