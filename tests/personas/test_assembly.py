@@ -12,7 +12,7 @@ from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest
 from utils.personas import assembly
-from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
+from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, of_persona, read_inputs, write_files
 from utils.personas.choosing import is_guessed
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
@@ -50,7 +50,9 @@ def write(folder, parts, size):
 
 @pytest.mark.parametrize(("size", "variants"), [("32k", 2), ("128k", 2), ("1M", 2), ("32k", 3)])
 def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
-    paths = write(tmp_path, parts_of(big, size, variants), size)
+    parts = parts_of(big, size, variants)
+    paths = write(tmp_path, parts, size)
+    assert [len(part.contexts) for part in parts] == [0, variants, variants]
     assert check(*paths, big, 0.9 * SIZES[size][0], count_words, variants) == []
 
 
@@ -74,6 +76,8 @@ def test_the_checker_finds_what_is_wrong(big, tmp_path):
 
 def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas(big, tmp_path):
     files = {name: json.loads((big / f"{name}.json").read_text(encoding="utf-8")) for name in make_inputs(0, 1)}
+    for entry in files["questions"].values():
+        entry["value"].reverse()
     turned = save(tmp_path / "turned", {name: dict(reversed(file.items())) for name, file in files.items()})
     paths = write(tmp_path, parts_of(big), "1M")
     before = [path.read_bytes() for path in paths]
@@ -85,6 +89,24 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
 def test_another_seed_orders_the_blocks_in_another_way(big):
     ones, others = ([name for part in parts_of(big, seed=seed) for name in part.contexts] for seed in (0, 1))
     assert len({*ones, *others}) == 8
+
+
+def test_t_comes_last_in_the_first_variant_and_early_in_the_second(big):
+    for part in parts_of(big)[1:]:
+        lengths = [{}, {}]
+        for row in part.rows:
+            number = [*part.contexts].index(row.columns["shared_context_id"])
+            lengths[number][row.entry["id"]] = int(row.columns["context_length_in_tokens"])
+        in_text = {row.entry["id"] for row in part.rows if row.entry["place"]}
+        assert in_text and all(lengths[0][name] > 3 * lengths[1][name] for name in in_text)
+
+
+def test_each_persona_has_draws_of_its_own(tmp_path):
+    parts = parts_of(save(tmp_path / "in", make_inputs(12, 2, counts=(4, 4, 4, 4), lengths=(1, 1))), "32k")
+    personas = [{row.columns["persona_id"] for row in part.rows} for part in parts[1:]]
+    assert personas == [{str(number)} for number in range(12)]
+    assert len({row.columns["topic"] for part in parts for row in part.rows if row.entry["place"]}) == 2
+    assert of_persona({"1/a": 1, "10/a": 2, "1/b": 3}, "1") == {"a": 1, "b": 3}
 
 
 def place_of(row):
@@ -140,96 +162,61 @@ def test_the_files_are_read_as_published_ones(big, tmp_path, capsys):
 
 
 def entry_of(number, period="next_week", event="d2", **others):
-    entry = {
-        "id": f"0/a/{event}/{number}",
-        "type": "suggest_new_ideas",
-        "period": period,
-        "event": event,
-        "place": None,
-    }
-    entry |= {
-        "reference": {"period": period, "event": event},
-        "question": f"q{number}",
-        "answer": "yes",
-        "wrong": ["n", "o", "?"],
-    }
-    return entry | {"later_update": False, "is_stereotypical": False, "is_line": False, "blind": None, **others}
+    entry = {"id": f"0/a/{event}/{number}", "type": "suggest_new_ideas", "period": period, "event": event}
+    entry |= {"question": f"q{number}", "answer": "yes", "wrong": ["n", "o", "😀"], "place": None, "blind": None}
+    entry |= {"reference": {"period": period, "event": event}, "later_update": False, "is_line": False}
+    return {**entry, "is_stereotypical": False, **others}
 
 
 def tiny_files(entries):
-    """Topic a has two periods, b one; a message has 2 words, a card's 4, a user's 3."""
+    """Topic a has two periods, b one; a card has 4 words, a user's message 3, an assistant's 2."""
     turns = [{"user": "u1 u2", "assistant": "r"}]
     periods = {"init": [None, "d1"], "next_week": ["d2", "d3"]}
-    sections = {
-        name: {"sections": [{"event": event, "turns": turns} for event in its]} for name, its in periods.items()
-    }
+    sections = {name: {"sections": [{"event": day, "turns": turns} for day in its]} for name, its in periods.items()}
     talk = {"speakers": ["User", "Assistant"], "periods": sections}
     short = {**talk, "periods": {"init": {"sections": [{"event": "d1", "turns": turns}]}}}
-    files = {
-        "personas": {"0": {"card": "C"}, "1": None},
-        "conversations": {"0/a": talk, "0/b": short},
-        "small_talk": {},
-    }
-    files["questions"] = {f"0/{topic}": its for topic, its in entries.items()}
+    files = {"personas": {"0": {"card": "C"}, "1": None}, "conversations": {"0/a": talk, "0/b": short}}
+    files |= {"small_talk": {}, "questions": {f"0/{topic}": its for topic, its in entries.items()}}
     return {name: {key: {"value": value} for key, value in file.items()} for name, file in files.items()}
 
 
 def test_places_and_distances_of_a_tiny_example(tmp_path):
     own, after = {"period": "next_week", "event": "d3"}, {"period": "init", "event": "d1"}
-    asked = [
-        entry_of(1, place=own, reference=after),
-        entry_of(2, is_stereotypical=True),
-        entry_of(3, place=after, reference=own),
-        entry_of(4, reference={"period": "init", "event": "d9"}),
-        entry_of(5, place={"period": "init", "event": "d9"}),
-        entry_of(6, period="next_month"),
-        entry_of(7, place=own, reference=own),
-    ]
-    of_b = [
-        entry_of(8, "init", "d1"),
-        entry_of(9, "init", "d1", later_update=True),
-        entry_of(10, "init", "d1", place=after),
-    ]
-    of_b += [entry_of(11, "init", "d1")]
-    part = parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1)[1]
+    nowhere = {"period": "init", "event": "d9"}
+    asked = [entry_of(1, place=own, reference=after), entry_of(2, is_stereotypical=True, later_update=True)]
+    asked += [entry_of(3, place=after, reference=own), entry_of(7, place=own, reference=own)]
+    asked += [entry_of(4, reference=nowhere), entry_of(5, place=nowhere), entry_of(6, period="next_month")]
+    of_b = [entry_of(number, "init", "d1") for number in (8, 11)]
+    of_b += [entry_of(9, "init", "d1", later_update=True), entry_of(10, "init", "d1", place=after)]
+    parts = [parts_of(save(tmp_path, tiny_files({"a": asked, "b": of_b})), "32k", 1, seed)[1] for seed in range(9)]
+    part, drawn = parts[0], {row.entry["question"] for part in parts for row in part.rows} - {"q1", "q2"}
     [(name, messages)] = part.contexts.items()
-    assert [message["content"] for message in messages[:3]] == [
-        "Current user persona: C",
-        "User: u1 u2",
-        "Assistant: r",
-    ]
+    said = [message["content"] for message in messages[:3]]
+    assert said == ["Current user persona: C", "User: u1 u2", "Assistant: r"]
     assert [number for number, message in enumerate(messages) if message["role"] == "system"] == [0, 5, 8]
     rows = {row.entry["question"]: [row.columns[column] for column in COLUMNS[4:10]] for row in part.rows}
     # Blocks: a's first with 14 words, b's with 9, a's second with 14. q1 is asked before message 11, the others at 13.
     assert rows.pop("q1") == ["32", "161", "3", "23", "0", "71.88%"]
     assert rows.pop("q2") == ["37", "184", "1", "10", "0", "27.03%"]
-    assert [*rows.values()] == [["37", "184", "2", "19", "0", "51.35%"]] and {*rows} < {"q8", "q11"}
+    assert [*rows.values()] == [["37", "184", "2", "19", "0", "51.35%"]] and {*rows} < drawn == {"q8", "q11"}
     ends = {row.entry["question"]: row.columns["end_index_in_shared_context"] for row in part.rows}
     assert (ends["q1"], ends["q2"]) == ("11", "13")
     dropped = {name.split(": ")[1]: count for name, count in part.counts.items() if "dropped: " in name}
     assert dropped == {
-        "asked before its reference": 2, "reference not in the history": 1, "place not in the history": 1,
+        "not asked after its reference": 2, "reference not in the history": 1, "place not in the history": 1,
         "block not in the history": 1, "earlier block, updated later": 1, "earlier block, asked in the text": 1,
         "not drawn of their type and block": 1,
     }  # fmt: skip
-    assert (
-        part.counts["personas without a topic of all periods"] == 1
-        and name == part.rows[0].columns["shared_context_id"]
-    )
+    assert part.counts["personas without a topic of all periods"] == 1
+    assert part.rows[0].columns["shared_context_id"] == name
 
 
 @pytest.mark.parametrize(
     ("blind", "others", "is_dropped"),
-    [
-        ([True, True, False], {}, True),
-        ([True, True, True], {}, True),
-        ([True, False, False], {}, False),
-        ([True, None, None], {}, False),
-        (None, {}, False),
-        ([True, True, True], {"is_line": True}, False),
-        ([True, True, True], {"type": "track_full_preference_evolution"}, False),
-    ],
-)
+    [([True, True, False], {}, True), ([True, True, True], {}, True), ([True, False, False], {}, False),
+     ([True, None, None], {}, False), (None, {}, False), ([True, True, True], {"is_line": True}, False),
+     ([True, True, True], {"type": "track_full_preference_evolution"}, False)],
+)  # fmt: skip
 def test_the_filter_drops_what_was_guessed_more_than_once(blind, others, is_dropped, tmp_path):
     entries = {"a": [entry_of(1, blind=blind, **others), entry_of(2)]}
     folder = save(tmp_path, tiny_files(entries))
@@ -247,7 +234,7 @@ def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
     for row in part.rows:
         options = ast.literal_eval(row.columns["all_options"])
         assert [option[:4] for option in options] == ["(a) ", "(b) ", "(c) ", "(d) "]
-        assert sorted(option[4:] for option in options) == ["?", "n", "o", "yes"]
+        assert sorted(option[4:] for option in options) == ["n", "o", "yes", "😀"]
         assert f"{row.columns['correct_answer']} yes" in options
         letters[row.columns["correct_answer"]] += 1
     assert len(part.rows) == 400 and min(letters.values()) > 70 and len(letters) == 4
@@ -255,7 +242,7 @@ def test_options_are_shuffled_and_the_right_one_is_named(tmp_path):
     assert 20 < sum(one.columns["correct_answer"] == other.columns["correct_answer"] for one, other in pairs) < 90
 
 
-def test_both_files_are_written_or_none(tmp_path, monkeypatch):
+def test_both_files_are_written_or_none(tmp_path):
     parts = parts_of(save(tmp_path / "in", tiny_files({"a": [entry_of(1)]})), "32k")
     with pytest.raises(UserError, match=r"no question is left: 1 personas"):
         write(tmp_path, [parts[1]._replace(rows=[], counts=Counter(personas=1))], "32k")
@@ -267,6 +254,8 @@ def test_both_files_are_written_or_none(tmp_path, monkeypatch):
     assert [one["output_sha256"] for one in manifests] == [file_hash(table), file_hash(contexts)]
     assert manifests[0]["contexts_sha256"] == file_hash(contexts)
     assert manifests[0]["counts"]["entries of personas.json without a value"] == 1
+    assert 0 not in manifests[0]["counts"].values()
+    assert parts_of(save(tmp_path / "in", tiny_files({})), "32k")[1][:2] == ({}, [])
 
 
 def test_a_persona_whose_topics_are_all_over_the_limit_is_dropped_and_counted(tmp_path, monkeypatch):

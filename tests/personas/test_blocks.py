@@ -83,7 +83,7 @@ def test_whole_random_topics_other_than_t_are_dropped_until_the_rest_fits():
 
 
 def test_t_is_put_far_back_or_far_forward_and_periods_stay_in_order():
-    topics = topics_of({"a": 4, "b": 4, "c": 3, "d": 4, "e": 2, "f": 1})
+    topics = topics_of({"a": 4, "b": 4, "c": 3, "d": 4, "e": 4, "f": 4, "g": 1})
     backs, forwards = ([order_blocks(topics, "b", first, random.Random(seed)) for seed in range(60)]
                        for first in (False, True))  # fmt: skip
     for order in backs + forwards:
@@ -92,7 +92,7 @@ def test_t_is_put_far_back_or_far_forward_and_periods_stay_in_order():
         others = [PERIODS.index(block.period) for block in order if block.topic != "b"]
         assert others == sorted(others)
     assert all(order[:3] + order[-1:] == topics["b"] for order in backs)
-    assert all(order[5] == topics["b"][-1] for order in forwards)  # 4 blocks of T and a tenth of 14 others, two
+    assert all(order[5] == topics["b"][-1] for order in forwards)  # 4 blocks of T and a tenth of 20 others, two
     assert len({tuple(block.topic == "b" for block in order) for order in forwards}) == 10  # two among the first five
     assert len({str(order) for order in backs}) > 50
 
@@ -120,7 +120,10 @@ def test_small_talk_is_put_between_the_blocks_of_longer_histories(blocks, least,
 
 def test_small_talk_keeps_to_the_limit_and_is_used_again_only_when_all_is_used():
     order = [block for its in topics_of({str(number): 1 for number in range(40)}).values() for block in its]
-    messages, counts = add_small_talk(order, pieces(10), 705, random.Random(0))
+    messages, counts = add_small_talk(order, pieces(10), 700, random.Random(0))
+    for_one = [add_small_talk(order, pieces(10), 410, random.Random(seed))[0] for seed in range(5)]
+    assert len({one.id for its in for_one for one in its if one.id.topic == SMALL_TALK}) > 1
+    assert sum(one.id.topic == SMALL_TALK for one in messages[35:]) > 10  # the limit thins all gaps
     used = Counter(one.id.section for one in messages if one.id.topic == SMALL_TALK)
     assert sum(one.tokens for one in messages) == 700 and [*used.values()] == [3] * 10
     assert counts["pieces of small talk used again"] == 20

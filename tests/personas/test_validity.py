@@ -73,7 +73,7 @@ def test_options_are_alike_whose_words_are(other, alike):
 
 def test_a_repetition_is_of_eight_words_or_of_the_whole_of_a_shorter_text():
     contexts = {"c": ["", f"zero {EIGHT} nine"], "other": [EIGHT, "five"]}
-    options = [EIGHT, EIGHT.replace("eight", "ten"), "four five", "five four", "!"]
+    options = [f"ten {EIGHT}", EIGHT.replace("eight", "ten"), "four five", "five four", "!"]
     [*found] = find_repeats(contexts, [("c", 2, options), ("c", 1, options), ("other", 1, options)])
     assert found == [[True, False, True, False, False], [False] * 5, [True, False, True, False, False]]
 

@@ -190,7 +190,7 @@ def stage_files(parts: Iterable[Assembled], questions: Path, contexts: Path) -> 
             counts.update(part.counts)
         if not counts["rows"]:
             told = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
-            raise UserError(f"{questions}: no question is left: {told}")
+            raise UserError(f"no question is left: {told}")
     return +counts  # without zeros
 
 

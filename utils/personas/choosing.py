@@ -68,7 +68,7 @@ def drop_reason(one: Asked, topics: Topics, places: Mapping[MessageId, int], fil
     if one.place is not None and one.place not in places:
         return "place not in the history"
     if one.place is not None and places[one.place] <= places[one.reference]:
-        return "asked before its reference"
+        return "not asked after its reference"
     return ""
 
 
