@@ -30,7 +30,7 @@ LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 
 # The values of pref_type, with short names. The names are those that public code reads in the published table.
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
-         "therapy_background": "therapy", "health_and_medical_conditions": "health", "sensitive_info": "sensitive",
+         "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
 # These tell what the right response goes by. Nothing here reads them, so no record holds them, and no prompt can.
@@ -75,7 +75,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
                TOKENS: f"distance_from_related_snippet_to_query_{size}"}  # fmt: skip
     record |= {name: row[column] for name, column in renamed.items() if column in row}
     kept = {column: value for column, value in row.items() if column not in (*READ_COLUMNS, *SECRET_COLUMNS)}
-    return {**kept, **record, "profile": {"context": row[link], "end": None}}
+    return {**record, **kept, **record, "profile": {"context": row[link], "end": None}}
 
 
 def read_wrong(text: str, where: str) -> list[str]:

@@ -22,6 +22,8 @@ from utils.records.datasets import read_dataset
 from utils.records.originals import read_originals, table_rows
 from utils.records.stream import stream_parquet, stream_places
 
+MOST_FOLDERS = 20  # of a link that are looked at
+
 
 def make_file(
     task: Task,
@@ -112,7 +114,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     folder, found = PurePosixPath(table).parent, {}
     for number, row in enumerate(table_rows(source.fetch(table))):
         link = row.get(originals.link) or ""
-        parts = PurePosixPath(link.partition("?")[0]).parts
+        parts = PurePosixPath(link.partition("?")[0]).parts[-MOST_FOLDERS:]
         ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
         paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
         found[link] = found.get(link) or next((path for path in paths if path in source.sizes), None)
