@@ -6,7 +6,8 @@
 A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
 and have what the paper prints in a row below; others go by their name. Cells are mean ± standard deviation over the
 questions of a file: the population's deviation; lengths are in words, which is what white space separates. The paper
-says neither which of the two deviations it prints nor what its lengths are counted in.
+says neither which of the two deviations it prints nor what its lengths are counted in. Files of other benchmarks have
+rows of their own: the distinct users where records name them, and PersonaMem's lengths and distances in tokens.
 """
 
 import argparse

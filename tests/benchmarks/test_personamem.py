@@ -281,7 +281,7 @@ def test_ends_beyond_the_context_are_left_out_and_counted(tmp_path, capsys):
 def test_files_of_the_second_version_are_refused_by_their_name(tmp_path):
     (tmp_path / "benchmark.csv").write_text("persona_id\n1\n")
     with pytest.raises(
-        UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, another benchmark: --dataset Per"
+        UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, .*: --dataset PersonaMem-v2-32k"
     ):
         download(tmp_path, tmp_path / "out")
 

@@ -1,4 +1,4 @@
-"""PersonaMem-v2: which of four responses suits a user whose preferences only show through (arXiv 2512.06688).
+"""PersonaMem-v2: which of four responses suits a user whose preferences are implicit (arXiv 2512.06688).
 
 A record has the fields of PersonaMem's (utils/benchmarks/personamem.py), and is asked and scored in the same way. That
 is ours: the public code shows options A to D in a system message after the question, and wants reasoning first. Its
@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from utils.benchmarks import personamem
-from utils.benchmarks.checks import check_text, is_unicode
+from utils.benchmarks.checks import check_text
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
 from utils.benchmarks.published import OnHub, Originals
@@ -28,7 +28,7 @@ BENCHMARK = "PersonaMem-v2"
 TABLE, OTHER_TABLES = "benchmark.csv", "multimodal"  # a folder of this name has the questions on histories with images
 LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 
-# The values of pref_type, with short names. The names are those that public code reads in the published table.
+# Values of pref_type, as public code reads them, with short names.
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
@@ -62,7 +62,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     check_text(row, where, "correct_answer")
     query, right = read_literal(row["user_query"]), row["correct_answer"]
     question = query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
-    if not isinstance(question, str) or not question.strip() or not is_unicode(question):
+    if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} is not a Python dict with a user's text")
     texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # the table's order leaves no trace
     if row["pref_type"] not in TYPES:
@@ -79,13 +79,11 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
 
 
 def read_wrong(text: str, where: str) -> list[str]:
-    """Reads the three other options."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         found = None
-    is_list = isinstance(found, list) and len(found) == len(LETTERS) - 1
-    if not is_list or not all(isinstance(one, str) and one.strip() and is_unicode(one) for one in found):
+    if not (isinstance(found, list) and len(found) == 3 and all(isinstance(one, str) and one.strip() for one in found)):
         raise UserError(f"{where}: incorrect_answers {quote(text[:80])} is not a JSON list of three texts")
     return found
 

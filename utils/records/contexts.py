@@ -287,8 +287,7 @@ def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
     """Writes the messages under this key of JSON files, by context id; UserError if these are not plain texts."""
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):
-            content = read_json(history)
-            messages = content.get(key) if isinstance(content, dict) else None
+            messages = content.get(key) if isinstance(content := read_json(history), dict) else None
             if not isinstance(messages, list) or not messages:
                 raise UserError(f"{history}: no list of messages as {key!r}")
             line = json.dumps({context_id: _checked(messages, str(history))}, ensure_ascii=False)

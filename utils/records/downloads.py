@@ -22,8 +22,6 @@ from utils.records.datasets import read_dataset
 from utils.records.originals import read_originals, table_rows
 from utils.records.stream import stream_parquet, stream_places
 
-MOST_FOLDERS = 20  # of a link that are looked at
-
 
 def make_file(
     task: Task,
@@ -53,8 +51,7 @@ def make_file(
         return
     if local:
         settings["sha256"] = list(map(file_hash, local))
-    is_finished = prepare_output(path, settings, overwrite) and not originals.link  # histories are put together again
-    if is_finished and (beside is None or holds_its_contexts(beside, path, originals)):
+    if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
         print(f"{path}: already there, left alone")
         return
     if isinstance(source, Source) and not source.is_folder:  # a server says it when it sends
@@ -101,8 +98,9 @@ def is_as_it_was(path: Path, settings: dict[str, Any], local: list[Path], beside
 
 
 def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
-    """Are the histories beside a finished file still those that it was made with?"""
-    return beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][originals.contexts]
+    """Are the histories beside a finished file still those that it was made with? Linked ones are written again."""
+    name = originals.contexts
+    return name is not None and beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][name]
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
@@ -114,7 +112,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     folder, found = PurePosixPath(table).parent, {}
     for number, row in enumerate(table_rows(source.fetch(table))):
         link = row.get(originals.link) or ""
-        parts = PurePosixPath(link.partition("?")[0]).parts[-MOST_FOLDERS:]
+        parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # whoever nests deeper takes seconds a link
         ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
         paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
         found[link] = found.get(link) or next((path for path in paths if path in source.sizes), None)
@@ -209,11 +207,10 @@ def write_with_contexts(
     except UserError as error:
         files = {name: file for name, file in files.items() if str(file) in str(error)} or files
         raise UserError(str(error) if "\n" in str(error) else f"{error}\n  {how_again(source, files)}") from None
-    is_there = beside.is_file() and file_hash(beside) == contexts.sha256
-    if beside.is_file() and not overwrite and not is_there:
+    if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
         raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
     announce_file("writing", beside, shared.stat().st_size)
-    if not is_there:
+    if not beside.is_file() or file_hash(beside) != contexts.sha256:
         if not originals.link:
             with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
                 shutil.copyfileobj(whole, copy)
