@@ -33,15 +33,17 @@ def history(persona, size):
 
 def row(number):
     """Questions 0 to 13, two of each type, to personas 0, 1 and 2; every fourth is of others, every fifth updated."""
-    query = repr({"role": "user", "content": f'What\'s "it", {number}?'})
     found = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
-    found |= {"updated": str(number % 5 == 0), "who": "self" if number % 4 else "others", "user_query": query}
+    found |= {
+        "user_query": repr({"role": "user", "content": f'What\'s "it", {number}?'}),
+        "updated": str(number % 5 == 0),
+    }
     found |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
     for size, distance in (("32k", 2000), ("128k", "n/a")):
         found[f"chat_history_{size}_link"] = f"data/chat_history_{size}/p{number % 3}.json"
         found[f"total_tokens_in_chat_history_{size}"] = 100 + 20 * number
         found[f"distance_from_related_snippet_to_query_{size}"] = distance
-    return found | dict.fromkeys(SECRET_COLUMNS, "TOLD")
+    return found | dict.fromkeys(SECRET_COLUMNS, "TOLD") | {"who": "self" if number % 4 else "others"}
 
 
 ROWS = [row(number) for number in range(14)]
@@ -78,9 +80,8 @@ def dataset(tmp_path_factory):
 def test_records(dataset, tmp_path):
     records = read_dataset(dataset, needs=["profile", "options", "target", "score"])
     assert [record["persona_id"] for record in records] == list("00000111112222")
-    by_query = {repr({"role": "user", "content": record["question"]}): record for record in records}
-    for one in ROWS:
-        record = by_query[one["user_query"]]
+    for record in records:
+        [one] = [one for one in ROWS if one["user_query"] == repr({"role": "user", "content": record["question"]})]
         assert record["options"][LETTERS.index(record["target"])] == one["correct_answer"]
         assert sorted(record["options"]) == sorted([one["correct_answer"], *json.loads(one["incorrect_answers"])])
         assert record["profile"].messages == history(one["persona_id"], "32k")
@@ -95,6 +96,8 @@ def test_records(dataset, tmp_path):
     first, second = ({one["id"]: one for one in read_json(one)} for one in (dataset, path))
     [twin] = second.keys() - first.keys()
     assert second.pop(twin) == {**first[twin.removesuffix("-2")], "id": twin} and first == second
+    (tmp_path / "source" / TABLE).touch()  # so that it is made again
+    assert download(tmp_path / "source", tmp_path / "out") == path and not list(path.parent.glob("*.tmp"))
     assert path.with_name(CONTEXTS).read_bytes() == dataset.with_name(CONTEXTS).read_bytes()
 
 
@@ -174,7 +177,7 @@ def test_statistics(dataset, capsys):
     ],
 )
 def test_wrong_files_are_refused(columns, history, match, tmp_path):
-    files = {} if history is None else {f"{LINKED}p0.json": history}
+    source = save(tmp_path / "source", [{**ROWS[0], **columns}], history and {f"{LINKED}p0.json": history})
     with pytest.raises(UserError, match=match):
-        download(save(tmp_path / "source", [{**ROWS[0], **columns}], files), tmp_path / "out")
+        download(source, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
