@@ -25,7 +25,7 @@ from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 NAME = "alireza7/LaMP-QA"
 MODEL = "owner/chat"
 LONG = "LongLaMP/LongLaMP"
-MEMORY = "bowen-upenn/PersonaMem"
+MEMORY = "bowen-upenn/PersonaMem(?:-v2)?"
 API = rf"/api/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|models/{MODEL})"
 FILES = rf"/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|{MODEL})"
 # Questions of LaMP-QA by category and split, in the paper's Table 1.

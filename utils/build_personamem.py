@@ -306,14 +306,17 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
         print(f"{table}: already finished, left alone")
         return
     run, measured = {**describe_run(vars(args), {}, None), "settings": its}, Validity()
-    parts = assembly.assemble(assembly.read_inputs(folder), settings, token_counter(args, addr))
-    counts = assembly.write_files(measured.watch(parts), table, contexts, run)
+    made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
+    counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
     print(f"{table}: {told_of(counts)}")
+    # Of all questions: of those that are left, a filter has made the figures.
+    for part in assembly.assemble(made, settings._replace(filter_questions=False), count_tokens):
+        measured.add(part)
     figures = measured.figures()
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(measured.sections(), args.seed))
     publish_staged(page, run)
-    print(describe(figures))
+    print(describe(figures) + ("\nof the questions before the filter" if args.filter_questions else ""))
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:

@@ -6,7 +6,8 @@
 A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
 and have what the paper prints in a row below; others go by their name. Cells are mean ± standard deviation over the
 questions of a file: the population's deviation; lengths are in words, which is what white space separates. The paper
-says neither which of the two deviations it prints nor what its lengths are counted in.
+says neither which of the two deviations it prints nor what its lengths are counted in. Files of other benchmarks have
+rows of their own: the distinct users where records name them, and PersonaMem's lengths and distances in tokens.
 """
 
 import argparse
@@ -61,22 +62,31 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def statistics(column: Column) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Each row's label, and what it holds of this file and of it in the paper: a number, or mean and deviation."""
-    printed = column.paper.get("questions")
-    yield "Questions (users)", (column.counts.num_questions,), None if printed is None else (printed,)
-    for name, (_, label) in column.counts.task.sizes.items():
+def statistics(
+    column: Column, has_users: bool
+) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
+    """Each row's label, and what it holds of this file and of it in the paper: a number, or mean and deviation.
+
+    `has_users`: a record of any of the files names its user; else every question has a user of its own.
+    """
+    printed, task, users = column.paper.get("questions"), column.counts.task, len(column.counts.users)
+    label = "Questions" if has_users else "Questions (users)"
+    yield label, (column.counts.num_questions,), None if printed is None else (printed,)
+    if has_users:
+        yield f"Users (by {task.user_field})", (users,) if users else None, None
+    for name, (_, label) in task.sizes.items():
         yield label, mean_and_deviation(column.counts.sizes[name]), column.paper.get(name)
 
 
-def mean_and_deviation(sizes: list[int]) -> tuple[float, float] | None:
+def mean_and_deviation(sizes: list[float]) -> tuple[float, float] | None:
     return (fmean(sizes), pstdev(sizes)) if sizes else None
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
     """A row a statistic; where the paper has something to compare, its row follows."""
     rows = []
-    for same in zip(*map(statistics, columns), strict=True):
+    has_users = any(column.counts.users for column in columns)
+    for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
         rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
         rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
     lines = [list(map(Cell, row)) for row in rows if any(row[1:])]
@@ -92,8 +102,9 @@ def csv_rows(columns: list[Column]) -> Iterator[list[Any]]:
     """A line a file and statistic, in full precision."""
     group_word = columns[0].counts.task.group_words[0]
     yield ["file", group_word, "split", "statistic", "value", "sd", "paper_value", "paper_sd"]
+    has_users = any(column.counts.users for column in columns)
     for column in columns:
-        for label, found, printed in statistics(column):
+        for label, found, printed in statistics(column, has_users):
             pairs = [(*(numbers or ()), None, None)[:2] for numbers in (found, printed)]
             yield [printable(column.path), column.group, column.paper.get("split"), label, *pairs[0], *pairs[1]]
 
@@ -115,7 +126,7 @@ def _count_notes(column: Column) -> Iterator[str]:
     for name, sizes in counts.sizes.items():
         if missing := counts.num_questions - len(sizes):
             yield f"no {name!r} in {missing} of {counts.num_questions} questions, left out of its mean."
-        if empty := sizes.count(0):
+        if column.counts.task.sizes[name][0] is not float and (empty := sizes.count(0)):
             yield f"an empty {name!r} in {empty} of {counts.num_questions} questions, counted as 0."
     for name, count in counts.leaks.items():
         posts = counted(sum(counts.sizes["profile"]), "profile post")

@@ -64,8 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; give it once "
         "a system. In 2 and 16 the name is the number of posts; in the others the systems stand as they are given")
     add("--by", metavar="NAME",
-        help="figure groups: what tells the questions apart; PersonaMem's have a topic and a distance (default: their "
-        "groups, as in a table)")
+        help="figure groups: what tells the questions apart, as in a table: topic or distance of PersonaMem, of "
+        "PersonaMem-v2 also who or updated (default: their groups)")
     add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")

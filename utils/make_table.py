@@ -106,7 +106,8 @@ def build_parser() -> cli.FlagParser:
         "temporal, for PersonaMem 32k, 128k or 1M (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--by", metavar="NAME",
-        help="columns of another kind; PersonaMem's questions have a topic and a distance (default: its groups)")
+        help="columns of another kind: topic or distance of PersonaMem's questions, for PersonaMem-v2 also who or "
+        "updated (default: the groups)")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")
     add_output_arguments(parser, "where the table goes (default: stdout)")

@@ -242,7 +242,7 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
         (change(persona_id=" "), rf"id '{FIRST}'\): field 'persona_id' is .*; it must be a text"),
         ([{"question_id": row["question_id"]} for row in change()], "record 0: no column 'persona_id'"),
-        (V2, "of PersonaMem-v2, by its columns"),
+        (V2, "of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k"),
     ],
 )
 def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
@@ -280,7 +280,9 @@ def test_ends_beyond_the_context_are_left_out_and_counted(tmp_path, capsys):
 
 def test_files_of_the_second_version_are_refused_by_their_name(tmp_path):
     (tmp_path / "benchmark.csv").write_text("persona_id\n1\n")
-    with pytest.raises(UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, another benchmark"):
+    with pytest.raises(
+        UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, .*: --dataset PersonaMem-v2-32k"
+    ):
         download(tmp_path, tmp_path / "out")
 
 

@@ -26,7 +26,7 @@ SCRIPTS = sorted(
     and path.name != "check_machine.py"  # of the Makefile, also for Pythons that are too old for the others
 )
 HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "datasets", "huggingface_hub", "tiktoken",
-         "matplotlib", "msgspec")  # fmt: skip
+         "matplotlib")  # fmt: skip
 
 
 ARRAY = {  # of --array=5-8, the third task

@@ -1,6 +1,8 @@
 """What of a record can be checked for every benchmark: its id, its texts, its profile."""
 
 import json
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from utils.cli.errors import UserError, kind, quote
@@ -21,6 +23,15 @@ def check_text(record: dict[str, Any], where: str, field: str) -> None:
         raise UserError(f"{where}: field {field!r} is {kind(value)}; it must be a text")
     if not is_unicode(value):
         raise UserError(f"{where}: field {field!r} holds half a character (a lone surrogate); no model can read it")
+
+
+def number_in(record: Mapping[str, Any], field: str) -> float | None:
+    """A number, 0 and up; None where the field is not there, or holds none."""
+    try:
+        found = float(str(record.get(field)).strip().removesuffix("%"))
+    except ValueError:
+        return None
+    return found if 0 <= found < math.inf else None
 
 
 def selection_of(response: dict[str, Any]) -> dict[str, Any]:

@@ -21,14 +21,17 @@ from prompts import History
 from utils.benchmarks.checks import check_id, check_text, is_unicode
 from utils.benchmarks.personamem_results import (
     DISTANCES,
+    LENGTH,
+    TOKENS,
     cited_share,
     distance_of,
     read_answer,
-    topic_of,
+    text_in,
     write_results,
 )
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import check_label, label_metrics
+from utils.benchmarks.task import SIZES as MEASURED
 from utils.benchmarks.task import Export, Item, Metric, Options, Output, Record, Task, Variant
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
@@ -82,7 +85,7 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
     """A record from a row of the questions' table; UserError where a column of it is not as it must be."""
     if any(column in row for column in V2_COLUMNS):
         raise UserError(
-            f"{where}: of PersonaMem-v2, by its columns: another benchmark, in other files\n"
+            f"{where}: of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k or PersonaMem-v2-128k\n"
             f"  PersonaMem's are questions_<size>.csv and shared_contexts_<size>.jsonl, on the hub {HUB}"
         )
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
@@ -109,11 +112,8 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
 
 
 def read_options(text: str, where: str) -> list[str]:
-    """The four options without their letters, from the text of a Python list, which is read and never run."""
-    try:
-        options = ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        options = None
+    """The four options without their letters, from the text of a Python list."""
+    options = read_literal(text)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise UserError(f"{where}: all_options {quote(text[:80])} is no list of texts, as Python writes it")
     letters = [found and found[1].lower() for found in map(_PREFIX.match, options)]
@@ -123,6 +123,14 @@ def read_options(text: str, where: str) -> list[str]:
     if not all(text.strip() and is_unicode(text) for text in texts):
         raise UserError(f"{where}: all_options holds an option without text")
     return texts
+
+
+def read_literal(text: str) -> Any:
+    """Reads a Python literal, and never runs it; None if it is not one."""
+    try:
+        return ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return None
 
 
 def read_end(text: str, where: str) -> int:
@@ -275,7 +283,7 @@ def shown(record: Record) -> list[Any]:
 
 
 def place(record: Record) -> dict[str, str | None]:
-    return {"group": record.get("group"), "topic": topic_of(record), "distance": distance_of(record)}
+    return {"group": record.get("group"), "topic": text_in(record, "topic"), "distance": distance_of(record)}
 
 
 def make_task(size: str, questions: int, length: int) -> Task:
@@ -294,6 +302,11 @@ def make_task(size: str, questions: int, length: int) -> Task:
             "options": check_options,
             "target": partial(check_label, labels=LETTERS),
             PERSONA: partial(check_text, field=PERSONA),
+        },
+        sizes={
+            **MEASURED,
+            LENGTH: (float, "Context length (tokens)"),
+            TOKENS: (float, "Distance to the reference (tokens)"),
         },
         asked_needs=("profile", "options"),
         prompts={"none": "personamem/choice", "rag": "personamem/choice"},

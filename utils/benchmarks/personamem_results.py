@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from utils.benchmarks.checks import is_unicode
+from utils.benchmarks.checks import is_unicode, number_in
 from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import quote
@@ -23,7 +23,7 @@ NOT_GIVEN = "not given"
 # The tokens between a question and what it refers to, doubling, alike for all sizes so that these compare: a history of
 # 32k has at most seven of these bins, one of 1M all but the last. "4k-8k tokens" is above 4,096 and up to
 # 8,192.
-TOKENS = "distance_to_ref_in_tokens"
+LENGTH, TOKENS = "context_length_in_tokens", "distance_to_ref_in_tokens"
 _EDGES = ("0", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1M")
 _LAST = f"above {_EDGES[-1]} tokens"
 DISTANCES = (*(f"{low}-{high} tokens" for low, high in pairwise(_EDGES)), _LAST, NOT_GIVEN)
@@ -31,7 +31,7 @@ DISTANCES = (*(f"{low}-{high} tokens" for low, high in pairwise(_EDGES)), _LAST,
 # The columns of a result, in the public code's order; older tables have one more.
 _ASKED = ("persona_id", "question_id", "user_question_or_message", "question_type", "topic")
 _LENGTHS = (
-    "context_length_in_tokens",
+    LENGTH,
     "context_length_in_letters",
     "distance_to_ref_in_blocks",
     TOKENS,
@@ -49,18 +49,9 @@ _LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)
 # How questions are told apart
 
 
-def number_in(record: Record, column: str) -> float | None:
-    """A number, 0 and up; None where the column is not there, or holds none."""
-    try:
-        found = float(str(record.get(column)).strip().removesuffix("%"))
-    except ValueError:
-        return None
-    return found if 0 <= found < math.inf else None
-
-
-def topic_of(record: Record) -> str:
-    topic = record.get("topic")
-    return topic.strip() if isinstance(topic, str) and topic.strip() else NOT_GIVEN
+def text_in(record: Record, column: str) -> str:
+    text = record.get(column)
+    return text.strip() if isinstance(text, str) and text.strip() else NOT_GIVEN
 
 
 def distance_of(record: Record) -> str:
@@ -74,7 +65,7 @@ def distance_of(record: Record) -> str:
 
 def cited_share(record: Record) -> float | None:
     """How much of the history stands before what the question refers to, by its distance; None where none is given."""
-    distance, length = (number_in(record, name) for name in (TOKENS, "context_length_in_tokens"))
+    distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:
         return max(0.0, 1 - distance / length)
     percent = number_in(record, "distance_to_ref_proportion_in_context")

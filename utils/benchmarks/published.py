@@ -22,6 +22,10 @@ class Originals(NamedTuple):
     outputs: str | None = None  # the right answers, where they stand in a file of their own
     rows: str = ""  # what the ids of rows without any begin with
     contexts: str | None = None  # the histories, where they stand in a file of their own, that questions refer to
+    link: str | None = None  # the column that names a question's history, where each history has a file of its own
+    linked: Mapping[str, str] = {}  # these files by what that column holds, once it is read
+    messages: str = ""  # the key of the messages in such a file
+    ids_repeat: bool = False  # two questions may have one id; an occurrence number then tells them apart
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class SharedContexts(OnHub):
         for name, paths in zip(names, found, strict=True):
             if not paths:
                 v2 = any(PurePosixPath(path).name == "benchmark.csv" for path in source.sizes)
-                is_other = f"; it is {self.name}-v2, another benchmark" if v2 else ""
+                flags = f"--dataset {self.name}-v2-32k or {self.name}-v2-128k"
+                is_other = f"; it is {self.name}-v2, another benchmark: {flags}" if v2 else ""
                 raise UserError(
                     f"{source.name}: no file {name} in it{is_other}\n"
                     f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"

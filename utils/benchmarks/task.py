@@ -232,8 +232,8 @@ class Task:
     gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
     gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
     arrange: Arrange = best_first  # retrieved items for a prompt, from best first
-    # What utils/dataset_statistics.py measures: by field its kind, list (counted in items) or str (in words), and the
-    # row's name in the table.
+    # What utils/dataset_statistics.py measures: by field its kind, list (counted in items), str (in words) or float
+    # (read as a number), and the row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
     # Of a record, checked or not, what each text is called that only the scorer may see, and the text: a profile must
     # not hold it.

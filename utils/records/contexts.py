@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, overload
@@ -22,7 +22,8 @@ from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
-from utils.files.json_files import read_lines, refuse_repeated_names
+from utils.files.json_files import read_json, read_lines, refuse_repeated_names
+from utils.files.writing import open_whole
 
 UNITS = ("message", "session")
 ROLES = ("system", "user", "assistant")
@@ -226,6 +227,7 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
     for record in kept:
         context_id, end = record["profile"]["context"], record["profile"]["end"]
         most = len(file.read(context_id)[0])
+        end = most if end is None else end  # the whole history
         if not 0 < end <= most:
             if not skip_invalid:
                 raise UserError(
@@ -258,6 +260,10 @@ def _messages_of(line: bytes, where: str) -> Messages:
     content = _parse(line, where)
     if len(content) != 1 or not isinstance(messages := next(iter(content.values())), list) or not messages:
         raise UserError(f"{where}: not one context's id with a list of messages")
+    return _checked(messages, where)
+
+
+def _checked(messages: list[Any], where: str) -> Messages:
     for number, message in enumerate(messages):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise UserError(f"{where}: message {number} is no object with a role of {', '.join(ROLES)}")
@@ -275,3 +281,14 @@ def _sessions_of(messages: Messages) -> list[int]:
         before = message["role"]
         sessions.append(current)
     return sessions
+
+
+def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
+    """Writes the messages under this key of JSON files, by context id; UserError if these are not plain texts."""
+    with open_whole(path, "wb") as file:
+        for context_id, history in sorted(histories.items()):
+            messages = content.get(key) if isinstance(content := read_json(history), dict) else None
+            if not isinstance(messages, list) or not messages:
+                raise UserError(f"{history}: no list of messages as {key!r}")
+            line = json.dumps({context_id: _checked(messages, str(history))}, ensure_ascii=False)
+            file.write(f"{line}\n".encode())

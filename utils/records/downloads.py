@@ -4,21 +4,22 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from utils.benchmarks.published import OnHub, OnServer, Originals
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import LARGEST, Server
 from utils.files.writing import open_whole, rename, staged_path, write_array
 from utils.models.hub_datasets import Source, cached_blob
-from utils.records.contexts import ContextsFile, refer
+from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.datasets import read_dataset
-from utils.records.originals import read_originals
+from utils.records.originals import read_originals, table_rows
 from utils.records.stream import stream_parquet, stream_places
 
 
@@ -38,8 +39,9 @@ def make_file(
     questions that refer to none of their messages are left out.
     """
     originals = published.originals(source, split)
-    names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts])]
-    beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts else None
+    originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
+    names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
+    beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts or originals.link else None
     name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
     settings |= {"skip_invalid": True} if skip_invalid else {}
@@ -62,7 +64,10 @@ def make_file(
     if beside is None:
         figures["questions"] = write_questions(task, originals, source, files, path, what)
     else:
-        figures |= write_with_contexts(task, originals, source, files, path, beside, overwrite, skip_invalid)
+        try:
+            figures |= write_with_contexts(task, originals, source, files, path, beside, overwrite, skip_invalid)
+        finally:
+            staged_path(beside).unlink(missing_ok=True)
     questions = figures["questions"]
     expected, note = published.questions[split], ""
     if expected is not None:
@@ -93,8 +98,30 @@ def is_as_it_was(path: Path, settings: dict[str, Any], local: list[Path], beside
 
 
 def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
-    """Are the histories beside a finished file still those that it was made with?"""
-    return beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][originals.contexts]
+    """Are the histories beside a finished file still those that it was made with? Linked ones are written again."""
+    name = originals.contexts
+    return name is not None and beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][name]
+
+
+def find_linked(source: Source, originals: Originals) -> dict[str, str]:
+    """Returns each history's path at the source by its link; UserError if it is not there.
+
+    A link is a path from the folder of the table or one above it; ahead of that an address or other folders may stand.
+    """
+    [table] = originals.questions
+    folder, found = PurePosixPath(table).parent, {}
+    for number, row in enumerate(table_rows(source.fetch(table))):
+        link = row.get(originals.link) or ""
+        parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # whoever nests deeper takes seconds a link
+        ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
+        paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
+        found[link] = found.get(link) or next((path for path in paths if path in source.sizes), None)
+        if found[link] is None:
+            raise UserError(
+                f"{source.name}: {table}: record {number}: {originals.link}: no file {quote(link)}\n"
+                "  give the whole dataset: the table as it is published, and the files that it links to"
+            )
+    return found
 
 
 def refuse_large(source: Source, names: list[str]) -> None:
@@ -161,29 +188,35 @@ def write_with_contexts(
     beside: Path,
     overwrite: bool,
     skip_invalid: bool,
-) -> dict[str, int]:
-    """Put the contexts in place as they are, and stage the records that refer to them; returns counts.
+) -> dict[str, Any]:
+    """Put the contexts in place, as they are or made of linked histories, and stage the records; returns counts.
 
     UserError where a file is damaged or a question refers to nothing: before anything is written.
     """
-    shared = files[originals.contexts]
-    announce_file("reading", shared)
+    shared = staged_path(beside) if originals.link else files[originals.contexts]
+    announce_file("reading", files[originals.contexts or originals.questions[0]])
     try:
+        questions = [files[name] for name in originals.questions]
+        records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
+        if originals.link:
+            records = list(records)  # what is wrong with these is said first
+            histories = {link: files[name] for link, name in originals.linked.items()}
+            write_contexts(histories, originals.messages, shared)
         contexts = ContextsFile(shared)
-        records = read_originals(task, [files[name] for name in originals.questions])
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
     except UserError as error:
+        files = {name: file for name, file in files.items() if str(file) in str(error)} or files
         raise UserError(str(error) if "\n" in str(error) else f"{error}\n  {how_again(source, files)}") from None
     if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
         raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
     announce_file("writing", beside, shared.stat().st_size)
     if not beside.is_file() or file_hash(beside) != contexts.sha256:
-        with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
-            shutil.copyfileobj(whole, copy)
+        if not originals.link:
+            with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
+                shutil.copyfileobj(whole, copy)
         rename(staged_path(beside), beside)
-    questions = write_array(staged_path(path), referring, indent=4)
     return {
-        "questions": questions,
+        "questions": write_array(staged_path(path), referring, indent=4),
         "contexts": len(list(contexts)),
         "skipped": skipped,
         **count_identical(task, referring),

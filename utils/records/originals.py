@@ -30,6 +30,7 @@ def read_originals(
     questions_addr: str | Path | Sequence[Path],
     outputs_addr: str | Path | None = None,
     name: str = "",
+    ids_repeat: bool = False,
 ) -> Iterator[Record]:
     """The records of a file of questions, checked, one in memory at a time.
 
@@ -37,6 +38,7 @@ def read_originals(
         questions_addr: or several files, one after the other.
         outputs_addr: the right answers, where they stand in a file of their own.
         name: what the ids of rows without any begin with, such as the config and the split.
+        ids_repeat: an id that is taken gets the number of its occurrence, from 2.
 
     Raises:
         UserError: naming the file, the record and the field.
@@ -52,6 +54,9 @@ def read_originals(
         if golds is not None:
             row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
         record = task.convert(row, where)
+        first, occurrence = record["id"], 2
+        while ids_repeat and record["id"] in seen:
+            record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1
         given = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is whole only later
         check_record(record, where, [*given, *(["target"] if "target" in record else [])])
         if record["id"] in seen:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks import tasks
+from utils.benchmarks.checks import number_in
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
@@ -36,10 +37,11 @@ class Counts:
 
     task_name: str  # for a task itself goes from no process to another
     num_questions: int = 0
-    sizes: dict[str, list[int]] = field(default_factory=dict)  # by field, of every question where it is there
+    sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of every question where it is there
     communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
     leaks: Counter[str] = field(default_factory=Counter)  # profile posts that hold a hidden text, by what that is
+    users: set[str] = field(default_factory=set)  # by `Task.user_field`
 
     @property
     def task(self) -> Task:
@@ -114,13 +116,15 @@ def count_file(path: str) -> Counts:
             record = with_profile(record, path, ["profile"])
         kinds = {name: kind for name, (kind, _) in file.task.sizes.items()}
         for name, kind in {**kinds, file.task.placed_by: str}.items():
-            value = record.get(name)
+            value = number_in(record, name) if kind is float else record.get(name)
             if value is not None and not isinstance(value, (kind, Profile)):
                 wanted = "text" if kind is str else "list"
                 raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
             if name in kinds:
-                size = [] if value is None else [len(value.split() if kind is str else value)]
-                counts.sizes.setdefault(name, []).extend(size)
+                size = value if kind is float or value is None else len(value.split() if kind is str else value)
+                counts.sizes.setdefault(name, []).extend([] if size is None else [size])
+        if (user := record.get(file.task.user_field)) is not None:
+            counts.users.add(str(user))
         counts.leaks.update(find_leaks(file.task, record))
         place = file.task.place(record)
         community = place.get("subgroup", place["group"])

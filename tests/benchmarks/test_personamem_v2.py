@@ -1,0 +1,180 @@
+"""PersonaMem-v2 on a made-up folder of its layout: downloaded, ranked, asked, scored, put into tables."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hub_server
+import pytest
+from api_server import Reply
+from test_personamem import ask, choose, server, small_model, take_log, with_other_secrets  # noqa: F401
+
+import evaluate_responses
+from retrieval import rank_dataset
+from utils import dataset_statistics, download_datasets, make_table, report
+from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.parsing.letters import LETTERS
+from utils.records.datasets import read_dataset
+
+TABLE, CONTEXTS = "benchmark/text/benchmark.csv", "PersonaMem-v2_32k_contexts.jsonl"
+LINK, LINKED = "chat_history_32k_link", "data/chat_history_32k/"
+
+
+def history(persona, size):
+    turns = [("system", f"card of {persona}"), ("user", f"I like thing {persona}."), ("assistant", "Noted.")]
+    turns += [("user", f"And {size}, said {persona}."), *[("assistant", "More.")] * (size == "128k")]
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def row(number):
+    """Questions 0 to 13, two of each type, to personas 0, 1 and 2; every fourth is of others, every fifth updated."""
+    found = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
+    found |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
+    for size, distance in (("32k", 2000), ("128k", "n/a")):
+        found[f"chat_history_{size}_link"] = f"data/chat_history_{size}/p{number % 3}.json"
+        found[f"total_tokens_in_chat_history_{size}"] = 100 + 20 * number
+        found[f"distance_from_related_snippet_to_query_{size}"] = distance
+    found |= {"who": "self" if number % 4 else "others", "updated": str(number % 5 == 0)}
+    query = repr({"role": "user", "content": f'What\'s "it", {number}?'})
+    return found | {"user_query": query, **dict.fromkeys(SECRET_COLUMNS, "TOLD")}
+
+
+ROWS = [row(number) for number in range(14)]
+
+
+def save(folder, rows=ROWS, files=None):
+    """A folder of the published layout, with these rows, and these files too."""
+    files = {"benchmark/multimodal/benchmark.csv": "not ours", TABLE: "", **(files or {})}
+    for size, persona in ((size, persona) for size in ("32k", "128k") for persona in "012"):
+        content = json.dumps({"metadata": {"persona_id": persona}, "chat_history": history(persona, size)})
+        files.setdefault(f"data/chat_history_{size}/p{persona}.json", content)
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(content)
+    with (folder / TABLE).open("w", newline="") as file:
+        csv.writer(file).writerows([rows[0], *(one.values() for one in rows)])
+    return folder
+
+
+def run(command, *flags):
+    assert command.main(list(map(str, flags))) == 0
+
+
+def download(source, output, size="32k"):
+    run(download_datasets, "--dataset", f"PersonaMem-v2-{size}", "--source_dir", source, "--output_dir", output)
+    return output / f"PersonaMem-v2_{size}.json"
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return download(save(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("data"))
+
+
+def test_records(dataset, tmp_path):
+    records = read_dataset(dataset, needs=["profile", "options", "target", "score"])
+    assert [record["persona_id"] for record in records] == list("00000111112222")
+    for record in records:
+        [one] = [one for one in ROWS if one["user_query"] == repr({"role": "user", "content": record["question"]})]
+        assert record["options"][LETTERS.index(record["target"])] == one["correct_answer"]
+        assert sorted(record["options"]) == sorted([one["correct_answer"], *json.loads(one["incorrect_answers"])])
+        assert record["profile"].messages == history(one["persona_id"], "32k")
+        assert (record["group"], record["topic"]) == (one["pref_type"], one["topic_query"])
+    assert {record["target"] for record in records} == set(LETTERS) and "TOLD" not in dataset.read_text()
+    large = read_json(download(save(tmp_path / "large"), tmp_path, "128k"))
+    assert {one["id"]: one["options"] for one in large} == {one["id"]: one["options"] for one in records}
+    assert {one["profile"]["end"] for one in large} == {5} and large[0]["distance_to_ref_in_tokens"] == "n/a"
+    # Neither the order of rows nor of options changes a record; a row that is there twice gets an id of its own.
+    turned = [{**one, "incorrect_answers": json.dumps(json.loads(one["incorrect_answers"])[::-1])} for one in ROWS]
+    path = download(save(tmp_path / "source", turned[::-1] + turned[:1]), tmp_path / "out")
+    first, second = ({one["id"]: one for one in read_json(one)} for one in (dataset, path))
+    [twin] = second.keys() - first.keys()
+    assert second.pop(twin) == {**first[twin.removesuffix("-2")], "id": twin} and first == second
+    (tmp_path / "source" / TABLE).touch()  # so that it is made again
+    assert not list(download(tmp_path / "source", tmp_path / "out").parent.glob("*.tmp"))
+    assert path.with_name(CONTEXTS).read_bytes() == dataset.with_name(CONTEXTS).read_bytes()
+
+
+def test_the_longest_end_of_a_link_counts(tmp_path):
+    links = {"../own/p0.json": "benchmark/own/", "p0.json": "benchmark/text/", f"http://x/{LINKED}p0.json?x=y": LINKED}
+    histories = {f"{name}p0.json": [{"role": "user", "content": name}] for name in ("", *links.values())}
+    files = {path: json.dumps({"chat_history": messages}) for path, messages in histories.items()}
+    rows = [{**one, LINK: link} for one, link in zip(ROWS, links, strict=False)]
+    path = download(save(tmp_path / "source", rows, files), tmp_path / "out")
+    found = {link: its for line in path.with_name(CONTEXTS).open() for link, its in json.loads(line).items()}
+    assert found == {link: histories[f"{name}p0.json"] for link, name in links.items()}
+
+
+def test_the_hub_gives_the_same_and_a_finished_file_is_left_alone(dataset, tmp_path):
+    source, home = save(tmp_path / "source"), {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
+    files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.*")}
+    command = [sys.executable, download_datasets.__file__, "--dataset", "PersonaMem-v2-32k", "--output_dir", tmp_path]
+    with hub_server.serve({"README.md": b"# v2\n", **files}) as hub:
+        own = {"env": {**os.environ, **home, "HF_ENDPOINT": hub.url}, "text": True, "cwd": tmp_path}
+        assert ["left alone" in subprocess.check_output(command, **own) for _ in range(2)] == [False, True]
+        assert set(hub.fetched) == {"README.md", TABLE, *(f"{LINKED}p{persona}.json" for persona in "012")}
+    assert (tmp_path / dataset.name).read_bytes() == dataset.read_bytes()
+
+
+def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
+    """The server knows the right option; to a question without history it says (a)."""
+    records, systems = read_json(dataset), []
+    targets = {one["question"]: one["target"] for one in records}
+    letter = lambda its: targets[its[-1]["content"].split("\n")[0]] if len(its) > 1 else "a"  # noqa: E731
+    server.reply = lambda request: Reply(f"<final_answer>({letter(request['messages'])})")
+    ways = {"none": (dataset, 1, ["--rag", "--num_contexts", 0]), "whole": (dataset, 5, [])}
+    for unit, size in (("message", 3), ("session", 5)):  # messages: the card, what was chosen, the question
+        ways[unit] = tmp_path / f"{unit}.json", size, ["--rag", "--num_contexts", 1, "--unranked"]
+        flags = ["--ranker", "bm25", "--unit", unit, "--input_dataset_addr", dataset]
+        run(rank_dataset, *flags, "--output_dataset_addr", ways[unit][0])
+    for way, (path, size, flags) in ways.items():
+        out, scores = tmp_path / f"{way}_out", tmp_path / f"{way}_scores"
+        assert {len(messages) for messages in ask(server, path, out, *flags)} == {size}
+        bodies = list(server.requests)
+        ask(server, with_other_secrets(path), tmp_path / f"{way}_again", *flags)
+        assert server.requests == bodies and len(bodies) == 14
+        run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
+        assert way == "none" or read_json(scores)["score"] == 1
+        systems += ["--system", way, scores]
+    divisions = {"group": TYPES, "who": ("self", "others"), "updated": ("True", "False"), "topic": ("t0", "t1")}
+    for name, values in divisions.items():
+        capsys.readouterr()
+        run(make_table, *([] if name == "group" else ["--by", name]), *systems)
+        head, _, row, *_ = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[:6])
+        right = [[one["target"] == "a" for one in records if value in (one[name], "")] for value in (*values, "")]
+        assert head[1 : len(right) + 1] == [*values, "All questions"]
+        assert row[: len(right) + 1] == ["none", *(f"{sum(its) / len(its):.4f}" for its in right)]
+    run(report, "--inputs_addr", dataset, "--output_addr", tmp_path / "x.html", *systems[-3:-1], out, scores)
+    assert choose(tmp_path / "likeliest", path=dataset).wait() == 0 and len(take_log(tmp_path)) == 14
+
+
+def test_statistics(dataset, capsys):
+    """By hand: the lengths 100, 120, ..., 360 have the mean 230; their variance is 400 · (14² - 1) / 12, or 80.6²."""
+    run(dataset_statistics, "--inputs_addr", dataset)
+    rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:8]]
+    assert rows[1][0] == "Users (by persona_id)" and rows[4][0] == "Context length (tokens)"
+    assert [value for _, value in rows] == ["14", "3", "3.0 ± 0.0", "3.0 ± 0.0", "230.0 ± 80.6", "2000.0 ± 0.0"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "history", "match"),
+    [
+        ({"user_query": "__import__('os').system('touch hacked')"}, None, "0: user_query .* is not a Python dict"),
+        ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
+        ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
+        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the whole"),
+        ({}, '{"chat_history": [', r"p0\.json: the JSON breaks off at .*\n  copy it again"),
+        ({}, "[]", r"p0\.json: no list of messages as 'chat_history'"),
+        ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', "message 0 is no object with a role of system"),
+        ({}, '{"chat_history": [{"role": "user", "content": [{"type": "image"}]}]}', "its content is a list"),
+    ],
+)
+def test_wrong_files_are_refused(columns, history, match, tmp_path):
+    source = save(tmp_path / "source", [{**ROWS[0], **columns}], history and {f"{LINKED}p0.json": history})
+    with pytest.raises(UserError, match=match):
+        download(source, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
