@@ -112,14 +112,10 @@ bench: models ## compare the speed with plain ways and with the machine's limits
 	@.venv/bin/python tests/speed/ranking.py --json_addr demo/benchmarks/ranking.json
 	@.venv/bin/python tests/speed/ranking.py --contriever_shape --posts 200 \
 	    --json_addr demo/benchmarks/ranking_contriever.json
-	@.venv/bin/python tests/speed/large_file.py --json_addr demo/benchmarks/large_file.json
 	@.venv/bin/python tests/speed/engine.py --model_addr demo/models/chat --json_addr demo/benchmarks/engine.json
-	@.venv/bin/python tests/speed/own_work.py --model_addr demo/models/chat \
-	    --json_addr demo/benchmarks/own_work.json
 	@.venv/bin/python tests/speed/training.py --model_addr demo/models/chat \
 	    --json_addr demo/benchmarks/training.json
 	@.venv/bin/python tests/speed/store.py --json_addr demo/benchmarks/store.json
-	@.venv/bin/python tests/speed/startup.py --json_addr demo/benchmarks/startup.json
 
 lint: setup ## check style and formatting
 	@.venv/bin/python -m ruff check .
