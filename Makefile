@@ -18,7 +18,7 @@ ON_CPU := $(findstring +cpu,$(TORCH))
 STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } | cksum | cut -d ' ' -f 1)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup models demo demo-build demo-lamp demo-personamem test test-fast fuzz test-gpu bench lint clean
+.PHONY: help setup models demo demo-build demo-lamp demo-personamem test test-all test-fast fuzz test-gpu bench lint clean
 # One target at a time, also under -j: each uses all cores by itself.
 .NOTPARALLEL:
 
@@ -88,6 +88,9 @@ PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
 test: setup models ## run all tests, for the packages of a CPU; the engine's are skipped with those of a GPU
 	@$(PYTEST)
+
+test-all: setup models ## run all tests, with each case of those of which `make test` runs one of many alike
+	@$(PYTEST) --all_cases
 
 test-fast: setup ## run the quick tests: no language model, no hundreds of kills
 	@$(PYTEST) -m "not engine and not slow"

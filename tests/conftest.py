@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import signal
+import zlib
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
@@ -129,7 +130,24 @@ def vllm_is_for_gpus():
         return False
 
 
+def pytest_addoption(parser):
+    parser.addoption("--all_cases", action="store_true", help="run each case of tests that are marked `alike`")
+
+
+def leave_out_alike(items):
+    """Keep one of the cases that differ in the parameters of the marker `alike` alone; a hash of the rest chooses."""
+    groups = {}
+    for item in items:
+        if marker := item.get_closest_marker("alike"):
+            rest = {name: repr(value)[:200] for name, value in item.callspec.params.items() if name not in marker.args}
+            groups.setdefault(f"{item.function.__qualname__} {sorted(rest.items())}", []).append(item)
+    kept = {its[zlib.crc32(key.encode()) % len(its)] for key, its in groups.items()}
+    items[:] = [item for item in items if item in kept or not item.get_closest_marker("alike")]
+
+
 def pytest_collection_modifyitems(config, items):
+    if not config.getoption("all_cases"):
+        leave_out_alike(items)
     engine = [item for item in items if item.get_closest_marker("engine")]
     if engine and vllm_is_for_gpus():
         reason = f"{len(engine)} tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it"

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are names with a dot in front
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {
-    "help", "setup", "models", "demo", "demo-build", "demo-lamp", "demo-personamem", "test", "test-fast", "fuzz",
-    "test-gpu", "bench", "lint", "clean",
+    "help", "setup", "models", "demo", "demo-build", "demo-lamp", "demo-personamem", "test", "test-all",
+    "test-fast", "fuzz", "test-gpu", "bench", "lint", "clean",
 }  # fmt: skip
 TORCH_ERRORS = ["torch-errors", "torch-errors-2"]  # in .venv: pip's over its own indexes, over PyTorch's
 # Packages that are called otherwise than what is imported.

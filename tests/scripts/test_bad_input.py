@@ -334,6 +334,7 @@ def file_cases():
     return [(command, name, damage) for damage in FILE_DAMAGES for name in READERS for command in READERS[name]]
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "damage"), file_cases())
 def test_a_file_that_is_none_of_its_kind(inputs, server, capsys, command, name, damage):
     change, expected = FILE_DAMAGES[damage]
@@ -356,6 +357,7 @@ LINES_DAMAGES = {
 }
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("damage", LINES_DAMAGES)
 @pytest.mark.parametrize("command", EACH_SCRIPT)
 def test_a_bad_line(inputs, server, capsys, command, damage):
@@ -442,12 +444,14 @@ def put(value, path, new):
     return {name: part for name, part in changed.items() if part is not MISSING}
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "path", "value", "expected"), record_cases())
 def test_a_record_with_a_part_of_another_kind(inputs, server, capsys, command, path, value, expected):
     write(inputs / "data.json", json.dumps([RECORDS[0], put(RECORDS[1], path, value)]))
     refuse(inputs, (COMMANDS | OTHERS)[command], server.url, capsys, f"data.json: {expected}")
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("command", DATASET)
 def test_a_name_twice_in_a_record(inputs, server, capsys, command):
     replaced(lambda content: content.replace(b'"id": "q1"', b'"id": "q1", "category": "law"'))(inputs / "data.json")
@@ -546,6 +550,7 @@ def part_cases():
     ]
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "path", "value", "expected"), part_cases())
 def test_a_file_with_a_part_of_another_kind(inputs, server, capsys, command, name, path, value, expected):
     good = json.loads((inputs / name).read_text())
@@ -640,6 +645,7 @@ PROMPT_DAMAGES = {
 }
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("damage", PROMPT_DAMAGES)
 @pytest.mark.parametrize("command", PROMPT_OF)
 def test_a_prompt_that_cannot_be_used(inputs, server, capsys, command, damage):
@@ -658,6 +664,7 @@ FOLDER_DAMAGES = {
 }
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("damage", FOLDER_DAMAGES)
 @pytest.mark.parametrize("command", PROMPT_OF)
 def test_a_folder_of_prompts_that_is_none(inputs, server, capsys, command, damage):
@@ -725,6 +732,7 @@ def output_cases():
         yield command, output, "/proc/out.json", "/proc/out.json: cannot be written: "
 
 
+@pytest.mark.alike("command", "output")
 @pytest.mark.parametrize(
     ("command", "output", "other", "expected"),
     output_cases(),
@@ -750,6 +758,7 @@ def input_cases():
             yield command, output, name
 
 
+@pytest.mark.alike("command", "output")
 @pytest.mark.parametrize(("command", "output", "name"), input_cases())
 def test_an_output_that_is_an_input(folder, server, capsys, command, output, name):
     (folder / "link.json").symlink_to(inputs_of(command)[0])
@@ -761,6 +770,7 @@ RUNS = ["none", "rag", "planpers", "gold", "evaluate", "rank"]
 FINISHED = [OUTPUTS[command] for command in RUNS]
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("other", FINISHED)
 @pytest.mark.parametrize("command", RUNS)
 def test_an_output_of_another_script_or_run(folder, server, capsys, command, other):
@@ -797,6 +807,7 @@ MANIFEST_DAMAGES = {
 }
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize(
     "damage",
     MANIFEST_DAMAGES,
@@ -811,6 +822,7 @@ def test_a_damaged_manifest(folder, server, capsys, command, damage):
     refuse(folder, COMMANDS[command], server.url, capsys, rf"{OUTPUTS[command]}(\.manifest\.json)?: ")
 
 
+@pytest.mark.alike("command")
 @pytest.mark.parametrize("damage", ["a folder", "a pipe", "/dev/null", "a link to itself"])
 @pytest.mark.parametrize("command", WITH_MANIFEST)
 def test_a_manifest_that_is_no_file(folder, server, capsys, command, damage):
@@ -918,6 +930,7 @@ ADDRESSES = [
 ]
 
 
+@pytest.mark.alike("place")
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL", "HTTP_PROXY", "ALL_PROXY"])
 def test_an_address_that_is_none_is_refused_without_a_part_of_it(folder, server, capsys, monkeypatch, address, place):
