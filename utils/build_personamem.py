@@ -28,8 +28,7 @@ from utils.building.reading_page import make_page
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
-from utils.files.json_files import read_json
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged, read_manifest
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, total
@@ -143,16 +142,18 @@ class Building:
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
         self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
-            "personas": self._output("personas", list(self.drawn)),
-            "conversations": self._output("conversations", self.pairs),
-            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk))))),
+            "personas": self._output("personas", list(self.drawn), args.personas_addr),
+            "conversations": self._output("conversations", self.pairs, args.topics_addr),
+            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk)))), args.small_talk_addr),
             "questions": self._output("questions", self.pairs, time=args.time),
         }
 
-    def _output(self, name: str, keys: Iterable[str], **settings: Any) -> Output:
+    def _output(self, name: str, keys: Iterable[str], given: str | None = None, **settings: Any) -> Output:
+        """A step's output; `given` is the user's file that it is made from, besides the file of the step before."""
         prompts = [load_prompt(prompt, self.args.prompts_dir) for prompt in PROMPTS.values()]
         models = {role: its.model.identity for role, its in self.shared.roles.items()}
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(prompts)}
+        settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
         return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
 
@@ -190,12 +191,11 @@ class Building:
         if name not in BEFORE:
             return {key: {"id": key[0]} for key in output.keys}
         path = self.folder / f"{BEFORE[name]}.json"
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; --step {STEPS[0]} makes it")
-        said = {key: piece["value"] for key, piece in read_json(path).items()}
+        said = inputs.read_values(path)
         names = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
         records = {(pair,): {"id": pair, "made_from": said.get(its)} for pair, its in names.items() if said.get(its)}
-        output.settings["inputs"], output.keys = {BEFORE[name]: file_hash(path)}, [*records]
+        output.settings["inputs"] |= {f"{BEFORE[name]}.json": file_hash(path)}
+        output.keys = [*records]
         return records
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
@@ -283,7 +283,7 @@ class Building:
         for name in self.args.step:
             if (path := self.folder / f"{name}.json").is_file():
                 page = self.folder / f"to_read_{name}.html"
-                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, read_json(path)))
+                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, inputs.read_values(path)))
 
 
 def blocks_of(args: cli.Arguments) -> list[int]:
@@ -300,7 +300,11 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
     table, contexts, validity, page = paths = [folder / name for name in names]
     settings = assembly.Settings(size, n_blocks, args.n_variants, args.seed, args.filter_questions)
     its = {"script": SCRIPT, **settings._asdict(), "tokenizer": addr}
-    its["inputs"] = {f"{name}.json": file_hash(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    for name, before in BEFORE.items():
+        made_from = (read_manifest(folder / f"{name}.json") or {}).get("settings", {}).get("inputs", {})
+        if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
+            raise UserError(f"{folder / name}.json: was made from another {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
     if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
         print(f"{table}: already finished, left alone")
@@ -328,8 +332,8 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 
-def write_page(name: str, said: dict[str, Piece], target: Path) -> Counts:
-    made = {key: piece["value"] for key, piece in said.items() if piece["value"]}
+def write_page(name: str, values: dict[str, Value], target: Path) -> Counts:
+    made = {key: value for key, value in values.items() if value}
     sections = list(pages.SECTIONS[name](made))
     write_synced(target, make_page(sections, seed=0))
     return {"records to draw from": sum(len(section.kept) for section in sections)}

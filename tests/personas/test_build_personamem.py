@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_a_persona_and_a_topic_more_ask_for_these_alone(built, tmp_path):
     assert (small / "conversations.json").read_bytes() == (out / "conversations.json").read_bytes()
 
 
+def test_changed_inputs_are_noticed(built, tmp_path, capsys):
+    """A step is made again where the user's file has changed, and what follows from its old file is not assembled."""
+    out, samples = tmp_path / "out", build_personamem.inputs.SAMPLES
+    shutil.copytree(built[0], out)
+    topics, small_talk = tmp_path / "topics.toml", tmp_path / "small_talk.txt"
+    topics.write_text((samples / "topics.toml").read_text().replace("what to cook", "what to brew"))
+    small_talk.write_text((samples / "small_talk.txt").read_text().replace("bees", "ants"))
+    with serve(unsteady) as server:
+        again = ["--step", "conversations", "small_talk", "--topics_addr", topics, "--small_talk_addr", small_talk]
+        assert build_personamem.main(flags(out, server.url, *again)) == 0
+        asked = [text_of(message) for request in server.requests for message in request["messages"]]
+        assert any("what to brew" in text for text in asked) and any("ants" in text for text in asked)
+        with pytest.raises(UserError, match=r"questions.json: was made from another conversations.json"):
+            build_personamem.main(flags(out, server.url, "--step", "assemble"))
+    (out / "small_talk.json").write_text('["damaged"]')
+    with pytest.raises(UserError, match=r"small_talk.json: not a file that utils/build_personamem.py writes"):
+        build_personamem.inputs.read_values(out / "small_talk.json")
+
+
 def test_a_small_model_writes_out_and_answers_blind(tmp_path):
     with serve(persona_model.reply) as server:
         small = ["--model", "small=tiny-model", "--step", "conversations", "questions", "--time", "next_year"]
@@ -270,6 +290,7 @@ BAD = [
     (["--model", "big=m"], "--model big=...: only small=... is asked for anything here"),
     (["--size", "32k", "128k"], "--n_blocks: give one number for each --size (32k, 128k)"),
     (["--step", "questions"], "{out}/conversations.json: no such file; --step conversations makes it"),
+    (["--step", "assemble"], "{out}/personas.json: no such file; --step conversations makes it"),
 ]
 
 

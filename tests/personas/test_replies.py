@@ -157,3 +157,16 @@ def test_schemas_are_what_servers_take(form):
         assert one["type"] == "object"
         assert one["additionalProperties"] is False
         assert sorted(one["required"]) == sorted(one["properties"])
+
+
+def test_what_follows_a_dropped_turn_is_dropped_too():
+    """It tells of the event of that turn, and would stand in the section of the event before."""
+    lost = {**TURNS[1], "event": "2001-08-01", "user": "On July 1, 2001, I burnt my tongue."}
+    reply = msgspec.convert({"turns": [lost, TURNS[2], TURNS[1], lost, TURNS[2]]}, replies.Conversation)
+    sections, _ = replies.check_conversation(reply, EVENTS)
+    assert [(section["event"], len(section["turns"])) for section in sections] == [("2001-07-01", 1)]
+
+
+def test_a_long_text_without_a_full_stop_is_counted_in_no_time():
+    assert replies.count_sentences("and so on " * 10_000) == 0
+    assert replies.count_sentences("One. ... Two?! 3! and") == 3

@@ -123,7 +123,7 @@ async def converse(
 
 async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] | None, today: str) -> dict[str, Any]:
     """A section in more words; as it was if that cannot be had."""
-    about = "an introduction of the user" if event is None else event["event"]
+    about = "what the user says at first" if event is None else event["event"]
     values = {"section": _lines(section["turns"]), "about": about, "today": today}
     turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
     return {**section, "turns": turns or section["turns"]}

@@ -9,7 +9,8 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.files.json_files import read_json_lines, read_text, read_toml
+from utils.files.json_files import read_json, read_json_lines, read_text, read_toml
+from utils.files.manifest import file_hash
 
 SAMPLES = Path(__file__).parent / "samples"
 FIRST_YEAR, LAST_YEAR = 1920, 2010  # in which a persona's history begins
@@ -81,6 +82,23 @@ def read_small_talk(path: Path) -> list[str]:
     if not questions:
         raise UserError(f"{path}: holds no question; give one a line")
     return questions
+
+
+def hash_of_step(path: Path) -> str:
+    """The hash of a step's file; UserError if it is missing."""
+    if not path.is_file():
+        step = "conversations" if path.stem == "personas" else path.stem
+        raise UserError(f"{path}: no such file; --step {step} makes it")
+    return file_hash(path)
+
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The values in a step's file by key, None for records that gave none; UserError if it is missing or damaged."""
+    hash_of_step(path)
+    pieces = read_json(path)
+    if not isinstance(pieces, dict) or not all(isinstance(one, dict) and "value" in one for one in pieces.values()):
+        raise UserError(f"{path}: not a file that utils/build_personamem.py writes")
+    return {key: piece["value"] for key, piece in pieces.items()}
 
 
 def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:

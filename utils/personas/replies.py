@@ -16,7 +16,7 @@ from utils.parsing import Parsed, nothing, writable
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # of a section, at least
 NUM_WRONG = 3  # options beside the right one
-_SENTENCE = re.compile(r"[^.!?。！？]*\w[^.!?。！？]*[.!?。！？]+")
+_SENTENCE_END = re.compile(r"[.!?。！？]+")
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}/\d{1,2}/\d{2,4}\b|\b(?:January|February|March|April|May|June|July|August|September"
     r"|October|November|December) \d{1,2}(?:st|nd|rd|th)?\b,? (?:19|20)\d{2}"
@@ -123,6 +123,11 @@ def parsed(value: Any, faults: Faults) -> Parsed:
     return nothing(faults[0]) if faults else Parsed(value, "strict", None)
 
 
+def count_sentences(text: str) -> int:
+    """The number of sentences, each with a word and an end; in linear time, also for a text without any end."""
+    return sum(re.search(r"\w", part) is not None for part in _SENTENCE_END.split(text)[:-1])
+
+
 # Personas and histories
 
 
@@ -130,7 +135,7 @@ def check_persona(reply: Persona) -> tuple[str | None, Faults]:
     """The card: a few sentences that name the persona."""
     card, name = reply.card.strip(), reply.name.strip()
     faults = [] if name and name in card else ["the card does not have the name"]
-    faults += [] if len(_SENTENCE.findall(card)) >= 3 else ["the card is shorter than three sentences"]
+    faults += [] if count_sentences(card) >= 3 else ["the card is shorter than three sentences"]
     return whole(card, faults)
 
 
@@ -211,8 +216,9 @@ def _preference_fault(event: Event, newest: dict, known: dict, hobbies: dict[str
 
 def check_conversation(reply: Conversation, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
     """Sections, each an event's turns or those before the first event; all events need one (see `missing_events`)."""
-    by_date, faults, sections = {one["date"]: one for one in events}, [], []
+    by_date, faults, sections, is_lost = {one["date"]: one for one in events}, [], [], False
     for turn in reply.turns:
+        num_faults = len(faults)
         if not turn.user.strip() or not turn.assistant.strip():
             faults.append("a turn lacks one of its speakers' texts")
         elif turn.event is not None and turn.event not in by_date:
@@ -227,10 +233,12 @@ def check_conversation(reply: Conversation, events: Sequence[dict[str, Any]]) ->
             faults.append("a turn speaks a date")
         else:
             its = {"user": turn.user.strip(), "assistant": turn.assistant.strip()}
-            if turn.event is None and sections:
-                sections[-1]["turns"].append(its)
-            else:
+            if turn.event is not None or not (sections or is_lost):
                 sections.append({"event": turn.event, "turns": [its]})
+            elif not is_lost:
+                sections[-1]["turns"].append(its)
+        if turn.event is not None:  # what follows on a dropped turn would tell of its event in another's section
+            is_lost = len(faults) > num_faults
     return sections, faults
 
 
@@ -247,9 +255,9 @@ def check_section(reply: Section) -> tuple[list[dict[str, str]] | None, Faults]:
         return None, ["a turn lacks one of its speakers' texts"]
     users, assistants = (" ".join(turn[name] for turn in turns) for name in ("user", "assistant"))
     faults = ["a turn speaks a date"] if _DATE.search(f"{users} {assistants}") else []
-    if len(_SENTENCE.findall(users)) < USER_SENTENCES:
+    if count_sentences(users) < USER_SENTENCES:
         faults.append(f"the user says fewer than {USER_SENTENCES} sentences")
-    if len(_SENTENCE.findall(assistants)) < ASSISTANT_SENTENCES:
+    if count_sentences(assistants) < ASSISTANT_SENTENCES:
         faults.append(f"the assistant says fewer than {ASSISTANT_SENTENCES} sentences")
     return whole(turns, faults)
 
