@@ -1,4 +1,4 @@
-"""Questions about what a conversation tells of a user, after section 3.2 of the paper and its public code.
+"""Questions about what conversations reveal of a user, following section 3.2 of the paper and its public code.
 
 An event may change what the user thinks of a thing. It and all earlier events about the thing are its chain, newest
 first. A question is about the second event of the chain that the conversations mention, and is asked before they
@@ -19,20 +19,20 @@ from utils.personas import replies
 from utils.personas.asking import Asking
 from utils.personas.conversations import PERIODS
 
-TRIES = 3  # to answer a question without any history
-NUM_IDEAS = 3  # user lines that wrong ideas are drawn from
+TRIES = 3  # attempts to answer a question without any history
+NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the questions on one event go by.
+    """The facts behind the questions about one event.
 
     Attributes:
         chain: the event and, if it is a change, all older ones about the same thing, newest first.
-        told: those of the chain that the conversations tell of, newest first.
-        lines: by date of an event the period and the turns of its section.
+        told: the part of the chain that the conversations mention, newest first.
+        lines: the period and the turns of each event's section, by the event's date.
     """
 
     chain: Sequence[Mapping[str, Any]]
@@ -45,7 +45,7 @@ class Told:
 
     @property
     def has_turned(self) -> bool:
-        """Two are told of, and differ in whether the thing is liked."""
+        """The conversations mention two events, and the thing is liked in only one of them."""
         return len(self.told) > 1 and self.told[0]["is_liked"] != self.told[1]["is_liked"]
 
     @property
@@ -66,7 +66,7 @@ class Told:
 
 
 def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
-    """The events of these periods that a section tells of, in order."""
+    """The events of these periods that have a section, in order."""
     events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
     lines = {
         section["event"]: (period, section["turns"])
@@ -85,13 +85,13 @@ def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
 
 
 async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequence[str]) -> list[Entry]:
-    """All questions on a topic's conversations in these periods."""
+    """All questions about a topic's conversations in these periods."""
     made = await asyncio.gather(*(_on_event(asking, topic, its) for its in events_told(topic, periods)))
     return [entry for entries in made for entry in entries]
 
 
 async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
-    """The questions on one event, in the order of the paper's types."""
+    """The questions about one event, in the order of the paper's types."""
     event, thing = its.chain[0], its.chain[0]["thing"]
     period = its.lines[event["date"]][0]
     changed_in = [
@@ -113,7 +113,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
     ) -> Entry | None:
         place = None if at_end else before
         if place is None and period in changed_in:
-            asking.dropped[f"{name}: not asked at the end, since the same conversation goes on to change it"] += 1
+            asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
             return None
         asked = await _ask(asking, name, values, its.user_line(its.told[0]) if is_line else None, hint)
         if asked is None:
@@ -162,9 +162,9 @@ async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | No
 
 
 async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
-    """For each try without a history, whether the right option was chosen; None if no letter was given.
+    """For each attempt without a history, whether the right option was chosen; None if the reply has no letter.
 
-    The options stand in another order each time.
+    The order of the options differs between attempts.
     """
     texts = [entry["answer"], *entry["wrong"]]
     orders = asking.random(entry["id"]).sample(list(permutations(range(len(texts)))), TRIES)
@@ -178,7 +178,7 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 
 
 def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
-    """What the prompts on an event are filled with."""
+    """The values for the prompts about an event."""
     event, about = its.chain[0], its.about
     # Only what is said before the question: a later line would be a new idea there, and so a right answer.
     earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in its.lines.items() if date < event["date"]]
