@@ -3,9 +3,10 @@
   python utils/batch.py baselines.py --openai --api_key_addr key.txt --model_addr gpt-4o-mini \\
       --inputs_addr test.json --output_addr none.json
 
-The command is baselines.py, planpers.py, evaluate_responses.py or utils/build_dataset.py, with its own flags. It runs
-until it has no more requests to record. They are sent in batches, then the command runs again with the answers, until
-it ends. Each batch takes up to a day. Run the same command again to wait for batches already sent; none is sent twice.
+The command is baselines.py, planpers.py, evaluate_responses.py, utils/build_dataset.py or utils/build_personamem.py,
+with its own flags. It runs until it has no more requests to record. They are sent in batches, then the command runs
+again with the answers, until it ends. Each batch takes up to a day. Run the same command again to wait for batches
+already sent; none is sent twice.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from utils.generation.requests import UnavailableError
 from utils.runs.own_method import begin_with_fixed_hashes
 from utils.runs.runner import NotedError
 
-COMMANDS = ("baselines.py", "planpers.py", "evaluate_responses.py", "utils/build_dataset.py")
+COMMANDS = ("baselines.py", "planpers.py", "evaluate_responses.py", "utils/build_dataset.py",
+            "utils/build_personamem.py")  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:

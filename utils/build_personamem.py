@@ -5,11 +5,11 @@
   python utils/build_personamem.py --model_addr gpt-4o --model small=gpt-4o-mini --openai --api_key_addr key.txt \\
       --output_dir built --personas_addr personas.jsonl --topics_addr topics.toml --size 32k 128k 1M --filter_questions
 
-Steps (--step), each with its files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
-(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model: for each --size a table
-questions_<size>.csv with its histories in shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir
-reads, and validity_<size>.json: how many questions can be answered without a history, and more. to_read_<step>.html has
-some records of each step. The same command goes on where a run stopped; nothing is asked for twice.
+Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
+(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model. For each --size it writes
+questions_<size>.csv and its histories, shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir
+reads, and validity_<size>.json: how many questions can be answered without a history, and more. to_read_<step>.html
+shows some records of each step. Run the same command again to resume; nothing is requested twice.
 """
 
 import sys
@@ -28,8 +28,7 @@ from utils.building.reading_page import make_page
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
-from utils.files.json_files import read_json
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged, read_manifest
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, total
@@ -50,9 +49,9 @@ from utils.runs.runner import Step, run_steps
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
-BEFORE = {"conversations": "personas", "questions": "conversations"}  # the file that a step's records are made from
+BEFORE = {"conversations": "personas", "questions": "conversations"}  # the file that a step reads
 UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "topics asked on"}
-MOST_REASONS = 5  # that are printed
+MOST_REASONS = 5  # to print
 Value = dict[str, Any] | list[Any] | None
 Record = dict[str, Any]
 
@@ -61,29 +60,29 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, help="steps to make, in this order (default: all)")
+    add("--step", nargs="+", choices=STEPS, help="steps to run; the order is always this one (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
     add("--topics_addr", metavar="FILE",
-        help="TOML: a table a topic, with `about`, and perhaps `speakers` and an example `conversation` (default: 3)")
+        help="TOML with a table per topic: `about`, optional `speakers` and example `conversation` (default: 3)")
     add("--small_talk_addr", metavar="FILE",
-        help="questions for conversations about nothing of interest, one a line (default: a few made-up ones)")
-    add("--topics", nargs="+", metavar="NAME", help="topics of --topics_addr (default: all)")
-    add("--n_persona", type=cli.positive_int, metavar="N", help="end of the range of personas (default: all)")
-    add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="its start, from 0 (%(default)s)")
-    add("--time", nargs="+", choices=PERIODS, help="periods that questions are made on (default: all)")
+        help="questions for small talk between conversations, one per line (default: 8 made-up ones)")
+    add("--topics", nargs="+", metavar="NAME", help="topics to use, from --topics_addr (default: all)")
+    add("--n_persona", type=cli.positive_int, metavar="N", help="stop before this persona (default: after the last)")
+    add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="first persona, from 0 (%(default)s)")
+    add("--time", nargs="+", choices=PERIODS, help="periods whose events questions are about (default: all)")
     add("--size", nargs="+", choices=list(assembly.SIZES), help="lengths of histories in tokens (default: 32k)")
     add("--n_blocks", type=cli.positive_int, nargs="+", metavar="N",
-        help="conversations in a history, for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
+        help="conversations per history, one number for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
-        help="orders of a persona's conversations, of which all questions are asked (%(default)s)")
+        help="orders of a persona's conversations; all questions are asked about each (%(default)s)")
     add("--filter_questions", action="store_true",
-        help="leave out questions that are answered without a history in more than one of three tries (off)")
-    add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that lengths are counted with "
+        help="drop questions answered correctly without a history in more than one of three attempts (off)")
+    add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that counts lengths "
         "(default: --model_addr)")
     add("--model", type=named_model, action="append", metavar="small=MODEL[@URL][,FLAG=VALUE]",
-        help="smaller model that writes conversations out and answers without a history (default: --model_addr)")
+        help="smaller model that expands conversations and answers without a history (default: --model_addr)")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.7, max_tokens=8192, max_model_len="56000, or the model's limit if less"
@@ -124,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Building:
-    """The files of the steps that ask a model, and the records that these are asked for."""
+    """The files of the steps that ask a model, and their records."""
 
     def __init__(self, args: cli.Arguments):
         self.args, self.folder = args, Path(args.output_dir)
@@ -132,34 +131,36 @@ class Building:
         end = len(sentences) if args.n_persona is None else args.n_persona
         if not args.s_persona < end <= len(sentences):
             has = f"{args.personas_addr} has {len(sentences)} personas"
-            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range in it")
+            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within them")
         self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
         self.topics = {one.name: one for one in inputs.read_topics(Path(args.topics_addr), args.topics)}
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
         task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
         if unknown := [name for name in flags if name not in ("generator", SMALL)]:
-            raise UserError(f"--model {unknown[0]}=...: only {SMALL}=... is asked for anything here")
+            raise UserError(f"--model {unknown[0]}=...: the only name here is {SMALL}")
         roles = choose_roles(flags, task)
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
         self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
-            "personas": self._output("personas", list(self.drawn)),
-            "conversations": self._output("conversations", self.pairs),
-            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk))))),
+            "personas": self._output("personas", list(self.drawn), args.personas_addr),
+            "conversations": self._output("conversations", self.pairs, args.topics_addr),
+            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk)))), args.small_talk_addr),
             "questions": self._output("questions", self.pairs, time=args.time),
         }
 
-    def _output(self, name: str, keys: Iterable[str], **settings: Any) -> Output:
+    def _output(self, name: str, keys: Iterable[str], given: str | None = None, **settings: Any) -> Output:
+        """A step's output; `given` is the user's file that it is made from, besides the file of the step before."""
         prompts = [load_prompt(prompt, self.args.prompts_dir) for prompt in PROMPTS.values()]
         models = {role: its.model.identity for role, its in self.shared.roles.items()}
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(prompts)}
+        settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
         return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
 
-    # What each step asks for, and by what
+    # What each step asks for
 
     def make(self) -> int:
-        """Make the files of the steps that are wanted and not finished; returns how many records a server failed on."""
+        """Make the files of the wanted, unfinished steps; returns how many records a server failed on."""
         wanted = {"personas", *self.args.step} if "conversations" in self.args.step else {*self.args.step}
         left: dict[str, Step] = {}
         for name, output in self.outputs.items():
@@ -185,27 +186,26 @@ class Building:
         return sum(len(output.missing()) for output in outputs)
 
     def _records(self, name: str) -> dict[Key, Record]:
-        """What a step is asked for, by key; `made_from` is what the step before has made, or it is left out."""
+        """A step's records by key; `made_from` is the value of the step before. Records without one are left out."""
         output = self.outputs[name]
         if name not in BEFORE:
             return {key: {"id": key[0]} for key in output.keys}
         path = self.folder / f"{BEFORE[name]}.json"
-        if not path.is_file():
-            raise UserError(f"{path}: no such file; --step {STEPS[0]} makes it")
-        said = {key: piece["value"] for key, piece in read_json(path).items()}
+        said = inputs.read_values(path)
         names = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
         records = {(pair,): {"id": pair, "made_from": said.get(its)} for pair, its in names.items() if said.get(its)}
-        output.settings["inputs"], output.keys = {BEFORE[name]: file_hash(path)}, [*records]
+        output.settings["inputs"] |= {f"{BEFORE[name]}.json": file_hash(path)}
+        output.keys = [*records]
         return records
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
-        """A piece of an output: what a record's calls gave, what was dropped of it, and their figures."""
+        """A piece of an output: a record's value, what was dropped from it, and the figures of its calls."""
         asking = Asking(ask, self.args, {})
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
         calls = {role: sum_calls(call for its, call in ask.calls if its == role) for role in roles}
         piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
-        if not value:  # what went wrong last, for the report on what is unusable
+        if not value:  # for the report on unusable records
             piece["reason"] = next(iter(asking.dropped), "nothing was left")
             piece |= {name: ask.calls[-1][1].get(name) for name in ("attempts", "raw")}
         return piece
@@ -251,24 +251,24 @@ class Building:
             for reason, number in dropped.most_common(MOST_REASONS):
                 print(f"  {number}: {reason}")
 
-    # What is shown of it
+    # What is printed and shown
 
     def describe(self) -> int:
-        """Print what would be asked (--dry_run)."""
+        """Print the number of calls and an estimate of tokens and cost (--dry_run)."""
         generator = self.shared.roles["generator"]
         total_in = total_out = 0
         for name, output in self.outputs.items():
             if (name == "personas" and "conversations" not in self.args.step) or name in set(STEPS) - {*self.args.step}:
                 continue
-            rows = list(costs.describe_step(name, len(output.keys), self._length))
+            rows = list(costs.describe_step(name, len(output.keys), self.args.time, self._length))
             number, read, written = (sum(row[place] for row in rows) for place in (1, 2, 3))
             print(f"{name}: {len(output.keys)} records, {number} calls; about {read} tokens in, {written} out")
             print(*(f"  {row[0]}: {row[1]} calls" for row in rows), sep="\n")
             total_in, total_out = total_in + read, total_out + written
         if prices := prices_of(generator.args):
             tokens = {"prompt_tokens": total_in, "cached_tokens": 0, "completion_tokens": total_out}
-            print(f"about {prices.cost(tokens):.2f} USD if {generator.model.addr} is asked for all of it")
-        print("tokens are a guess: what a call reads and writes depends on the calls before it")
+            print(f"about {prices.cost(tokens):.2f} USD if {generator.model.addr} answers all of it")
+        print("tokens and calls about changes are estimates: they depend on earlier replies; retries are not included")
         files = [output.path for output in self.outputs.values()]
         print_machine(self.args, [role.model for role in self.shared.roles.values()], files, len(self.drawn))
         return 0
@@ -278,29 +278,33 @@ class Building:
         return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
 
     def _write_pages(self) -> None:
-        """to_read_<step>.html: some of what each step made, for reading."""
+        """Write to_read_<step>.html: some records of each step."""
         steps = Steps(SCRIPT, self.args)
         for name in self.args.step:
             if (path := self.folder / f"{name}.json").is_file():
                 page = self.folder / f"to_read_{name}.html"
-                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, read_json(path)))
+                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, inputs.read_values(path)))
 
 
 def blocks_of(args: cli.Arguments) -> list[int]:
-    """The blocks of a history, for each --size; UserError if --n_blocks does not have as many."""
+    """The number of blocks for each --size; UserError if --n_blocks has more or fewer."""
     if args.n_blocks is not None and len(args.n_blocks) != len(args.size):
         raise UserError(f"--n_blocks: give one number for each --size ({', '.join(args.size)})")
     return args.n_blocks or [assembly.SIZES[size][1] for size in args.size]
 
 
 def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
-    """questions_<size>.csv, shared_contexts_<size>.jsonl, validity_<size>.json and a page to read of one size."""
+    """Write the table, histories, validity figures and page of one size."""
     folder, addr = Path(args.output_dir), args.tokenizer or args.model_addr
     names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
     table, contexts, validity, page = paths = [folder / name for name in names]
     settings = assembly.Settings(size, n_blocks, args.n_variants, args.seed, args.filter_questions)
     its = {"script": SCRIPT, **settings._asdict(), "tokenizer": addr}
-    its["inputs"] = {f"{name}.json": file_hash(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    for name, before in BEFORE.items():
+        made_from = (read_manifest(folder / f"{name}.json") or {}).get("settings", {}).get("inputs", {})
+        if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
+            raise UserError(f"{folder / name}.json: was made from another {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
     if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
         print(f"{table}: already finished, left alone")
@@ -309,18 +313,18 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
     print(f"{table}: {told_of(counts)}")
-    # Of all questions: of those that are left, a filter has made the figures.
+    # Figures of all questions: the filter itself determines those of the remaining ones.
     for part in assembly.assemble(made, settings._replace(filter_questions=False), count_tokens):
         measured.add(part)
     figures = measured.figures()
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(measured.sections(), args.seed))
     publish_staged(page, run)
-    print(describe(figures) + ("\nof the questions before the filter" if args.filter_questions else ""))
+    print(describe(figures) + ("\nthese figures are before the filter" if args.filter_questions else ""))
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
-    """What counts the tokens of texts: --tokenizer, or else the generator's."""
+    """A function that counts the tokens of texts, with --tokenizer or the generator's."""
     if args.tokenizer is None and args.openai:
         chat = APIChat(addr)
         return lambda texts: list(map(chat.count, texts))
@@ -328,15 +332,15 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 
-def write_page(name: str, said: dict[str, Piece], target: Path) -> Counts:
-    made = {key: piece["value"] for key, piece in said.items() if piece["value"]}
+def write_page(name: str, values: dict[str, Value], target: Path) -> Counts:
+    made = {key: value for key, value in values.items() if value}
     sections = list(pages.SECTIONS[name](made))
     write_synced(target, make_page(sections, seed=0))
     return {"records to draw from": sum(len(section.kept) for section in sections)}
 
 
 def _dropped(pieces: Iterable[Piece]) -> Counter[str]:
-    """By reason, what was left out after all tries."""
+    """What was dropped after all attempts, counted by reason."""
     dropped: Counter[str] = Counter()
     for piece in pieces:
         dropped.update(piece["dropped"])

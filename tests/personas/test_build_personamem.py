@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -206,6 +207,25 @@ def test_a_persona_and_a_topic_more_ask_for_these_alone(built, tmp_path):
     assert (small / "conversations.json").read_bytes() == (out / "conversations.json").read_bytes()
 
 
+def test_changed_inputs_are_noticed(built, tmp_path, capsys):
+    """A step is made again where the user's file has changed, and what follows from its old file is not assembled."""
+    out, samples = tmp_path / "out", build_personamem.inputs.SAMPLES
+    shutil.copytree(built[0], out)
+    topics, small_talk = tmp_path / "topics.toml", tmp_path / "small_talk.txt"
+    topics.write_text((samples / "topics.toml").read_text().replace("what to cook", "what to brew"))
+    small_talk.write_text((samples / "small_talk.txt").read_text().replace("bees", "ants"))
+    with serve(unsteady) as server:
+        again = ["--step", "conversations", "small_talk", "--topics_addr", topics, "--small_talk_addr", small_talk]
+        assert build_personamem.main(flags(out, server.url, *again)) == 0
+        asked = [text_of(message) for request in server.requests for message in request["messages"]]
+        assert any("what to brew" in text for text in asked) and any("ants" in text for text in asked)
+        with pytest.raises(UserError, match=r"questions.json: was made from another conversations.json"):
+            build_personamem.main(flags(out, server.url, "--step", "assemble"))
+    (out / "small_talk.json").write_text('["damaged"]')
+    with pytest.raises(UserError, match=r"small_talk.json: not a file that utils/build_personamem.py writes"):
+        build_personamem.inputs.read_values(out / "small_talk.json")
+
+
 def test_a_small_model_writes_out_and_answers_blind(tmp_path):
     with serve(persona_model.reply) as server:
         small = ["--model", "small=tiny-model", "--step", "conversations", "questions", "--time", "next_year"]
@@ -231,9 +251,11 @@ def test_a_dry_run_counts_the_calls(tmp_path, capsys):
     # By hand: of a topic 1 hobbies, 4 histories, 1 warm-up, 4 conversations, 50 events and 4 introductions.
     assert f"conversations: 4 records, {4 * (1 + 4 + 1 + 4 + 54)} calls" in told
     assert "small_talk: 8 records, 24 calls" in told
-    # Three types on each of 50 events and four on each of 18 changes, with two calls and three tries each.
-    assert f"questions: 4 records, {4 * (3 * 50 + 4 * 18) * 5} calls" in told
+    # Three types on each of 50 events, four on each of 18 changes, one more on six: two calls and three tries each.
+    assert f"questions: 4 records, {4 * (3 * 50 + 4 * 18 + 6) * 5} calls" in told
     assert "USD" in told
+    args = flags(tmp_path / "out", server.url, "--dry_run", "--step", "questions", "--time", "init")
+    assert build_personamem.main(args) == 0 and f"{4 * 3 * 20 * 5} calls" in capsys.readouterr().out
     assert not (tmp_path / "out/personas.json").exists()
 
 
@@ -264,12 +286,13 @@ def test_killed_anywhere(built, tmp_path):
 
 
 BAD = [
-    (["--n_persona", "9"], "--s_persona 0 --n_persona 9: {personas} has 8 personas; give a range in it"),
-    (["--s_persona", "2"], "--s_persona 2 --n_persona 2: {personas} has 8 personas; give a range in it"),
+    (["--n_persona", "9"], "--s_persona 0 --n_persona 9: {personas} has 8 personas; give a range within them"),
+    (["--s_persona", "2"], "--s_persona 2 --n_persona 2: {personas} has 8 personas; give a range within them"),
     (["--topics", "golf"], "{topics}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
-    (["--model", "big=m"], "--model big=...: only small=... is asked for anything here"),
+    (["--model", "big=m"], "--model big=...: the only name here is small"),
     (["--size", "32k", "128k"], "--n_blocks: give one number for each --size (32k, 128k)"),
     (["--step", "questions"], "{out}/conversations.json: no such file; --step conversations makes it"),
+    (["--step", "assemble"], "{out}/personas.json: no such file; --step conversations makes it"),
 ]
 
 
@@ -289,7 +312,7 @@ FILES_OF_THE_USERS = [
     ("--topics_addr", '[golf]\nabout = "g"\nspeakers = ["A"]\n', "topic 'golf': speakers must be two names"),
     ("--topics_addr", '["a b"]\nabout = "g"\n', "topic 'a b': a topic's name has letters, digits and _ only"),
     ("--topics_addr", "", "no topic"),
-    ("--small_talk_addr", "\n\n", "holds no question"),
+    ("--small_talk_addr", "\n\n", "no question"),
 ]
 
 

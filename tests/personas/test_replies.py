@@ -77,35 +77,35 @@ WAYS = [  # what is asked for, what is written, and the reason
     ("persona", {**CARD, "name": "Ida Mosk"}, "the card does not have the name"),
     ("persona", {**CARD, "card": "Ida Moss mends nets."}, "the card is shorter than three sentences"),
     ("hobbies", named("tea", "rye"), "fewer than 3 hobbies"),
-    ("hobbies", named("tea", "rye", "figs", "Tea "), "a hobby has no name, or stands there twice"),
+    ("hobbies", named("tea", "rye", "figs", "Tea "), "a hobby has no name, or appears twice"),
     ("history", {"events": LATER[:2]}, "fewer events than asked for"),
-    ("history", with_event(2, date="2001-9-1"), "an event's date is none, or not YYYY-MM-DD"),
-    ("history", with_event(2, date="2001-02-30"), "an event's date is none, or not YYYY-MM-DD"),
+    ("history", with_event(2, date="2001-9-1"), "an event's date is not a valid YYYY-MM-DD"),
+    ("history", with_event(2, date="2001-02-30"), "an event's date is not a valid YYYY-MM-DD"),
     ("history", with_event(2, date="2001-06-01"), "an event is not after the period before"),
-    ("history", with_event(2, date="2001-08-01"), "two events have one date"),
+    ("history", with_event(2, date="2001-08-01"), "two events have the same date"),
     ("history", with_event(2, event=" "), "an event has no text"),
-    ("history", with_event(2, thing="jam"), "an event is about none of the hobbies"),
-    ("history", with_event(1, changes="2001-12-01"), "an event changes one that is not there, or a later one"),
-    ("history", with_event(1, changes="2001-08-01"), "an event changes one that is not there, or a later one"),
+    ("history", with_event(2, thing="jam"), "an event's thing is not one of the hobbies"),
+    ("history", with_event(1, changes="2001-12-01"), "an event changes an unknown or later event"),
+    ("history", with_event(1, changes="2001-08-01"), "an event changes an unknown or later event"),
     ("history", with_event(1, reason=None), "an event changes another without a reason"),
-    ("history", with_event(2, reason="so"), "a reason stands where nothing changes"),
-    ("history", with_event(2, is_liked=False), "a preference changes without an event that is changed"),
-    ("history", with_event(1, changes="2001-06-01"), "an event changes one about another thing"),
-    ("history", with_event(1, changes="2001-05-01"), "an event changes one that is not the newest about its thing"),
-    ("history", with_event(1, is_liked=False), "an event changes a preference to what it was"),
+    ("history", with_event(2, reason="so"), "an event has a reason but changes nothing"),
+    ("history", with_event(2, is_liked=False), "a preference changes, but the event names no older event"),
+    ("history", with_event(1, changes="2001-06-01"), "an event changes an event about another thing"),
+    ("history", with_event(1, changes="2001-05-01"), "an event does not change the newest event about its thing"),
+    ("history", with_event(1, is_liked=False), "an event names an older event, but the preference stays the same"),
     ("history", {"events": [CHANGE, NEW, {**NEW, "date": "2001-10-01"}]},
      "no more than half of the events change an earlier one"),
     ("conversation", with_turn(2, user=""), "a turn lacks one of its speakers' texts"),
-    ("conversation", with_turn(2, event="2001-09-01"), "a turn is about an event that is not in the history"),
-    ("conversation", with_turn(2, event="2001-07-01"), "an event stands in two turns"),
+    ("conversation", with_turn(2, event="2001-09-01"), "a turn's event is not in the history"),
+    ("conversation", with_turn(2, event="2001-07-01"), "two turns have the same event"),
     ("conversation", {"turns": [TURNS[3], TURNS[1]]}, "the events are not in the order of their dates"),
     ("conversation", with_turn(1, user="It was a fall again."), "a turn names the old event"),
-    ("conversation", with_turn(2, assistant="On 7/1/2001?"), "a turn speaks a date"),
-    ("conversation", with_turn(2, assistant="On July 1, 2001?"), "a turn speaks a date"),
+    ("conversation", with_turn(2, assistant="On 7/1/2001?"), "a turn mentions a date"),
+    ("conversation", with_turn(2, assistant="On July 1, 2001?"), "a turn mentions a date"),
     ("section", {"turns": []}, "a turn lacks one of its speakers' texts"),
     ("section", {"turns": LONG[:1]}, "the user says fewer than 5 sentences"),
     ("section", {"turns": [LONG[0], {**LONG[1], "assistant": "Six."}]}, "the assistant says fewer than 10 sentences"),
-    ("section", {"turns": [*LONG, {"user": "On 2001-07-01.", "assistant": "So."}]}, "a turn speaks a date"),
+    ("section", {"turns": [*LONG, {"user": "On 2001-07-01.", "assistant": "So."}]}, "a turn mentions a date"),
     ("question", {**ASKED, "question": ""}, "the question is empty"),
     ("question", {**ASKED, "answer": " "}, "the answer is empty"),
     ("question", {**ASKED, "question": "Did I have Tea?"}, "the question names what it asks for"),
@@ -138,7 +138,7 @@ def test_what_is_left_of_a_history():
     events = msgspec.convert(with_event(0, reason=None)["events"], list[replies.Event])
     kept, faults = replies.check_history(events, 3, "2001-06-01", BEFORE, HOBBIES)
     assert [event["date"] for event in kept] == ["2001-09-01"]
-    assert faults[1] == "an event changes one that is not there, or a later one"
+    assert faults[1] == "an event changes an unknown or later event"
 
 
 def test_sections():
@@ -157,3 +157,16 @@ def test_schemas_are_what_servers_take(form):
         assert one["type"] == "object"
         assert one["additionalProperties"] is False
         assert sorted(one["required"]) == sorted(one["properties"])
+
+
+def test_what_follows_a_dropped_turn_is_dropped_too():
+    """It tells of the event of that turn, and would stand in the section of the event before."""
+    lost = {**TURNS[1], "event": "2001-08-01", "user": "On July 1, 2001, I burnt my tongue."}
+    reply = msgspec.convert({"turns": [lost, TURNS[2], TURNS[1], lost, TURNS[2]]}, replies.Conversation)
+    sections, _ = replies.check_conversation(reply, EVENTS)
+    assert [(section["event"], len(section["turns"])) for section in sections] == [("2001-07-01", 1)]
+
+
+def test_a_long_text_without_a_full_stop_is_counted_in_no_time():
+    assert replies.count_sentences("and so on " * 10_000) == 0
+    assert replies.count_sentences("One. ... Two?! 3! and") == 3

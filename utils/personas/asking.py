@@ -1,4 +1,4 @@
-"""How a step asks for one record: JSON replies that are checked, in conversations that go on; and what was dropped."""
+"""The calls of one record: checked JSON replies, in conversations of several turns, and counts of what was dropped."""
 
 import random
 from argparse import Namespace
@@ -22,15 +22,15 @@ PROMPTS = {
         "reasons_line", "evolution", "evolution_wrong", "recommendation", "recommendation_wrong", "blind",
     )
 }  # fmt: skip
-GENERATOR, SMALL = "generator", "small"  # roles; the small one expands sections and answers without a history
+GENERATOR, SMALL = "generator", "small"  # roles; the small model expands sections and answers without a history
 
 
 class Asking:
     """One record's calls.
 
     Attributes:
-        values: what prompts are filled with, besides a call's own.
-        dropped: by reason, what was left out after all tries.
+        values: fill the prompts, besides each call's own values.
+        dropped: what was dropped after all attempts, counted by reason.
     """
 
     def __init__(self, ask: Ask, args: Namespace, values: dict[str, str]):
@@ -40,18 +40,18 @@ class Asking:
         self._small = SMALL if args.model else GENERATOR
 
     def random(self, what: str) -> random.Random:
-        """Draws the same for the same thing of the record, in whatever order its calls end."""
+        """A generator seeded by the record and `what`, so that the order in which calls finish does not matter."""
         return random.Random(f"{self._args.seed}:{self.id}:{what}")
 
     async def json(
         self, name: str, form: type, check: Check, turns: Messages | None = None, small: bool = False, **values: str
     ) -> Any:
-        """The value of a reply without faults; of one that has some on every try what is left of it, and they count.
+        """The value of the first reply without faults, else what is usable of the last one, whose faults are counted.
 
-        None if nothing is left.
+        None if nothing is usable.
 
         Args:
-            turns: the conversation that goes on; the prompt and the reply are added to it.
+            turns: the conversation to continue; the prompt and the reply are added to it.
         """
         prompt = load_prompt(PROMPTS[name], self._args.prompts_dir)
         values = {one: text for one, text in (self.values | values).items() if one in prompt.placeholders}
@@ -76,6 +76,6 @@ class Asking:
         return value or None
 
     async def choose_blind(self, question: str, options: str) -> str | None:
-        """The letter of the option that is chosen without any history."""
+        """The letter that the model chooses without any history."""
         values = {"question": question, "options": options}
         return (await self._ask.record("blind", values=values, model=self._small))["value"]

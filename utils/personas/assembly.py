@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
-from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, publish_staged
 from utils.files.writing import open_whole, staged_path
 from utils.parsing.letters import LETTERS
 from utils.personas import blocks
 from utils.personas.blocks import PERIODS, CountTokens, Message, Topics
 from utils.personas.choosing import Asked, Entry, choose_questions, find_questions
+from utils.personas.inputs import read_values
 
 SIZES = {"32k": (32_000, 10), "128k": (128_000, 20), "1M": (1_000_000, 60)}  # tokens, blocks
 FULL = 0.9  # share of a size's tokens that a history may have
@@ -96,8 +96,8 @@ def read_inputs(folder: Path) -> Inputs:
     """Read the files of earlier steps; UserError if one is missing or damaged."""
     values, without = [], Counter[str]()
     for name in Inputs._fields[:-1]:
-        file = read_json(folder / f"{name}.json")
-        values.append({key: entry["value"] for key, entry in file.items() if entry["value"] is not None})
+        file = read_values(folder / f"{name}.json")
+        values.append({key: value for key, value in file.items() if value is not None})
         without[f"entries of {name}.json without a value"] = len(file) - len(values[-1])
     return Inputs(*values, without)
 

@@ -1,7 +1,7 @@
-"""The first steps of making data: personas with a history, their conversations on topics, and small talk.
+"""The first steps: personas with a history, their conversations about topics, and small talk.
 
-After section 3.1 of the paper (arXiv 2504.14225) and its public code. Every prompt has the persona in it, and all
-topics of a persona share its general history, which the public code loses.
+Follows section 3.1 of the paper (arXiv 2504.14225) and its public code. Unlike there, every prompt contains the
+persona, and all topics of a persona share its general history.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ from utils.personas.inputs import Topic
 
 PERIODS = ("init", "next_week", "next_month", "next_year")
 LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for a prompt
-NUM_HOBBIES = 20  # of a topic, half of them liked at first
+NUM_HOBBIES = 20  # per topic, half of them liked at first
 GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period, and in a later one
-MOST_DAYS_LATER = 6  # that a conversation is held after its period's last event
+MOST_DAYS_LATER = 6  # from a period's last event to its conversation
 
 
 async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] | None:
-    """A persona's card and its general history; None if either cannot be had."""
+    """A persona's card and its general history; None if either is unusable."""
     turns: Messages = []
     card = await asking.json("persona", replies.Persona, replies.check_persona, turns)
     if card is None:
@@ -36,7 +36,7 @@ async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] 
 async def make_history(
     asking: Asking, kind: str, start: str, number: int, hobbies: dict[str, bool], turns: Messages
 ) -> dict[str, list[dict[str, Any]]]:
-    """By period the events of a history, `general` or of a `topic`; it ends before a period that cannot be had."""
+    """The events of a `general` or `topic` history, by period; it ends before the first unusable period."""
     form = replies.History if hobbies else replies.GeneralHistory
     history: dict[str, list[dict[str, Any]]] = {}
     before: list[dict[str, Any]] = []
@@ -61,7 +61,7 @@ async def make_history(
 async def make_conversations(
     asking: Asking, topic: Topic, persona: dict[str, Any], start: str
 ) -> dict[str, Any] | None:
-    """A topic's hobbies, histories and conversations, by period; None if there is none of the first period."""
+    """A topic's hobbies, and by period its events and conversation; None if the first period has no conversation."""
     turns: Messages = []
     check = partial(replies.check_hobbies, number=NUM_HOBBIES)
     hobbies = await asking.json("hobbies", replies.Hobbies, check, turns, number=str(NUM_HOBBIES))
@@ -93,20 +93,20 @@ async def make_conversations(
 
 
 def with_old(events: Sequence[dict[str, Any]], old: dict[str, str]) -> list[dict[str, Any]]:
-    """Events with the text of the older one that each changes."""
+    """The events, each with the text of the older one that it changes."""
     return [{**event, "old_event": old.get(event["changes"])} for event in events]
 
 
 async def converse(
     asking: Asking, talk: Messages, events: list[dict[str, Any]], period: str, today: str
 ) -> list[dict[str, Any]]:
-    """A period's conversation in sections: one for what comes before the first event, then one for each event.
+    """A period's conversation in sections: one before the first event, then one per event.
 
-    Events that the conversation leaves out are asked for once more, by themselves; then they are dropped.
+    Events that the conversation leaves out are requested once more, on their own, and then dropped.
     """
     told = [{name: event[name] for name in ("date", "event", "thing", "is_liked", "reason")} for event in events]
     check = partial(replies.check_conversation, events=events)
-    opening = "Begin with an introduction by the user." if period == PERIODS[0] else "The user comes back."
+    opening = "Begin with an introduction by the user." if period == PERIODS[0] else "The user returns."
     values = {"events": _lines(told), "opening": opening, "today": today}
     sections = await asking.json("conversation", replies.Conversation, check, talk, **values) or []
     if missing := replies.missing_events(sections, events):
@@ -122,15 +122,15 @@ async def converse(
 
 
 async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] | None, today: str) -> dict[str, Any]:
-    """A section in more words; as it was if that cannot be had."""
-    about = "an introduction of the user" if event is None else event["event"]
+    """A section in more words; unchanged if no usable reply comes."""
+    about = "what the user says at first" if event is None else event["event"]
     values = {"section": _lines(section["turns"]), "about": about, "today": today}
     turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
     return {**section, "turns": turns or section["turns"]}
 
 
 async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]] | None:
-    """Two turns on a question: a thorough answer, a follow-up question, and an answer to that."""
+    """Two turns about a question: a thorough answer, a follow-up question, and an answer to it."""
     turns: Messages = []
     texts = [question]
     for name, value in (("small_talk", question), ("follow_up", ""), ("small_talk", None)):
@@ -143,5 +143,5 @@ async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]]
 
 
 def _lines(objects: Sequence[dict[str, Any]]) -> str:
-    """A JSON object a line, as prompts have them."""
+    """One JSON object per line, for prompts."""
     return "\n".join(json.dumps(one, ensure_ascii=False) for one in objects)

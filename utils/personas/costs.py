@@ -1,60 +1,52 @@
-"""What the steps are about to ask (--dry_run): calls by count, tokens by guesses, since each call builds on others."""
+"""The calls of each step (--dry_run). Tokens are estimates, since most calls continue earlier replies."""
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
 
 from utils.personas.conversations import GENERAL_EVENTS, LATER_EVENTS, PERIODS, TOPIC_EVENTS
 from utils.personas.questions import TRIES
 
-# A guess: of ten later events six change an earlier one, as the prompts ask; three of ten questions on a real line.
-EVENTS = TOPIC_EVENTS + (len(PERIODS) - 1) * LATER_EVENTS
-UPDATES = (len(PERIODS) - 1) * 6
-QUESTIONS = {"all": 3 * EVENTS, "updates": 4 * UPDATES}
+NUM_LATER = len(PERIODS) - 1
+CHANGES = 6  # a guess: of ten later events that many change an earlier one, as the prompts ask
+AGAIN = 2  # a guess: that many of these change an event that was itself a change
+
+# By step and prompt: calls per record, and tokens in and out per call besides the prompt's own, which are guesses.
+Costs = dict[str, tuple[int, int, int]]
+COSTS: dict[str, Costs] = {
+    "personas": {
+        "persona": (1, 50, 150),
+        "general_history": (1, 400, 60 * GENERAL_EVENTS),
+        "general_later": (NUM_LATER, 2000, 80 * LATER_EVENTS),
+    },
+    "conversations": {
+        "hobbies": (1, 1500, 400),
+        "topic_history": (1, 2200, 80 * TOPIC_EVENTS),
+        "topic_later": (NUM_LATER, 5500, 100 * LATER_EVENTS),
+        "warm_up": (1, 300, 100),
+        "conversation": (len(PERIODS), 6000, 2500),
+        "section": (TOPIC_EVENTS + NUM_LATER * LATER_EVENTS + len(PERIODS), 250, 450),
+    },
+    "small_talk": {"small_talk": (2, 400, 500), "follow_up": (1, 600, 40)},
+}
 
 
-class Cost(NamedTuple):
-    """Calls of one kind: how many a record, and tokens that each has beside its prompt's own, a guess."""
-
-    step: str
-    prompt: str
-    number: int
-    input: int
-    output: int
-
-
-COSTS = [
-    Cost("personas", "persona", 1, 50, 150),
-    Cost("personas", "general_history", 1, 400, 60 * GENERAL_EVENTS),
-    Cost("personas", "general_later", 3, 2000, 80 * LATER_EVENTS),
-    Cost("conversations", "hobbies", 1, 1500, 400),
-    Cost("conversations", "topic_history", 1, 2200, 80 * TOPIC_EVENTS),
-    Cost("conversations", "topic_later", 3, 5500, 100 * LATER_EVENTS),
-    Cost("conversations", "warm_up", 1, 300, 100),
-    Cost("conversations", "conversation", 4, 6000, 2500),
-    Cost("conversations", "section", EVENTS + len(PERIODS), 250, 450),
-    Cost("small_talk", "small_talk", 2, 400, 500),
-    Cost("small_talk", "follow_up", 1, 600, 40),
-    Cost("questions", "facts", EVENTS, 300, 150),
-    Cost("questions", "facts_wrong", EVENTS, 150, 250),
-    Cost("questions", "latest", EVENTS, 300, 150),
-    Cost("questions", "latest_wrong", EVENTS, 250, 250),
-    Cost("questions", "recommendation", EVENTS, 300, 150),
-    Cost("questions", "recommendation_wrong", EVENTS, 150, 250),
-    Cost("questions", "ideas", UPDATES, 300, 150),
-    Cost("questions", "ideas_wrong", UPDATES, 350, 250),
-    Cost("questions", "evolution", UPDATES, 250, 120),
-    Cost("questions", "evolution_wrong", UPDATES, 250, 350),
-    Cost("questions", "scenario", UPDATES, 80, 150),
-    Cost("questions", "scenario_wrong", UPDATES, 250, 250),
-    Cost("questions", "reasons", UPDATES, 80, 150),
-    Cost("questions", "reasons_wrong", UPDATES, 200, 250),
-    Cost("questions", "blind", TRIES * (3 * EVENTS + 4 * UPDATES), 350, 10),
-]
+def costs_of_questions(periods: Sequence[str]) -> Costs:
+    """The calls for questions about one topic's events in these periods."""
+    later = len({*periods} - {PERIODS[0]})
+    events = TOPIC_EVENTS * (PERIODS[0] in periods) + LATER_EVENTS * later
+    numbers = dict.fromkeys(("facts", "latest", "recommendation"), events)
+    numbers |= dict.fromkeys(("ideas", "evolution", "scenario", "reasons"), CHANGES * later)
+    lines = {"reasons_line": AGAIN * later}
+    wrong = {f"{name}_wrong": number for name, number in numbers.items()}
+    wrong["reasons_wrong"] += lines["reasons_line"]
+    costs = {name: (number, 300, 150) for name, number in {**numbers, **lines}.items()}
+    costs |= {name: (number, 250, 250) for name, number in wrong.items()}
+    return costs | {"blind": (TRIES * sum(wrong.values()), 350, 10)}
 
 
-def describe_step(step: str, records: int, length: Callable[[str], int]) -> Iterator[tuple[str, int, int, int]]:
+def describe_step(
+    step: str, records: int, periods: Sequence[str], length: Callable[[str], int]
+) -> Iterator[tuple[str, int, int, int]]:
     """Of each kind of call its prompt, how many, and tokens in and out; `length` is of a prompt's own text."""
-    for cost in COSTS:
-        if cost.step == step:
-            number = records * cost.number
-            yield cost.prompt, number, number * (length(cost.prompt) + cost.input), number * cost.output
+    for prompt, (per_record, read, written) in (COSTS.get(step) or costs_of_questions(periods)).items():
+        number = records * per_record
+        yield prompt, number, number * (length(prompt) + read), number * written

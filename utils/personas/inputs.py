@@ -1,4 +1,4 @@
-"""What a user gives: sentences on personas, topics, and questions for small talk; and what is drawn from them."""
+"""The user's inputs (persona sentences, topics, questions for small talk), random draws from them, and steps' files."""
 
 import random
 from collections.abc import Iterator
@@ -9,13 +9,14 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.files.json_files import read_json_lines, read_text, read_toml
+from utils.files.json_files import read_json, read_json_lines, read_text, read_toml
+from utils.files.manifest import file_hash
 
 SAMPLES = Path(__file__).parent / "samples"
-FIRST_YEAR, LAST_YEAR = 1920, 2010  # in which a persona's history begins
-RECENT, RECENT_WEIGHT = 1991, 3  # years from here on are drawn more often
-AGE = 18  # of a persona when its history begins
-MOST_DAYS = 7 * 365  # that a topic's history begins later
+FIRST_YEAR, LAST_YEAR = 1920, 2010  # when personas' histories begin
+RECENT, RECENT_WEIGHT = 1991, 3  # later years weigh more
+AGE = 18  # a persona's age in the first year of its history
+MOST_DAYS = 7 * 365  # from the start of a persona's history to that of a topic
 GENDERS, TRANSGENDER = ("female", "male", "non-binary"), 0.2
 GROUPS = (
     "African American", "Caribbean", "East Asian", "Hispanic", "Indigenous", "Middle Eastern", "Pacific Islander",
@@ -28,8 +29,8 @@ class Topic:
     """What users talk about with an assistant.
 
     Attributes:
-        about: what it is, in words for a prompt.
-        speakers: what the lines of a user and of the assistant begin with.
+        about: a description for prompts.
+        speakers: the names that begin the user's and the assistant's lines.
         seed: an example conversation, empty if there is none.
     """
 
@@ -40,7 +41,7 @@ class Topic:
 
 
 def read_personas(path: Path) -> list[str]:
-    """The sentences of a JSON Lines file of {"persona": ...}; UserError where a line is not one."""
+    """The sentences of a JSON Lines file of {"persona": ...}; UserError if a line has another form."""
     sentences = []
     for number, line in enumerate(read_json_lines(path), 1):
         sentence = line.get("persona") if isinstance(line, dict) else None
@@ -51,7 +52,7 @@ def read_personas(path: Path) -> list[str]:
 
 
 def read_topics(path: Path, wanted: list[str] | None) -> list[Topic]:
-    """The topics of a TOML file, all or those wanted; UserError where one is not there or not as it must be."""
+    """The wanted topics of a TOML file, or all; UserError if one is missing or malformed."""
     tables = read_toml(path)
     if unknown := [name for name in wanted or () if name not in tables]:
         raise UserError(f"{path}: no topic {quote(unknown[0])}; it has {', '.join(tables)}")
@@ -67,26 +68,43 @@ def read_topics(path: Path, wanted: list[str] | None) -> list[Topic]:
             raise UserError(f'{where}: speakers must be two names, such as ["Patient", "Therapist"]')
         turns = table.get("conversation", [])
         if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-            raise UserError(f"{where}: conversation must be a list of texts, the user's first and then by turns")
+            raise UserError(f"{where}: conversation must be a list of texts, user and assistant in turn")
         lines = (f"{speakers[number % 2]}: {turn}" for number, turn in enumerate(turns))
         topics.append(Topic(name, table["about"], tuple(speakers), "\n".join(lines)))
     if not topics:
-        raise UserError(f'{path}: no topic; a table has a topic\'s name and about = "..."')
+        raise UserError(f'{path}: no topic; give a table such as [cooking] with about = "..."')
     return topics
 
 
 def read_small_talk(path: Path) -> list[str]:
-    """The questions of a text file, one a line; UserError if there is none."""
+    """The questions of a text file, one per line; UserError if there is none."""
     questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not questions:
-        raise UserError(f"{path}: holds no question; give one a line")
+        raise UserError(f"{path}: no question; give one per line")
     return questions
 
 
-def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The personas `first` to `end` - 1 in an order drawn by the seed, each with what else is drawn for it.
+def hash_of_step(path: Path) -> str:
+    """The hash of a step's file; UserError if it is missing."""
+    if not path.is_file():
+        step = "conversations" if path.stem == "personas" else path.stem
+        raise UserError(f"{path}: no such file; --step {step} makes it")
+    return file_hash(path)
 
-    A persona's number stands for the same sentence and the same draws, however many there are.
+
+def read_values(path: Path) -> dict[str, Any]:
+    """The values in a step's file by key, None for records that gave none; UserError if it is missing or damaged."""
+    hash_of_step(path)
+    pieces = read_json(path)
+    if not isinstance(pieces, dict) or not all(isinstance(one, dict) and "value" in one for one in pieces.values()):
+        raise UserError(f"{path}: not a file that utils/build_personamem.py writes")
+    return {key: piece["value"] for key, piece in pieces.items()}
+
+
+def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:
+    """The personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
+
+    A number means the same persona whatever the range, as long as there are as many sentences.
     """
     order = random.Random(f"{seed}:personas").sample(range(len(sentences)), len(sentences))
     for number in range(first, end):
@@ -108,7 +126,7 @@ def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iter
 def draw_start(start: str, persona: str, topic: str, seed: int) -> str:
     """The date on which a topic's history begins, up to `MOST_DAYS` after the persona's.
 
-    It depends on nothing else, so that a topic more changes no other; the paper's code adds up to a year a topic.
+    It does not depend on other topics, so that topics can be added; the paper's code adds up to a year per topic.
     """
     days = random.Random(f"{seed}:start:{persona}:{topic}").randrange(MOST_DAYS)
     return (date.fromisoformat(start) + timedelta(days)).isoformat()

@@ -1,4 +1,4 @@
-"""What the page to read has of each step (utils/building/reading_page.py)."""
+"""The sections of each step's page to read (utils/building/reading_page.py)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,12 +17,14 @@ def of_conversations(made: Made) -> Iterator[Section]:
             for section in its["sections"]:
                 title = told.get(section["event"], "Introduction")
                 kept.append(Shown(f"{key}, {period}", title, _lines(section["turns"], topic["speakers"]), ""))
-    yield Section("Conversations", "Is the event in it, and what the user thinks?", {"sections": len(kept)}, kept)
+    yield Section(
+        "Conversations", "Does the user mention the event, and say what they think?", {"sections": len(kept)}, kept
+    )
 
 
 def of_small_talk(made: Made) -> Iterator[Section]:
     kept = [Shown(key, turns[0]["user"], _lines(turns, ["User", "Assistant"]), "") for key, turns in made.items()]
-    yield Section("Small talk", "Does it say nothing of the user?", {"conversations": len(kept)}, kept)
+    yield Section("Small talk", "Does it reveal nothing about the user?", {"conversations": len(kept)}, kept)
 
 
 def of_questions(made: Made) -> Iterator[Section]:

@@ -1,8 +1,8 @@
-"""Questions about what a conversation tells of a user, after section 3.2 of the paper and its public code.
+"""Questions about what conversations reveal of a user, following section 3.2 of the paper and its public code.
 
-An event changes an older one, that perhaps an older one still: a chain, newest first. A question on an event is about
-the older of the first two that the conversations tell of, and is asked before the newer one is told. If only one is
-told of, it is about that one, and is asked at the end.
+An event may change what the user thinks of a thing. It and all earlier events about the thing are its chain, newest
+first. A question is about the second event of the chain that the conversations mention, and is asked before they
+mention the first. If they mention only one, it is about that one, and is asked at the end.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 from utils.benchmarks.personamem import TYPES, options_text
@@ -19,20 +19,20 @@ from utils.personas import replies
 from utils.personas.asking import Asking
 from utils.personas.conversations import PERIODS
 
-TRIES = 3  # to answer a question without any history
-NUM_IDEAS = 3  # user lines that wrong ideas are drawn from
+TRIES = 3  # attempts to answer a question without any history
+NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
 Entry = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the questions on one event go by.
+    """The facts behind the questions about one event.
 
     Attributes:
-        chain: the event and the older ones, newest first.
-        told: those of the chain that the conversations tell of, newest first.
-        lines: by date of an event the period and the turns of its section.
+        chain: the event and, if it is a change, all older ones about the same thing, newest first.
+        told: the part of the chain that the conversations mention, newest first.
+        lines: the period and the turns of each event's section, by the event's date.
     """
 
     chain: Sequence[Mapping[str, Any]]
@@ -45,8 +45,14 @@ class Told:
 
     @property
     def has_turned(self) -> bool:
-        """Two are told of, and differ in whether the thing is liked."""
+        """The conversations mention two events, and the thing is liked in only one of them."""
         return len(self.told) > 1 and self.told[0]["is_liked"] != self.told[1]["is_liked"]
+
+    @property
+    def course(self) -> list[Mapping[str, Any]]:
+        """The first event and the changes since, oldest first, as far as the conversations mention them."""
+        told = [*reversed(self.told)]
+        return told[:1] + [one for before, one in pairwise(told) if one["is_liked"] != before["is_liked"]]
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -60,7 +66,7 @@ class Told:
 
 
 def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
-    """The events of these periods that a section tells of, in order."""
+    """The events of these periods that have a section, in order."""
     events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
     lines = {
         section["event"]: (period, section["turns"])
@@ -70,22 +76,22 @@ def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
     }
     found = []
     for date in (date for date, (period, _) in lines.items() if period in periods):
-        chain, link = [], date
-        while link is not None:  # it ends: an event changes an earlier one
-            chain.append(events[link])
-            link = events[link]["changes"]
+        chain = [events[date]]
+        if events[date]["changes"] is not None:
+            older = [one for one in events.values() if one["thing"] == chain[0]["thing"] and one["date"] < date]
+            chain += sorted(older, key=lambda one: one["date"], reverse=True)
         found.append(Told(chain, [event for event in chain if event["date"] in lines], lines))
     return found
 
 
 async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequence[str]) -> list[Entry]:
-    """All questions on a topic's conversations in these periods."""
+    """All questions about a topic's conversations in these periods."""
     made = await asyncio.gather(*(_on_event(asking, topic, its) for its in events_told(topic, periods)))
     return [entry for entries in made for entry in entries]
 
 
 async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
-    """The questions on one event, in the order of the paper's types."""
+    """The questions about one event, in the order of the paper's types."""
     event, thing = its.chain[0], its.chain[0]["thing"]
     period = its.lines[event["date"]][0]
     changed_in = [
@@ -96,7 +102,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
     common = {
         "period": period,
         "event": event["date"],
-        "num_updates": len(its.chain),
+        "num_updates": 1 + sum(one["changes"] is not None for one in its.chain),
         "later_update": bool(changed_in),
         "is_stereotypical": {one["name"]: one["is_stereotypical"] for one in topic["hobbies"]}[thing],
     }
@@ -107,7 +113,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
     ) -> Entry | None:
         place = None if at_end else before
         if place is None and period in changed_in:
-            asking.dropped[f"{name}: not asked at the end, since the same conversation goes on to change it"] += 1
+            asking.dropped[f"{name}: the same conversation changes the preference again"] += 1
             return None
         asked = await _ask(asking, name, values, its.user_line(its.told[0]) if is_line else None, hint)
         if asked is None:
@@ -127,13 +133,13 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
         return {**entry, "blind": await _answer_blind(asking, entry)}
 
     wanted = [make(FACTS, "facts", hint=thing), make(LATEST, "latest"), make(RECOMMENDATION, "recommendation")]
-    if its.is_update:
+    if its.is_update and values["others"].count("\n") == NUM_IDEAS - 1:
         wanted.append(make(IDEAS, "ideas"))
-    if its.is_update and before is not None:
+    if its.is_update and len(its.course) > 1:
         wanted.append(make(EVOLUTION, "evolution", is_line=True))
     if its.is_update and its.has_turned:
         wanted += [make(SCENARIO, "scenario", at_end=True), make(REASONS, "reasons", at_end=True)]
-        if len(its.chain) > 2 and its.told[1]["reason"]:
+        if its.told[1]["reason"]:
             wanted.append(make(REASONS, "reasons_line", is_line=True))
     found = [entry for entry in await asyncio.gather(*wanted) if entry]
     return sorted(found, key=lambda entry: list(TYPES).index(entry["type"]))
@@ -156,9 +162,9 @@ async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | No
 
 
 async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
-    """For each try without a history, whether the right option was chosen; None if no letter was given.
+    """For each attempt without a history, whether the right option was chosen; None if the reply has no letter.
 
-    The options stand in another order each time.
+    The order of the options differs between attempts.
     """
     texts = [entry["answer"], *entry["wrong"]]
     orders = asking.random(entry["id"]).sample(list(permutations(range(len(texts)))), TRIES)
@@ -172,21 +178,19 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 
 
 def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
-    """What the prompts on an event are filled with."""
+    """The values for the prompts about an event."""
     event, about = its.chain[0], its.about
-    period = its.lines[event["date"]][0]
-    sections = topic["periods"][period]["sections"]
-    others = [section["turns"][0]["user"] for section in sections if section["event"] not in (None, event["date"])]
-    others = asking.random(f"others:{event['date']}").sample(others, min(NUM_IDEAS, len(others)))
-    if len(its.told) > 1:
+    # Only what is said before the question: a later line would be a new idea there, and so a right answer.
+    earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in its.lines.items() if date < event["date"]]
+    others = asking.random(f"others:{event['date']}").sample(earlier, min(NUM_IDEAS, len(earlier)))
+    if its.has_turned:
         other = f"gives a short version of this reply: {its.lines[its.told[0]['date']][1][0]['assistant']}"
     else:
         other = "has the right preference, but in connection with another event than the user's"
-    course = [
-        {"thing": one["thing"], "is_liked": one["is_liked"], "reason": one["reason"]} for one in reversed(its.chain)
-    ]
+    course = [{"thing": one["thing"], "is_liked": one["is_liked"], "reason": one["reason"]} for one in its.course]
     return {
         "thing": about["thing"],
+        "things": "; ".join(one["name"] for one in topic["hobbies"] if one["name"] != about["thing"]),
         "liked": "likes" if about["is_liked"] else "dislikes",
         "event": about["event"],
         "now": f"{'likes' if event['is_liked'] else 'dislikes'} {event['thing']}",

@@ -1,7 +1,7 @@
-"""What a model writes while data are made: JSON of a known form, and the rules that its content must keep. Pure.
+"""The forms of a model's JSON replies, and checks of their content. No side effects.
 
-A check returns what it can use and a list of faults, each a reason in words without the text it is about, so that
-equal faults count together.
+A check returns the usable part and a list of faults. A fault does not quote the text, so that equal faults are counted
+together.
 """
 
 import re
@@ -14,9 +14,9 @@ import msgspec
 from utils.parsing import Parsed, nothing, writable
 
 T = TypeVar("T")
-USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # of a section, at least
+USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
 NUM_WRONG = 3  # options beside the right one
-_SENTENCE = re.compile(r"[^.!?。！？]*\w[^.!?。！？]*[.!?。！？]+")
+_SENTENCE_END = re.compile(r"[.!?。！？]+")
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}/\d{1,2}/\d{2,4}\b|\b(?:January|February|March|April|May|June|July|August|September"
     r"|October|November|December) \d{1,2}(?:st|nd|rd|th)?\b,? (?:19|20)\d{2}"
@@ -25,7 +25,7 @@ Faults = list[str]
 
 
 class _Reply(msgspec.Struct, forbid_unknown_fields=True):
-    """A form of a reply; its JSON schema allows no other fields, as servers want it."""
+    """The form of a reply; its JSON schema allows no other fields, as servers require."""
 
 
 class Persona(_Reply):
@@ -94,14 +94,14 @@ class Wrong(_Reply):
 
 
 def schema_of(form: type) -> dict[str, Any]:
-    """The JSON schema that a reply of this form is held to; its root is an object, as servers want it."""
+    """The JSON schema of this form; its root is an object, as servers require."""
     [schema], defs = msgspec.json.schema_components([form], ref_template="#/$defs/{name}")
     root = defs.pop(schema["$ref"].rpartition("/")[2])
     return {**root, "$defs": defs} if defs else root
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """The reply in a text, with prose or a fence around it dropped; else what is wrong with it."""
+    """The reply in a text, without prose or a fence around it; else what is wrong with the text."""
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         return "no JSON object"
@@ -114,13 +114,18 @@ def read(text: str, form: type[T]) -> T | str:
 
 
 def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
-    """A value of which nothing is left with a fault in it."""
+    """The value if there are no faults, else None."""
     return (None, faults) if faults else (value, faults)
 
 
 def parsed(value: Any, faults: Faults) -> Parsed:
-    """A reply without faults; with any it is asked for again."""
+    """A usable reply if there are no faults; else it is retried."""
     return nothing(faults[0]) if faults else Parsed(value, "strict", None)
+
+
+def count_sentences(text: str) -> int:
+    """The number of sentences, each with a word and an end; in linear time, also for a text without any end."""
+    return sum(re.search(r"\w", part) is not None for part in _SENTENCE_END.split(text)[:-1])
 
 
 # Personas and histories
@@ -130,14 +135,14 @@ def check_persona(reply: Persona) -> tuple[str | None, Faults]:
     """The card: a few sentences that name the persona."""
     card, name = reply.card.strip(), reply.name.strip()
     faults = [] if name and name in card else ["the card does not have the name"]
-    faults += [] if len(_SENTENCE.findall(card)) >= 3 else ["the card is shorter than three sentences"]
+    faults += [] if count_sentences(card) >= 3 else ["the card is shorter than three sentences"]
     return whole(card, faults)
 
 
 def check_hobbies(reply: Hobbies, number: int) -> tuple[list[dict[str, Any]], Faults]:
-    """So many hobbies, no two alike."""
+    """The first `number` distinct hobbies."""
     by_name = {hobby.name.strip().lower(): hobby for hobby in reply.hobbies if hobby.name.strip()}
-    faults = ["a hobby has no name, or stands there twice"] if len(by_name) < len(reply.hobbies) else []
+    faults = ["a hobby has no name, or appears twice"] if len(by_name) < len(reply.hobbies) else []
     faults += [f"fewer than {number} hobbies"] if len(by_name) < number else []
     return [{**msgspec.structs.asdict(one), "name": one.name.strip()} for one in by_name.values()][:number], faults
 
@@ -148,10 +153,10 @@ def check_history(
     """The usable events in the order of their dates.
 
     Args:
-        number: how many there are to be, at least.
-        after: the date that all must be later than.
+        number: minimum number of events.
+        after: all events must be later than this date.
         before: all events of earlier periods.
-        hobbies: of a topic's things, by name whether it is liked at first; empty for a general history.
+        hobbies: whether each thing of the topic is liked at first, by name; empty for a general history.
     """
     known, kept, faults = {one["date"]: one for one in before}, [], []
     newest = {one.get("thing"): one for one in before}
@@ -171,85 +176,92 @@ def check_history(
 
 
 def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
-    """What is wrong with an event, given all earlier ones by date, and the newest one of each thing."""
+    """What is wrong with an event, given the earlier ones by date and the newest one about each thing."""
     try:
         is_date = date.fromisoformat(event.date).isoformat() == event.date
     except ValueError:
         is_date = False
     if not is_date:
-        return "an event's date is none, or not YYYY-MM-DD"
+        return "an event's date is not a valid YYYY-MM-DD"
     if event.date <= after:
         return "an event is not after the period before"
     if event.date in known:
-        return "two events have one date"
+        return "two events have the same date"
     if not event.event.strip():
         return "an event has no text"
     if event.changes is not None and event.changes not in known:
-        return "an event changes one that is not there, or a later one"
+        return "an event changes an unknown or later event"
     if (event.changes is None) != (not (event.reason or "").strip()):
-        return "an event changes another without a reason" if event.changes else "a reason stands where nothing changes"
+        return (
+            "an event changes another without a reason"
+            if event.changes
+            else "an event has a reason but changes nothing"
+        )
     return _preference_fault(event, newest, known, hobbies) if hobbies else None
 
 
 def _preference_fault(event: Event, newest: dict, known: dict, hobbies: dict[str, bool]) -> str | None:
-    """What is wrong with what an event says of a thing: polarity changes with a named older event, and only then."""
+    """What is wrong with an event's preference: it must change if and only if the event names an older one."""
     if event.thing not in hobbies:
-        return "an event is about none of the hobbies"
+        return "an event's thing is not one of the hobbies"
     last = newest.get(event.thing)
     was_liked = hobbies[event.thing] if last is None else last["is_liked"]
     if event.changes is None:
-        return "a preference changes without an event that is changed" if event.is_liked != was_liked else None
+        return "a preference changes, but the event names no older event" if event.is_liked != was_liked else None
     if known[event.changes]["thing"] != event.thing:
-        return "an event changes one about another thing"
+        return "an event changes an event about another thing"
     if known[event.changes] is not last:
-        return "an event changes one that is not the newest about its thing"
-    return "an event changes a preference to what it was" if event.is_liked == was_liked else None
+        return "an event does not change the newest event about its thing"
+    return "an event names an older event, but the preference stays the same" if event.is_liked == was_liked else None
 
 
 # Conversations
 
 
 def check_conversation(reply: Conversation, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
-    """Sections, each an event's turns or those before the first event; all events need one (see `missing_events`)."""
-    by_date, faults, sections = {one["date"]: one for one in events}, [], []
+    """The usable sections: the turns before the first event, then each event's. `missing_events` finds the rest."""
+    by_date, faults, sections, is_lost = {one["date"]: one for one in events}, [], [], False
     for turn in reply.turns:
+        num_faults = len(faults)
         if not turn.user.strip() or not turn.assistant.strip():
             faults.append("a turn lacks one of its speakers' texts")
         elif turn.event is not None and turn.event not in by_date:
-            faults.append("a turn is about an event that is not in the history")
+            faults.append("a turn's event is not in the history")
         elif turn.event in {section["event"] for section in sections} - {None}:
-            faults.append("an event stands in two turns")
+            faults.append("two turns have the same event")
         elif turn.event and (sections and (sections[-1]["event"] or "") > turn.event):
             faults.append("the events are not in the order of their dates")
         elif turn.event and (old := by_date[turn.event].get("old_event")) and old.lower() in turn.user.lower():
             faults.append("a turn names the old event")
         elif _DATE.search(f"{turn.user} {turn.assistant}"):
-            faults.append("a turn speaks a date")
+            faults.append("a turn mentions a date")
         else:
             its = {"user": turn.user.strip(), "assistant": turn.assistant.strip()}
-            if turn.event is None and sections:
-                sections[-1]["turns"].append(its)
-            else:
+            if turn.event is not None or not (sections or is_lost):
                 sections.append({"event": turn.event, "turns": [its]})
+            elif not is_lost:
+                sections[-1]["turns"].append(its)
+        if turn.event is not None:  # what follows on a dropped turn would tell of its event in another's section
+            is_lost = len(faults) > num_faults
     return sections, faults
 
 
 def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events that no section is about."""
+    """The events without a section."""
     there = {section["event"] for section in sections}
     return [event for event in events if event["date"] not in there]
 
 
 def check_section(reply: Section) -> tuple[list[dict[str, str]] | None, Faults]:
-    """Turns that are long enough and speak no date."""
+    """The turns, if they are long enough and mention no date."""
     turns = [{"user": turn.user.strip(), "assistant": turn.assistant.strip()} for turn in reply.turns]
     if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
         return None, ["a turn lacks one of its speakers' texts"]
     users, assistants = (" ".join(turn[name] for turn in turns) for name in ("user", "assistant"))
-    faults = ["a turn speaks a date"] if _DATE.search(f"{users} {assistants}") else []
-    if len(_SENTENCE.findall(users)) < USER_SENTENCES:
+    faults = ["a turn mentions a date"] if _DATE.search(f"{users} {assistants}") else []
+    if count_sentences(users) < USER_SENTENCES:
         faults.append(f"the user says fewer than {USER_SENTENCES} sentences")
-    if len(_SENTENCE.findall(assistants)) < ASSISTANT_SENTENCES:
+    if count_sentences(assistants) < ASSISTANT_SENTENCES:
         faults.append(f"the assistant says fewer than {ASSISTANT_SENTENCES} sentences")
     return whole(turns, faults)
 
@@ -262,7 +274,7 @@ def check_text(reply: Text) -> tuple[str | None, Faults]:
 
 
 def check_question(reply: QuestionReply, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
-    """A question and its right answer; `hint` is what the question must not name, if anything."""
+    """A question and its right answer; the question must not contain `hint`, if given."""
     its = {"question": reply.question.strip(), "answer": reply.answer.strip()}
     faults = [f"the {name} is empty" for name, text in its.items() if not text]
     if hint is not None and hint.lower() in its["question"].lower():
@@ -271,7 +283,7 @@ def check_question(reply: QuestionReply, hint: str | None) -> tuple[dict[str, st
 
 
 def check_wrong(reply: Wrong, answer: str) -> tuple[list[str] | None, Faults]:
-    """Three wrong answers, no two alike and none like the right one."""
+    """Three wrong answers, all distinct and different from the right one."""
     wrong = [text.strip() for text in reply.wrong]
     faults = [f"not {NUM_WRONG} wrong answers"] if len(wrong) != NUM_WRONG else []
     faults += ["a wrong answer is empty"] if "" in wrong else []
