@@ -311,11 +311,13 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
         return
     run, measured = {**describe_run(vars(args), {}, None), "settings": its}, Validity()
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
-    counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), table, contexts, run)
+    parts = assembly.assemble(made, settings, count_tokens)
+    # The figures are of all questions: the filter itself determines those of the remaining ones.
+    counts = assembly.write_files(parts if args.filter_questions else measured.watch(parts), table, contexts, run)
     print(f"{table}: {told_of(counts)}")
-    # Figures of all questions: the filter itself determines those of the remaining ones.
-    for part in assembly.assemble(made, settings._replace(filter_questions=False), count_tokens):
-        measured.add(part)
+    if args.filter_questions:
+        for part in assembly.assemble(made, settings._replace(filter_questions=False), count_tokens):
+            measured.add(part)
     figures = measured.figures()
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(measured.sections(), args.seed))

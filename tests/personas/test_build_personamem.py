@@ -15,13 +15,15 @@ from pathlib import Path
 import persona_model
 import pytest
 from api_server import Reply, serve, text_of
+from batch_server import serve_batches
 from check_files import check
 
 import baselines
 import evaluate_responses
 from retrieval import rank_dataset
-from utils import build_personamem, download_datasets, make_table, report
+from utils import batch, build_personamem, download_datasets, make_table, report
 from utils.cli import UserError
+from utils.generation import batches
 from utils.generation.chat import load_tokenizer
 
 FILES = ("personas.json", "conversations.json", "small_talk.json", "questions.json")
@@ -224,6 +226,15 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
     (out / "small_talk.json").write_text('["damaged"]')
     with pytest.raises(UserError, match=r"small_talk.json: not a file that utils/build_personamem.py writes"):
         build_personamem.inputs.read_values(out / "small_talk.json")
+
+
+def test_batches_give_the_same(built, tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
+    with serve_batches() as server:
+        server.outcome = lambda number, request: unsteady(request)
+        assert batch.main([build_personamem.SCRIPT, *flags(tmp_path / "out", server.url, "--step", "small_talk")]) == 0
+        assert len(server.batches) > 2
+    assert (tmp_path / "out/small_talk.json").read_bytes() == (built[0] / "small_talk.json").read_bytes()
 
 
 def test_a_small_model_writes_out_and_answers_blind(tmp_path):

@@ -16,7 +16,7 @@ from utils.parsing import Parsed, nothing, writable
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
 NUM_WRONG = 3  # options beside the right one
-_SENTENCE_END = re.compile(r"[.!?。！？]+")
+_SENTENCE_END = re.compile(r"[.!?…。！？।؟]+")
 _DATE = re.compile(
     r"\b\d{4}-\d{2}-\d{2}\b|\b\d{1,2}/\d{1,2}/\d{2,4}\b|\b(?:January|February|March|April|May|June|July|August|September"
     r"|October|November|December) \d{1,2}(?:st|nd|rd|th)?\b,? (?:19|20)\d{2}"
