@@ -339,3 +339,20 @@ def test_inputs_that_are_not_as_they_must_be(tmp_path, flag, text, problem):
     with pytest.raises(UserError, match=f"{file}: ") as error:
         build_personamem.main([*args, flag, str(file)])
     assert problem in str(error.value)
+
+
+def test_what_a_server_fails_to_give_is_asked_for_again(built, tmp_path, capsys):
+    """One in fifty prompts has status 500 at first: nothing is made of these records until it answers."""
+    out, fails = tmp_path / "out", [True]
+
+    def reply(request):
+        is_out = fails[0] and drawn(request, with_seed=False) % 50 == 1
+        return Reply("try later", status=500) if is_out else unsteady(request)
+
+    with serve(reply) as server:
+        few = ["--max_retries", "0", "--step", "conversations", "small_talk"]
+        assert build_personamem.main(flags(out, server.url, *few)) == 1
+        assert "the same command asks for them again" in capsys.readouterr().err
+        fails[0] = False
+        build_personamem.main(flags(out, server.url))
+    assert files_of(out) == files_of(built[0])

@@ -80,6 +80,7 @@ WAYS = [  # what is asked for, what is written, and the reason
     ("hobbies", named("tea", "rye", "figs", "Tea "), "a hobby has no name, or appears twice"),
     ("history", {"events": LATER[:2]}, "fewer events than asked for"),
     ("history", with_event(2, date="2001-9-1"), "an event's date is not a valid YYYY-MM-DD"),
+    ("history", with_event(2, date="9999-12-31"), "an event's date is not a valid YYYY-MM-DD"),
     ("history", with_event(2, date="2001-02-30"), "an event's date is not a valid YYYY-MM-DD"),
     ("history", with_event(2, date="2001-06-01"), "an event is not after the period before"),
     ("history", with_event(2, date="2001-08-01"), "two events have the same date"),

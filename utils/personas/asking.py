@@ -6,22 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from prompts import History, Messages, load_prompt
+from prompts import FOLDER, History, Messages, load_prompt
 from utils.parsing import Parsed
 from utils.personas.replies import Faults, parsed, read, schema_of
 from utils.runs.ask import Ask
 
 Check = Callable[[Any], tuple[Any, Faults]]
-FOLDER = "personamem/building"
-PROMPTS = {
-    name: f"{FOLDER}/{name}"
-    for name in (
-        "persona", "general_history", "general_later", "hobbies", "topic_history", "topic_later", "warm_up",
-        "conversation", "missing_events", "section", "small_talk", "follow_up", "facts", "facts_wrong", "ideas",
-        "ideas_wrong", "latest", "latest_wrong", "scenario", "scenario_wrong", "reasons", "reasons_wrong",
-        "reasons_line", "evolution", "evolution_wrong", "recommendation", "recommendation_wrong", "blind",
-    )
-}  # fmt: skip
+PROMPTS = {path.stem: f"personamem/building/{path.stem}" for path in (FOLDER / "personamem/building").glob("*.txt")}
 GENERATOR, SMALL = "generator", "small"  # roles; the small model expands sections and answers without a history
 
 

@@ -15,6 +15,7 @@ from utils.parsing import Parsed, nothing, writable
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
+LATEST = "2200"  # year from which on a date is a slip: no history of this length gets there
 NUM_WRONG = 3  # options beside the right one
 _SENTENCE_END = re.compile(r"[.!?…。！？।؟]+")
 _DATE = re.compile(
@@ -178,7 +179,7 @@ def check_history(
 def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
     """What is wrong with an event, given the earlier ones by date and the newest one about each thing."""
     try:
-        is_date = date.fromisoformat(event.date).isoformat() == event.date
+        is_date = date.fromisoformat(event.date).isoformat() == event.date < LATEST
     except ValueError:
         is_date = False
     if not is_date:
