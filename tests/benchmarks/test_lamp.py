@@ -513,6 +513,7 @@ def test_the_choices_a_model_is_held_to_are_the_labels():
     assert not any(map(text, ["", "\n"]))
 
 
+@pytest.mark.alike("name", "choices")
 @pytest.mark.engine
 @pytest.mark.parametrize(("name", "choices"), [("LaMP-1", ["[1]", "[2]"]), ("LaMP-2", TAGS), ("LaMP-3", [*"12345"])])
 def test_a_real_model_is_held_to_the_choices(name, choices, warm_engine, tmp_path):

@@ -164,6 +164,7 @@ def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
     assert texts[0] == texts[1] and all(texts[0])
 
 
+@pytest.mark.alike("count")
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending, count):

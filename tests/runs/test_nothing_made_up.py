@@ -138,7 +138,7 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
     output = tmp_path / "answers.json"
     command = [sys.executable, "baselines.py", "--model_addr", "demo/models/chat", "--method", f"{tmp_path}/mine.py"]
     command += ["--inputs_addr", str(SAMPLE), "--unranked", "--output_addr", str(output), "--max_model_len", "3072"]
-    command += ["--max_tokens", "100", "--constrained_decoding", "never", "--max_retries", "0"]
+    command += ["--limit", "5", "--max_tokens", "60", "--constrained_decoding", "never", "--max_retries", "0"]
     env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=env)
     for line in process.stderr:
@@ -154,7 +154,7 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=env, timeout=1800)
     assert done.returncode in (0, 1), done.stderr
     answers = json.loads(output.read_text())
-    assert set(answers) == set(IDS) and "made up" not in output.read_text()
+    assert set(answers) == set(IDS[:5]) and "made up" not in output.read_text()
     assert read_manifest(output)["completions"]["from_store"] > 0
 
 

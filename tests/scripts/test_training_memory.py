@@ -153,6 +153,7 @@ def test_a_run_that_is_to_be_replaced_stays_where_the_new_one_does_not_fit(data,
 # The allocator
 
 
+@pytest.mark.alike("set_by_user", "conf")
 @pytest.mark.parametrize(
     ("set_by_user", "conf"),
     [
