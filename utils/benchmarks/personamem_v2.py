@@ -34,8 +34,8 @@ TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.",
          "ask_to_forget": "forget"}  # fmt: skip
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
 # These tell what the right response goes by. Nothing here reads them, so no record holds them, and no prompt can.
-SECRET_COLUMNS = ("preference", "prev_pref", "related_conversation_snippet", "raw_persona_file", "short_persona",
-                  "expanded_persona")  # fmt: skip
+SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
+                  "short_persona", "expanded_persona")  # fmt: skip
 
 
 class LinkedHistories(OnHub):
