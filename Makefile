@@ -92,7 +92,7 @@ test: setup models ## run all tests, for the packages of a CPU; the engine's are
 test-all: setup models ## run all tests, with each case of those of which `make test` runs one of many alike
 	@$(PYTEST) --all_cases
 
-test-fast: setup ## run the quick tests: no language model, no hundreds of kills
+test-fast: setup ## run the quick tests, in two minutes: no language model, no hundreds of processes
 	@$(PYTEST) -m "not engine and not slow"
 
 # The tests' files take from each other by name, as pyproject.toml has pytest do.

@@ -40,6 +40,13 @@ ENGINE = {
     "test_prepare_demo_models",
     "test_plain_commands",
 }
+# Files whose tests take seconds each, or start many processes: not for `make test-fast`.
+SLOW = {
+    "test_api_engine", "test_batch", "test_build_dataset", "test_build_personamem", "test_derived_files",
+    "test_download_datasets", "test_download_originals", "test_gpu_report", "test_long_texts", "test_memory",
+    "test_nothing_made_up", "test_paid_once", "test_refusals", "test_response_formats", "test_setup", "test_slurm",
+    "test_studies", "test_train_generator", "test_unfinished", "test_wordings",
+}  # fmt: skip
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}
@@ -134,7 +141,7 @@ def pytest_addoption(parser):
     parser.addoption("--all_cases", action="store_true", help="run each case of tests that are marked `alike`")
 
 
-def leave_out_alike(items):
+def leave_out_alike(config, items):
     """Keep one of the cases that differ in the parameters of the marker `alike` alone; a hash of the rest chooses."""
     groups = {}
     for item in items:
@@ -142,12 +149,18 @@ def leave_out_alike(items):
             rest = {name: repr(value)[:200] for name, value in item.callspec.params.items() if name not in marker.args}
             groups.setdefault(f"{item.function.__qualname__} {sorted(rest.items())}", []).append(item)
     kept = {its[zlib.crc32(key.encode()) % len(its)] for key, its in groups.items()}
+    left_out = [item for its in groups.values() for item in its if item not in kept]
+    config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item in kept or not item.get_closest_marker("alike")]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
     if not config.getoption("all_cases"):
-        leave_out_alike(items)
+        leave_out_alike(config, items)
     engine = [item for item in items if item.get_closest_marker("engine")]
     if engine and vllm_is_for_gpus():
         reason = f"{len(engine)} tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it"
