@@ -18,6 +18,7 @@ from utils.cli import UserError
 from utils.make_table import main
 from utils.tables.formats import Cell, Table, p_text, signed, to_csv, to_latex
 from utils.tables.score_table import Row, best_of
+from utils.tables.system_scores import columns_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
