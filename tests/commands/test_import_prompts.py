@@ -290,6 +290,10 @@ def test_it_writes_the_five_prompts_and_says_whose_words_they_are(clone, capsys)
     assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
     assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
     assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]
+    before = listing(clone.parent)
+    assert run() == 0
+    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
+    assert listing(clone.parent) == before
 
 
 def test_nothing_of_the_clone_is_run(clone):
@@ -299,25 +303,6 @@ def test_nothing_of_the_clone_is_run(clone):
     )
     assert done.returncode == 0, done.stderr
     assert not list(clone.parent.rglob("ran")) and not list(clone.rglob("*.pyc"))
-
-
-def test_windows_line_ends_make_the_same_files(clone, folder):
-    for name in (FORMATTERS, EVALUATOR):
-        path = clone / name
-        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert run("--output_dir", "other") == 0
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
-        path.name: path.read_bytes() for path in (clone.parent / "other").iterdir()
-    }
-
-
-def test_what_is_there_already_is_left_alone(folder, capsys):
-    (folder / "notes.md").write_text("mine")
-    before = listing(folder)
-    capsys.readouterr()
-    assert run() == 0
-    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
-    assert listing(folder) == before
 
 
 @pytest.mark.parametrize("spoil", ["another prompt", "one missing", "a file", "a link to nothing"])

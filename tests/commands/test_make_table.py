@@ -348,23 +348,6 @@ class TestDaggers:
         comparisons = "not corrected for the 16 comparisons"  # 2 systems, 2 baselines, 4 columns
         assert notes == [f"- †: better than each of RAG, None (two-sided paired t-test, p < 0.05, {comparisons})."]
 
-    def test_only_questions_that_both_have_a_score_of_are_compared(self, against, capsys):
-        words = against(((*BASE, 1.0, None, None), BASE, BASE), ((*BETTER, None, 0.0, None), BASE, BASE))
-        rows, notes = table(capsys, *words)
-        assert rows["Ours"][0] == "**0.5000**†"  # (0.75 + 0.75 + 0.5 + 0) / 4, but 5/12 over the pairs
-        assert rows["RAG"][0] == "0.4375"  # (3 * 0.25 + 1) / 4
-        assert notes[-1] == (
-            "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 1 only for RAG, 1 for neither."
-        )
-
-    def test_what_cannot_be_tested_has_none_and_is_counted(self, against, capsys):
-        rows, notes = table(capsys, *against([BASE] * 3, ((0.5,) * 3, BETTER, BETTER)))
-        assert [cell.endswith("†") for cell in rows["Ours"][:4]] == [False, True, True, True]
-        assert notes == [
-            "- †: better than RAG (two-sided paired t-test, p < 0.05, not corrected for the 3 comparisons).",
-            "- 1 comparison without a t-test: fewer than two paired questions in a category, or all differences equal.",
-        ]
-
 
 class TestIntervals:
     @pytest.fixture
@@ -390,14 +373,8 @@ class TestIntervals:
         ]
         told = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither."
         assert lines[-1] == told and lines.count(told) == 1
-
-    def test_holm_corrects_both_tests(self, arguments, capsys):
-        _, lines = table(capsys, *arguments, "--holm")
-        rows = [line.strip("| ").split(" | ") for line in lines if "| RAG |" in line]
-        assert "| t-test p (Holm) | Permutation p (Holm) |" in "".join(lines)
-        # t-test: 3 * 0.0008, then 2 * 0.0377. Permutation: 4 * 2/512, then 3 * 0.25.
-        assert [row[5] for row in rows] == ["0.0755", "–", "0.0755", "0.0023"]
-        assert [row[6] for row in rows] == ["0.7500", "0.7500", "0.7500", "0.0156"]
+        untested = "fewer than two paired questions in a category, or all differences equal."
+        assert f"- 1 comparison without a t-test: {untested}" in lines
 
     def test_csv_has_a_row_a_system_and_full_precision(self, arguments, capsys):
         (rag, ours), notes = csv_table(capsys, *arguments, "--holm")
@@ -519,17 +496,6 @@ class TestLatex:
         for text in ("{", "}", "}{", "{}", "\\", "\\{", r"\end{tabular}", "a{b\\", "%}", "†}", "{†"):
             cells = [Cell(text), Cell(text, text, bold=True)]
             assert is_balanced(to_latex([Table([text, text], [cells], [text])])), text
-
-    def test_it_fits_a_page(self, document, three, capsys, tmp_path):
-        """Of one column: 345 pt. Every cell has a dagger, and the paper's numbers are with it."""
-        name = "rag_random_profile_k10_contriever_seed_1_of_three"
-        words = systems_of({name: three("a%s.json", *[BASE] * 3), "PlanPers": three("b%s.json", *[BETTER] * 3)})
-        main([*words, "--baseline", name, "--intervals", "--paper", "Qwen 2.5 7B", "--format", "latex"])
-        wide = capsys.readouterr().out
-        assert r"\textbf{0.6667}$^{\dag}$} & " in wide
-        typeset(document, tmp_path)  # it compiles
-        log = (typeset(wide, tmp_path) / "table.log").read_text(encoding="utf-8", errors="replace")
-        assert r"Overfull \hbox" not in log
 
 
 def typeset(document, folder):
