@@ -120,6 +120,10 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     assert "- Mean ± sample standard deviation over the n seeds of a method" in second
     assert "--seeds 'M': no --system is called 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
     assert "--seeds 'M': a spread needs two or more" in refusal(*rows, "--seeds", "M", "M, seed 0")
+    twice = "--seeds 'M': 'M, seed 0' is given twice; a seed counts once"
+    assert refusal(*rows, "--seeds", "M", "M, seed 0", "M, seed 1", "M, seed 0") == twice
+    words = [word for name in ("M", " M") for word in ("--seeds", name, "M, seed 0", "M, seed 1")]
+    assert refusal(*rows, *words) == "--seeds 'M' is given twice; put all its rows behind one --seeds"
 
 
 class TestNumbers:
