@@ -638,7 +638,7 @@ def test_what_makes_no_study_is_refused(study, ask, more, message):
     if ask == "no answers":
         study.respond("Beta", lambda outputs: outputs.update(dict.fromkeys(outputs)))
     words = study.words(*more, ask=ask if ask in ("aspects", "verdicts") else "pairs")
-    words = ["Alpha" if word == "Beta" and ask == "two of one name" else word for word in words]
+    words = [" Alpha" if word == "Beta" and ask == "two of one name" else word for word in words]
     assert refusal(*words).endswith(message)
     assert not study.page.exists()
 
