@@ -227,9 +227,7 @@ def test_every_sample_needs_its_scores_in_any_order(samples):
 
 def test_what_to_do_has_to_be_said(samples):
     for flags in ([], ["--score_addr", "s.json"]):
-        with pytest.raises(
-            UserError, match="give --split_dir to get files to judge, or --score_addr and"
-        ):
+        with pytest.raises(UserError, match="give --split_dir to get files to judge, or --score_addr and"):
             samples.run(*flags)
 
 
