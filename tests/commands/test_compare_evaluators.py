@@ -216,14 +216,6 @@ class TestLeftOut:
             "1 scored but not rated.\n"
         ) in out
 
-    def test_a_pairwise_comparison_without_a_result(self, study):
-        human = study.human({"a": "first", "b": "second"})
-        pairs = study.pairwise("p.json", {"a": "loss", "b": None})
-        out, figures = study.run("--human_addr", human, "--evaluator", "P", pairs)
-        [row] = figures["evaluators"]
-        assert (row["num_questions"], row["unscored"], row["accuracy"], row["position_swap_rate"]) == (1, 1, 0, 0)
-        assert "- P: questions left out: 1 rated but without a result.\n" in out
-
 
 TWO_RATERS = {
     "a": ["first"] * 2, "b": ["first", "tie"], "c": ["tie"] * 2, "d": ["second"] * 2, "e": ["second", "first"],
