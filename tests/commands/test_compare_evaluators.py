@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from test_strategies import judging, shown  # noqa: F401
 
 from utils.cli import UserError
 from utils.compare_evaluators import main
-from utils.tables.agreement import agreement, cohens_kappa, majority, spearman, wilson_interval
+from utils.tables.agreement import majority
 
 ROOT = Path(__file__).resolve().parents[2]
 ASPECTS = {0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1: (2, 2), None: (2, None)}  # two a question
@@ -34,34 +35,25 @@ class Study:
             (self.folder / f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         return path
 
-    def aspect(self, name, scores, **fingerprint):
-        """A score file with two aspects a question, from scores by id."""
-        questions = []
-        for question_id, score in scores.items():
-            details = [{"aspect": f"aspect {i}", "score": verdict} for i, verdict in enumerate(ASPECTS[score])]
-            questions.append({**self.entry(question_id), "score": score, "details": details})
-        return self.write(name, {"num_unanswered": 0, "per_question_scores": questions}, **fingerprint)
-
-    @staticmethod
-    def entry(question_id):
-        return {"id": question_id, "category": "law", "question_sha256": f"hash of {question_id}", "answered": True}
-
-    def direct(self, name, scores):
-        questions = [
-            {**self.entry(question_id), "score": score, "details": [{"score": score}]}
-            for question_id, score in scores.items()
+    def scores(self, strategy, name, found, **judged):
+        """A score file from the scores, or the results of pairs, by question; with two aspects a question."""
+        details = {
+            "aspect": lambda one: [{"aspect": f"aspect {i}", "score": its} for i, its in enumerate(ASPECTS[one])],
+            "direct": lambda one: [{"score": one}],
+            "pairwise": lambda one: [{"preferred": system} for system in ORDERS[one]],
+        }[strategy]
+        pairs = strategy == "pairwise"
+        shared = {"category": "law", "answered": [True, True] if pairs else True}
+        entries = [
+            {"id": i, "question_sha256": f"hash of {i}", "result" if pairs else "score": one, "details": details(one)}
+            for i, one in found.items()
         ]
-        return self.write(name, {"strategy": "direct", "num_unanswered": 0, "per_question_scores": questions})
+        content = {"strategy": strategy, "num_unanswered": [0, 0] if pairs else 0}
+        return self.write(name, {**content, "per_question_scores": [shared | entry for entry in entries]}, **judged)
 
-    def pairwise(self, name, results, **fingerprint):
-        """A pairwise score file, from results by id."""
-        questions = []
-        for question_id, result in results.items():
-            details = [{"preferred": system} for system in ORDERS[result]]
-            entry = {**self.entry(question_id), "answered": [True, True]}
-            questions.append({**entry, "result": result, "details": details})
-        scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": questions}
-        return self.write(name, scores, **fingerprint)
+    aspect = partialmethod(scores, "aspect")
+    direct = partialmethod(scores, "direct")
+    pairwise = partialmethod(scores, "pairwise")
 
     def human(self, choices):
         return self.write("human.json", choices)
@@ -172,12 +164,6 @@ class TestByHand:
         # squares 4.5 and 5: (12 - 5) / (16 - 5), and 3 / sqrt(4.5 * 5).
         assert "| one | other | 4 | 2 | 0.7500 | +0.6364 | +0.6325 |\n" in out
         assert figures["human"] is None and "Accuracy" not in out
-
-
-def test_what_has_no_value_has_none():
-    assert agreement([]) is cohens_kappa([]) is spearman([]) is wilson_interval([]) is None
-    assert cohens_kappa([(0.5, 1), (0.25, 1)]) is None  # first, everywhere and on both sides
-    assert spearman([(0, 1), (0, -1)]) is spearman([(1, 0), (-1, 0)]) is spearman([(1, 1)]) is None
 
 
 @pytest.mark.parametrize(

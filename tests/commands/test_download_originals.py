@@ -453,15 +453,6 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
     assert download.records(split="train")[0]["question"].endswith(" changed")
 
 
-def test_a_full_disk(download, server):
-    server.files |= large(1_000_000)
-    told = download.refuse(limit_file_size=400_000)
-    assert re.match(r"\S+train_questions.json.part: File too large\n  raise the limit on a file's size", told)
-    server.asked.clear()
-    download.run()
-    assert server.asked[0] == (TRAIN, "bytes=400000-") and len(download.records(split="train")) > 20
-
-
 # Large files
 
 

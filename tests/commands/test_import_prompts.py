@@ -319,15 +319,6 @@ def test_something_else_in_its_place_is_refused(clone, folder, spoil):
     )
 
 
-def test_an_empty_folder_is_filled_and_the_rest_of_a_killed_run_goes(clone):
-    Path("prompts_paper").mkdir()
-    Path(".prompts_paper.partial").mkdir()
-    Path(".prompts_paper.partial/old.txt").write_text("half")
-    assert run() == 0
-    assert sorted(path.stem for path in Path("prompts_paper").iterdir()) == NAMES
-    assert not Path(".prompts_paper.partial").exists()
-
-
 # A clone of another state
 
 

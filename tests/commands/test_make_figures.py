@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 
-from utils import dataset_statistics, make_figures
+from utils import make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.make_figures import main, output_files, read_evaluators
-from utils.tables.drawing import render_figure, shorten
+from utils.tables.drawing import shorten
 from utils.tables.paper_figures import (
     DARK,
     HATCHES,
@@ -272,15 +272,6 @@ def test_a_file_without_the_evaluators_figures_is_refused(content, expected, eva
 
 
 # Figure 5
-
-
-def test_the_communities_are_drawn_as_dataset_statistics_draws_them(drawn, tmp_path):
-    files = [SAMPLE / "train.json", SAMPLE / "test.json"]
-    figure = drawn("--figure", "5", "--inputs_addr", *files)
-    assert [panel.get_title() for panel in figure.axes] == ["train.json\n24 questions", "test.json\n13 questions"]
-    dataset_statistics.main(["--inputs_addr", *map(str, files), "--plot_addr", str(tmp_path / "one.png")])
-    rendered = render_figure(figure, {tmp_path / "other.png": "png"})
-    assert (tmp_path / "one.png").read_bytes() == rendered[tmp_path / "other.png"]
 
 
 # For every reader
