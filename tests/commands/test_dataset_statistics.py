@@ -207,23 +207,6 @@ def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
 # Forms
 
 
-def test_latex(dataset, capsys):
-    names = "Art_and_Entertainment_train.json", "Art_and_Entertainment_test.json", "my_own.json"
-    main(["--inputs_addr", *(dataset(name, *TWO) for name in names), "--format", "latex"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[3:11] == [
-        r"\begin{tabular}{@{}lrrr@{}}",
-        r"\toprule",
-        r"& \multicolumn{2}{c}{Arts \& Entertainment} & \multicolumn{1}{c}{} \\",
-        r"{} & {train} & {test} & {my\_own.json} \\",
-        r"\midrule",
-        r"{Questions (users)} & {2} & {2} & {2} \\",
-        r"{-- in the paper} & {9349} & {767} & {} \\",
-        r"{Aspects per question} & {3.5 $\pm$ 1.5} & {3.5 $\pm$ 1.5} & {3.5 $\pm$ 1.5} \\",
-    ]
-    assert lines[21].startswith(r"Mean $\pm$ population standard")
-
-
 def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys):
     paths = [dataset("own.json", record(1, words=1), record(2, words=1), record(3, words=2)),
              dataset("Art_and_Entertainment_test.json", *TWO)]  # fmt: skip

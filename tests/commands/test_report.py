@@ -15,13 +15,10 @@ from api_server import serve
 import baselines
 import evaluate_responses
 import planpers
-from utils.benchmarks.lampqa import CATEGORIES, TASK
+from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.report import main
-from utils.tables.report_page import score_panels
-from utils.tables.significance import bootstrap_interval
-from utils.tables.system_scores import MACRO, Board, System
 
 SAMPLE = str(Path(__file__).parents[1] / "data/mini_lampqa/test.json")
 CHROMIUM = shutil.which("chromium")
@@ -479,32 +476,6 @@ def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
 
 
 # The figures on the first page
-
-
-def scored(question_id, community, score):
-    entry = {"id": question_id, **TASK.place({"category": community}), "answered": True}
-    return {**entry, "score": score, "details": [{"score": score}]}
-
-
-def test_panels_hold_the_table_s_means_and_intervals_over_questions(files):
-    """Hand-computed: arts (1 + 0 + 0.5 + 0.5) / 4, lifestyle (0.5 + 0.5) / 2, society 0.25, macro their mean."""
-    scores = {"rpg": [1, 0, 0.5, 0.5, None], "diy": [0.5, 0.5], "law": [0.25]}
-    questions = [scored(f"{c}{i}", c, score) for c, found in scores.items() for i, score in enumerate(found)]
-    arts, lifestyle, society, macro = score_panels(
-        Board([System("A", TASK, {"a": questions}), System("B", TASK, {"b": questions[:5]})], ["A", "B"])
-    )
-    assert [panel["group"] for panel in (arts, lifestyle, society, macro)] == [*CATEGORIES, MACRO]
-    assert arts["points"][0] == {"mean": 0.5, "interval": bootstrap_interval([[1, 0, 0.5, 0.5]]), "questions": 4}
-    assert lifestyle["points"][0] == {"mean": 0.5, "interval": (0.5, 0.5), "questions": 2}
-    assert society["points"][0] == {"mean": 0.25, "interval": None, "questions": 1}  # of one question there is none
-    assert macro["points"][0] == {"mean": 1.25 / 3, "interval": None, "questions": 7}
-    assert lifestyle["points"][1] == {"mean": None, "interval": None, "questions": 0}
-    low, high = arts["points"][0]["interval"]
-    assert 0 < low < 0.5 < high < 1
-    law = [{**q, "id": "law1", "score": 0.75} for q in questions if q["id"] == "law0"]
-    *_, macro = score_panels(Board([System("A", TASK, {"a": questions + law})], ["A"]))
-    strata = [[1, 0, 0.5, 0.5], [0.5, 0.5], [0.25, 0.75]]
-    assert macro["points"][0] == {"mean": 0.5, "interval": bootstrap_interval(strata), "questions": 8}
 
 
 def test_heat_map_has_the_mean_of_every_community(files):
