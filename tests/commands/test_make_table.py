@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.make_table import main
-from utils.tables.formats import Cell, Table, p_text, signed, to_csv, to_latex
+from utils.tables.formats import to_csv
 from utils.tables.score_table import Row, best_of
 from utils.tables.system_scores import columns_of
 
@@ -390,12 +389,6 @@ class TestIntervals:
         assert "†" not in f"{ours}{notes}"  # numbers alone
         assert "note: Ours and RAG: 9 paired questions" in notes
 
-    def test_numbers_as_they_are_shown(self):
-        shown = ["+0.1000", "−0.1000", "+0.0000", "+0.0000", "–"]
-        assert [signed(x) for x in (0.1, -0.1, -0.00001, 0.0, None)] == shown
-        shown = ["1.0000", "0.0377", "0.0001", "<0.0001", "<0.0001", "–"]
-        assert [p_text(p) for p in (1.0, 0.0377, 0.0001, 0.00009, 0.0, None)] == shown
-
 
 class TestPaper:
     def test_its_number_and_the_difference_stand_beside_each_cell(self, three, capsys):
@@ -410,16 +403,6 @@ class TestPaper:
         title = "the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers"
         assert notes[0] == f"- With each mean: {title}, and the difference to it."
         assert len(notes) == 2  # and the wordings
-
-    def test_rows_of_other_names_stay_as_they_are_and_are_named(self, three, capsys):
-        scores = {"PlanPers": BASE, "Ours": (None,) * 3, "RAG (asker's profile)": (None,) * 3}
-        files = {name: three(f"{name}.json", BASE, BASE, its) for name, its in scores.items()}
-        rows, notes = table(capsys, *systems_of(files), "--paper", "Qwen 2.5 7B", "--paper_table", "3")
-        assert rows["PlanPers"][0] == "**0.2500** (0.3890, −0.1390)"  # no dagger there in Table 3
-        assert rows["Ours"][:4] == ["**0.2500**", "**0.2500**", "–", "–"]
-        assert rows["RAG (asker's profile)"][2] == "– (0.4909, –)"
-        methods = "No personalization, RAG (random profile), RAG (asker's profile), PlanPers"
-        assert f"- Not in that table: Ours; its methods are {methods}." in notes
 
     def test_a_misprint_is_noted_where_it_is_shown(self, three, capsys):
         file = three("a.json", BASE, BASE, BASE)
@@ -482,23 +465,6 @@ class TestLatex:
         for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
             assert len(re.findall(r"(?<!\\)&", line)) == 7
         assert not set("†−–") & set(document)
-
-    def test_any_name_leaves_the_braces_balanced(self):
-        for text in ("{", "}", "}{", "{}", "\\", "\\{", r"\end{tabular}", "a{b\\", "%}", "†}", "{†"):
-            cells = [Cell(text), Cell(text, text, bold=True)]
-            assert is_balanced(to_latex([Table([text, text], [cells], [text])])), text
-
-
-def typeset(document, folder):
-    program = shutil.which("pdflatex") or shutil.which("tectonic")
-    if program is None:
-        pytest.skip("neither pdflatex nor tectonic is installed")
-    preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n\\noindent\n"
-    (folder / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
-    flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else ["--keep-logs"]
-    done = subprocess.run([program, *flags, "table.tex"], cwd=folder, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout[-2000:]
-    return folder
 
 
 class TestForms:
