@@ -21,7 +21,6 @@ from utils.files.manifest import read_manifest
 
 SAMPLE = ROOT / "tests/data/mini_lampqa"
 TOKEN = "hf_distinctiveTOKEN0123456789abcd"
-HINT = "interrupted; what is finished is kept, run the same command again\n"
 PATHS = {(category, split): f"data/{category}/{split}/{split}.json" for category, split in QUESTIONS}
 ART = PATHS["Art_and_Entertainment", "train"]
 LFS_FROM = 30_000  # bytes; some files of the sample are larger, some smaller

@@ -13,7 +13,6 @@ from utils.files.manifest import read_manifest
 from utils.make_controls import draw_others, halve, main
 from utils.parsing.choices import parse_verdict
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("question", "other_answer", "half", "ceiling", "orders")
 TEXT = "The first sentence is short. The second one is a little longer than that! And here is a third, which ends it."
 

@@ -16,7 +16,6 @@ from utils.files.manifest import file_hash, publish, read_manifest
 from utils.select_responses import main
 from utils.tables.notes import describe_selection
 
-ROOT = Path(__file__).resolve().parents[2]
 # By question the four samples' scores; None has no score, and "-" no answer, which scores 0.
 SCORES = {
     "q1": [0.2, 0.8, 0.8, 0.4],
