@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 from functools import partialmethod
-from pathlib import Path
 
 import pytest
 from api_server import Reply

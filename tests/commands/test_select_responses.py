@@ -66,13 +66,13 @@ class Samples:
         assert self.run("--split_dir", self.folder / "samples") == 0
         return sorted(self.folder.glob("samples/sample_?.json"))
 
-    def judge(self, judge="Café"):
+    def judge(self):
         """Score files as evaluate_responses.py writes them."""
         for number, path in enumerate(self.split()):
             entries = [scored(key, row[number]) for key, row in self.table.items() if number < len(row)]
             content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
-            fingerprint = {"judge": f"{judge}@1", "responses": file_hash(path)}
-            publish(self.score(number), content, {"settings": fingerprint, "arguments": {"evaluator_llm": judge}})
+            settings = {"judge": "Café@1", "responses": file_hash(path)}
+            publish(self.score(number), content, {"settings": settings, "arguments": {"evaluator_llm": "Café"}})
 
     def score(self, number):
         return self.folder / f"samples/scores_{number}.json"
@@ -101,11 +101,18 @@ def chosen(selection):
     return {key: (one["sample"], one["score"]) for key, [one] in selection.items()}
 
 
-@pytest.fixture
-def samples(tmp_path):
-    made = Samples(tmp_path, SCORES)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A folder with samples and their score files, of which every test has a copy."""
+    made = Samples(tmp_path_factory.mktemp("judged"), SCORES)
     made.judge()
-    return made
+    return made.folder
+
+
+@pytest.fixture
+def samples(tmp_path, judged):
+    shutil.copytree(judged, tmp_path, dirs_exist_ok=True)
+    return Samples(tmp_path, SCORES)
 
 
 def test_a_sample_is_a_response_file(samples, capsys):
