@@ -18,7 +18,7 @@ from utils.human_evaluation import main
 from utils.tables.agreement import cohens_kappa as outcome_kappa
 from utils.tables.agreement import majority
 from utils.tables.formats import signed
-from utils.tables.rating_study import draw
+from utils.tables.rating_study import draw, draw_swapped, share_out
 from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
 
 COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of another category
@@ -394,6 +394,29 @@ def test_every_beginning_of_what_is_drawn_has_the_groups_in_proportion():
         counts = Counter(groups[i] for i in drawn[:length])
         assert all(abs(counts[name] - length * count / 90) < 1 for name, count in COMMUNITIES.items()), length
     assert draw(dict(reversed(groups.items())), 30, seed=3) == drawn[:30] != draw(groups, 30, seed=4)
+
+
+def test_a_missing_answer_does_not_change_what_else_is_drawn():
+    """Studies of two systems are compared on the questions that both have drawn."""
+    groups = {f"q{i}": "abc"[i % 3] for i in range(900)}
+    lacking = {question_id: its for question_id, its in groups.items() if question_id not in {"q7", "q8", "q450"}}
+    assert len({*draw(groups, 90, seed=0)} & {*draw(lacking, 90, seed=0)}) >= 85
+
+
+def test_the_overlap_is_for_all_and_the_rest_for_one_rater_each():
+    drawn = [f"q{i}" for i in range(30)]
+    shares = share_out(drawn, ["Ann", "Bo", "Cy"], 12, seed=0)
+    assert Counter(i for its in shares.values() for i in its) == {i: 3 if i in drawn[:12] else 1 for i in drawn}
+    assert all(set(its[:12]) != set(drawn[:12]) for its in shares.values())  # in an order of their own
+    assert len({tuple(i for i in its if i in drawn[:12]) for its in shares.values()}) == 3
+
+
+def test_half_of_a_groups_pairs_are_swapped():
+    groups = {f"{name}_{i}": name for name in "ab" for i in range(9 if name == "a" else 20)}
+    swapped = draw_swapped(list(groups), groups, seed=1)
+    counts = Counter(groups[i] for i in swapped)
+    assert counts["a"] in (4, 5) and counts["b"] == 10
+    assert swapped != draw_swapped(list(groups), groups, seed=2)
 
 
 def test_a_study_of_several_raters(study):

@@ -451,6 +451,15 @@ HEADS = ".answer header"
 
 
 @needs_chromium
+def test_blocks_of_code_stay_what_was_written(files, open_page):
+    output = "Do this:\n```python\nif x:\n    <b>`y`</b>\n```\nand `that`.\n```\nnever closed"
+    page = open_page(files.report("--system", "A", files.responses("a.json", {"rpg_1": output})))
+    page.go("#rpg_1")
+    assert page.run("document.querySelector('.text').textContent") == output
+    assert page.texts(".text code") == ["```python if x: <b>`y`</b> ```"]
+
+
+@needs_chromium
 def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
     """The first is the system's failure and counts 0, the second the judge's and counts nothing."""
     path = files.responses("a.json", {"rpg_1": " \n", "diy_2": "x", "law_3": "y"})
