@@ -511,12 +511,10 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
 def test_three_raters_have_each_two_a_kappa_and_all_an_alpha(study, capsys):
     key = study.make("--draw", 20, "--raters", "Ann", "Bo", "Cy")
     rng = random.Random(1)
-    study.collect(
-        *[study.choose(name, {i: rng.choice(["first", "tie"]) for i in ids}) for name, ids in key["raters"].items()]
-    )
-    rows = re.findall(
-        r"^\| choice \| ([^|]+) \| 20 \| 20 \| \S+ \| ([^|]+) \| [+−]\d.\d+ \|", capsys.readouterr().out, re.M
-    )
+    chosen = {name: {i: rng.choice(["first", "tie"]) for i in ids} for name, ids in key["raters"].items()}
+    study.collect(*[study.choose(name, its) for name, its in chosen.items()])
+    out = capsys.readouterr().out
+    rows = re.findall(r"^\| choice \| ([^|]+) \| 20 \| 20 \| \S+ \| ([^|]+) \| [+−]\d.\d+ \|", out, re.M)
     pairs = [(f"{one} and {other}", "Cohen's kappa") for one, other in (("Ann", "Bo"), ("Ann", "Cy"), ("Bo", "Cy"))]
     assert rows == [*pairs, ("all 3", "Krippendorff's alpha")]
 
