@@ -160,7 +160,7 @@ def check_systems(ask: str, systems: list[list[str]]) -> None:
         if not paths or (ask == "verdicts" and len(paths) > 1):
             number = "its response file" if ask == "verdicts" else "its response files"
             raise UserError(f"--system {name!r}: {len(paths)} files; give a name, then {number}")
-    if len({name for name, *_ in systems}) < len(systems):
+    if len({one_line(name) for name, *_ in systems}) < len(systems):
         raise UserError(f"--system {systems[0][0]!r} twice: give each system a name of its own")
 
 

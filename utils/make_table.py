@@ -132,12 +132,17 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
 
 
 def rows_by_method(args: argparse.Namespace, names: list[str]) -> dict[str, list[str]]:
-    """The rows behind each --seeds by its name; UserError where one is no row, or one row is no spread."""
-    methods = {one_line(method): [one_line(row) for row in rows] for method, *rows in args.seeds or []}
-    for method, rows in methods.items():
+    """The rows behind each --seeds by its name; UserError where one is no row or stands twice, or is no spread."""
+    methods: dict[str, list[str]] = {}
+    for method, *rows in [list(map(one_line, words)) for words in args.seeds or []]:
+        if method in methods:
+            raise UserError(f"--seeds {method!r} is given twice; put all its rows behind one --seeds")
+        methods[method] = rows
         if missing := [row for row in rows if row not in names]:
             raise UserError(f"--seeds {method!r}: no --system is called {missing[0]!r}")
-        if len(set(rows)) < 2:
+        if twice := [row for row in rows if rows.count(row) > 1]:
+            raise UserError(f"--seeds {method!r}: {twice[0]!r} is given twice; a seed counts once")
+        if len(rows) < 2:
             raise UserError(f"--seeds {method!r}: a spread needs two or more different rows")
     return methods
 

@@ -3,8 +3,6 @@
 import hashlib
 import json
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -209,32 +207,26 @@ def test_of_a_cancelled_batch_the_next_run_takes_the_answers(server, tmp_path):
     assert len(server.batches) == 2 and set(server.paid.values()) == {1}
 
 
-def start(server, inputs, output, setup=""):
-    code = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n"
-    code += "from utils import batch, cli\nfrom utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
-    words = [sys.executable, "-c", f"{code}{setup}\ncli.run_script(batch.main)", "baselines.py"]
-    return subprocess.Popen([*words, *flags(server, inputs, output)], stderr=subprocess.PIPE, text=True)
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_finds_its_batch(server, tmp_path, number):
+def test_a_run_that_is_ended_finds_its_batch(warm_api, server, tmp_path, number):
     """Also with further questions, and where the API lists nothing."""
     inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
     server.held, server.outcome = True, usable
-    run = start(server, inputs, output)
+    run = begin(warm_api, server, inputs, output)
     while not (server.batches and server.batches[0]["status"] == "in_progress"):
         time.sleep(0.02)
-    run.send_signal(number)
-    assert "if you stop here, the same command again waits for it" in run.communicate(timeout=600)[1]
+    run.send(number)
+    run.wait()
+    assert "if you stop here, the same command again waits for it" in run.errors
     server.held = False
     server.batches[0]["metadata"] = None
-    again = start(server, make_questions(tmp_path / "in.json", 14), output)
-    assert "batch_0 was sent before\n" in again.communicate(timeout=600)[1] and again.returncode == 0
+    again = begin(warm_api, server, make_questions(tmp_path / "in.json", 14), output)
+    assert again.wait() == 0 and "batch_0 was sent before\n" in again.errors
     assert sizes_of(server) == [10, 4] and set(server.paid.values()) == {1}
 
 
 @pytest.mark.slow
-def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(server, tmp_path):
+def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, server, tmp_path):
     """It is killed as soon as each of its requests is answered, in turn, and started again."""
     server.polls = 1
     inputs = make_questions(tmp_path / "in.json", 12)
@@ -244,19 +236,9 @@ def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(server, tm
         steps += 1
         output = tmp_path / f"{steps}/out.json"
         server.batches.clear(), server.paid.clear(), server.files.clear()
-        run = start(server, inputs, output, f"""
-import os, httpx2
-send, sent = httpx2.AsyncClient.send, []
-async def killed(self, request, **more):
-    response = await send(self, request, **more)
-    sent.append(request)
-    if len(sent) == {steps}:
-        os.kill(os.getpid(), 9)
-    return response
-httpx2.AsyncClient.send = killed
-""")  # fmt: skip
-        said, code = run.communicate(timeout=600)[1], run.returncode
-        assert code in (0, -signal.SIGKILL), said
+        run = begin(warm_api, server, inputs, output, KILLED.replace("STEPS", str(steps)))
+        code = run.wait()
+        assert code in (0, -signal.SIGKILL), run.errors
         assert answer(server, inputs, output) == 0 and output.read_bytes() == whole
         assert set(server.paid.values()) == {1} and sizes_of(server) == sizes, steps
     assert steps > 10 and len(sizes) > 1
@@ -298,3 +280,23 @@ def test_no_batch_is_over_the_limits(monkeypatch):
     assert list(map(len, batches.parts_of(bodies))) == [4, 4, 2]
     monkeypatch.setattr(batches, "MOST_BYTES", 3700)
     assert list(map(len, batches.parts_of(bodies))) == [3, 3, 3, 1] and batches.parts_of({}) == []
+
+
+def begin(zygote, server, inputs, output, setup=""):
+    """A run of its own process."""
+    code = f"import os\nos.environ['OPENAI_API_KEY'] = '{KEY}'\n"
+    code += "from utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
+    return zygote.start("utils.batch", ["baselines.py", *flags(server, inputs, output)], do=code + setup)
+
+
+KILLED = """
+import httpx2
+send, sent = httpx2.AsyncClient.send, []
+async def killed(self, request, **more):
+    response = await send(self, request, **more)
+    sent.append(request)
+    if len(sent) == STEPS:
+        os.kill(os.getpid(), 9)
+    return response
+httpx2.AsyncClient.send = killed
+"""

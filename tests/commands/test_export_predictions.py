@@ -45,8 +45,7 @@ def export(folder, inputs, responses, *more):
     return export_predictions.main(arguments)
 
 
-@pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
-@pytest.mark.parametrize("split", ["dev", "test"])
+@pytest.mark.parametrize(("name", "split"), [*((name, "test") for name in [*LAMP, *CONFIGS]), ("LaMP-4", "dev")])
 def test_what_is_exported_is_read_as_the_benchmark_s_own_file(name, split, sample, tmp_path, capsys):
     dataset, addr, responses = sample(name, split)
     assert export(tmp_path / "export", [dataset], [addr]) == 0
@@ -71,21 +70,6 @@ def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path,
     exported = read_golds(tasks()["LaMP-3"], tmp_path / "LaMP_3.json")
     assert [exported[one] for one in (first, second, third)] == ["", " ", ""]
     assert len(exported) == 6
-
-
-@pytest.mark.parametrize("name", ["LaMP-2", "LaMP-3", "LaMP-4", "LongLaMP-topic"])
-def test_what_is_exported_is_scored_as_what_it_is_of(name, sample, write, tmp_path):
-    dataset, *_ = sample(name, "dev")
-    records = read_sample(name, "dev")
-    responses = {one["id"]: [{"output": one["target"] if i % 2 else None}] for i, one in enumerate(records)}
-    export(tmp_path, [dataset], [write("half.json", responses)])
-    scores = []
-    for path in (tmp_path / "half.json", tmp_path / f"{name.replace('-', '_')}.json"):
-        scores.append(tmp_path / f"{path.stem}_scores.json")
-        flags = ["--inputs_addr", dataset, "--response_addr", path, "--score_addr", scores[-1]]
-        assert evaluate_responses.main(list(map(str, flags))) == 0
-    ours, exported = (json.loads(path.read_text()) for path in scores)
-    assert ours == exported and ours["num_unanswered"] == (len(records) + 1) // 2
 
 
 def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, write, tmp_path, capsys):
@@ -121,20 +105,6 @@ def test_all_seven_make_the_zip_the_same_each_time(sample, tmp_path, capsys):
     for name, its_responses in zip(LAMP, responses, strict=True):
         golds = read_golds(tasks()[name], tmp_path / "unpacked" / f"{name.replace('-', '_')}.json")
         assert golds == {key: outputs[0]["output"] for key, outputs in its_responses.items()}
-
-
-def test_what_it_wrote_it_writes_again_and_nothing_else(sample, tmp_path):
-    dataset, addr, _ = sample("LaMP-4")
-    path = tmp_path / "LaMP_4.json"
-    export(tmp_path, [dataset], [addr])
-    before = path.read_bytes()
-    export(tmp_path, [dataset], [addr])
-    path.write_text("mine")
-    with pytest.raises(UserError, match=r"LaMP_4\.json: exists, and was not written by this script or was changed"):
-        export(tmp_path, [dataset], [addr])
-    assert path.read_text() == "mine"
-    export(tmp_path, [dataset], [addr], "--overwrite")
-    assert path.read_bytes() == before
 
 
 def test_what_is_refused(sample, write, tmp_path):

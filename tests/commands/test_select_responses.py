@@ -16,7 +16,6 @@ from utils.files.manifest import file_hash, publish, read_manifest
 from utils.select_responses import main
 from utils.tables.notes import describe_selection
 
-ROOT = Path(__file__).resolve().parents[2]
 # By question the four samples' scores; None has no score, and "-" no answer, which scores 0.
 SCORES = {
     "q1": [0.2, 0.8, 0.8, 0.4],
@@ -67,13 +66,13 @@ class Samples:
         assert self.run("--split_dir", self.folder / "samples") == 0
         return sorted(self.folder.glob("samples/sample_?.json"))
 
-    def judge(self, judge="Café"):
+    def judge(self):
         """Score files as evaluate_responses.py writes them."""
         for number, path in enumerate(self.split()):
             entries = [scored(key, row[number]) for key, row in self.table.items() if number < len(row)]
             content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries}
-            fingerprint = {"judge": f"{judge}@1", "responses": file_hash(path)}
-            publish(self.score(number), content, {"settings": fingerprint, "arguments": {"evaluator_llm": judge}})
+            settings = {"judge": "Café@1", "responses": file_hash(path)}
+            publish(self.score(number), content, {"settings": settings, "arguments": {"evaluator_llm": "Café"}})
 
     def score(self, number):
         return self.folder / f"samples/scores_{number}.json"
@@ -102,11 +101,18 @@ def chosen(selection):
     return {key: (one["sample"], one["score"]) for key, [one] in selection.items()}
 
 
-@pytest.fixture
-def samples(tmp_path):
-    made = Samples(tmp_path, SCORES)
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A folder with samples and their score files, of which every test has a copy."""
+    made = Samples(tmp_path_factory.mktemp("judged"), SCORES)
     made.judge()
-    return made
+    return made.folder
+
+
+@pytest.fixture
+def samples(tmp_path, judged):
+    shutil.copytree(judged, tmp_path, dirs_exist_ok=True)
+    return Samples(tmp_path, SCORES)
 
 
 def test_a_sample_is_a_response_file(samples, capsys):
@@ -131,7 +137,6 @@ def test_best_and_worst_by_hand(samples, capsys):
     assert "best.json: 5 of 8 questions; at test time an upper bound, as each response is the best of 4 by" in printed
     assert "worst.json: 5 of 8 questions; at test time a lower bound, as each response is the worst of 4 by" in printed
     assert "; ".join(f"{name}: {count}" for name, count in COUNTS.items()) in printed
-    assert sorted(COUNTS) == sorted(samples.counts())
 
 
 @pytest.mark.parametrize(
@@ -139,13 +144,10 @@ def test_best_and_worst_by_hand(samples, capsys):
     [
         (["--min_score", 0.6], ["q1", "q3", "q4", "q8"], {"dropped, below --min_score": 1}),
         (["--min_margin", 0.2], ["q1", "q3", "q4", "q7"], {"dropped, below --min_margin": 1}),  # 0.6 - 0.4 < 0.2
-        (
-            ["--min_score", 0.75, "--min_margin", 0.2],
-            ["q1"],
-            {"dropped, below --min_score": 3, "dropped, below --min_margin": 1},
-        ),
+        (["--min_score", 0.75, "--min_margin", 0.2], ["q1"],
+         {"dropped, below --min_score": 3, "dropped, below --min_margin": 1}),
     ],
-)
+)  # fmt: skip
 def test_thresholds_drop_questions_and_count_them(samples, flags, kept, counts):
     assert list(samples.select(*flags)) == kept
     ties = {"q1": 1, "q3": 1, "q8": 1}
@@ -178,19 +180,6 @@ def test_the_manifest_says_who_selected_and_what_that_saw(samples):
     }
     assert read_manifest(samples.folder / "worst.json")["settings"]["selected_by"]["which"] == "worst"
     assert describe_selection(by).endswith("which saw the rubric (narrative, rubric_aspects); 5 samples had no score")
-
-
-def test_the_same_command_makes_the_same_files_and_replaces_nothing_of_others(samples):
-    samples.select()
-    before = [(samples.folder / name).read_bytes() for name in ("best.json", "worst.json")]
-    samples.select()
-    assert before == [(samples.folder / name).read_bytes() for name in ("best.json", "worst.json")]
-    samples.write("worst.json", {})
-    with pytest.raises(UserError, match=r"worst\.json: exists, and was not written by this script or was changed"):
-        samples.select("--min_score", 0.6)
-    assert (samples.folder / "best.json").read_bytes() == before[0]
-    samples.select("--min_score", 0.6, "--overwrite")
-    assert list(samples.read("worst.json")) == ["q1", "q3", "q4", "q8"]
 
 
 # Bad input
@@ -242,16 +231,10 @@ def test_every_sample_needs_its_scores_in_any_order(samples):
     assert samples.counts() == COUNTS | {"ties for the worst": 0} and not (samples.folder / "worst.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([], "give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores"),
-        (["--score_addr", "s.json"], "give --split_dir to get files to judge, or"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(samples, flags, message):
-    with pytest.raises(UserError, match=message):
-        samples.run(*flags)
+def test_what_to_do_has_to_be_said(samples):
+    for flags in ([], ["--score_addr", "s.json"]):
+        with pytest.raises(UserError, match="give --split_dir to get files to judge, or --score_addr and"):
+            samples.run(*flags)
 
 
 # With the scripts around it
@@ -309,13 +292,8 @@ def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
     judged = json.loads(Path("s/best_scores.json").read_text())["per_question_scores"]
     assert {one["id"]: one["score"] for one in judged} == highest
 
-    shutil.copy("best.json", "copy.json")  # without its manifest, but the responses tell
-    words = ["--response_addr", "copy.json", "--score_addr", "s/copy_scores.json"]
-    assert evaluate_responses.main([*api, *judge, *words]) == 0
     assert "; 8 selected by score: no fair system" in capsys.readouterr().out
-    assert json.loads(Path("s/copy_scores.json").read_text())["num_selected"] == 8
     assert "num_selected" not in json.loads(Path(scores[0]).read_text())
-
     capsys.readouterr()
     assert make_table.main(["--system", "One", scores[0], "--system", "Best of 4", "s/best_scores.json"]) == 0
     notes = [line for line in capsys.readouterr().out.splitlines() if "bound" in line]

@@ -5,9 +5,10 @@ import io
 import json
 import random
 import re
+import shutil
+import subprocess
 
 import pytest
-from test_make_table import typeset
 
 from utils import make_figures, make_table
 from utils.benchmarks import tasks
@@ -177,6 +178,18 @@ def test_latex_has_the_task_above_its_metrics(two, capsys):
     assert "{accuracy} & {f1} & {MAE} & {RMSE} & {Qns.}" in text
     assert r"\multicolumn{2}{c}{LaMP-4} & " in text and "{rouge-1} & {rouge-L} & {Qns.}" in text  # in the next one
     assert text.count(r"\begin{tabular}") == 2 and text.count("lower is better") == 1
+
+
+def typeset(document, folder):
+    program = shutil.which("pdflatex") or shutil.which("tectonic")
+    if program is None:
+        pytest.skip("neither pdflatex nor tectonic is installed")
+    preamble = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n\\noindent\n"
+    (folder / "table.tex").write_text(f"{preamble}{document}\\end{{document}}\n", encoding="utf-8")
+    flags = ["-halt-on-error", "-interaction=nonstopmode"] if program.endswith("pdflatex") else ["--keep-logs"]
+    done = subprocess.run([program, *flags, "table.tex"], cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-2000:]
+    return folder
 
 
 def test_latex_fits_a_page(two, capsys, tmp_path):
