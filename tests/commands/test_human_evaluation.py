@@ -350,8 +350,10 @@ def test_a_key_held_down_is_one_decision_and_two_tabs_do_not_lose_each_others(st
     assert one.status() == "Ann: question 2, 1 of 8 done"
     other_page = open_page(study.page, profile=page.profile)
     other = Rater(other_page, study.folder / "ratings")
-    other.press("2")
-    other.press("0")
+    other_page.send("Page.bringToFront")
+    for key, told in (("2", "question 3, 2 of 8 done"), ("0", "question 4, 3 of 8 done")):
+        other.press(key)
+        other.wait(lambda told=told: other.status() == f"Ann: {told}")
     page.send("Page.bringToFront")
     one.wait(lambda: one.status() == "Ann: question 2, 3 of 8 done")  # with the other tab's two
     one.press("j")
