@@ -28,7 +28,7 @@ from utils.building.reading_page import make_page
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish, publish_staged, read_manifest
+from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, total
@@ -37,13 +37,13 @@ from utils.generation.cost import describe_cost, prices_of
 from utils.generation.engines import print_machine
 from utils.personas import assembly, conversations, costs, inputs, pages
 from utils.personas.asking import PROMPTS, SMALL, Asking
-from utils.personas.conversations import PERIODS
+from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
 from utils.personas.validity import Validity, describe
 from utils.runs.ask import Ask, Shared
 from utils.runs.command import writing
 from utils.runs.methods import sum_calls
-from utils.runs.own_method import choose_roles, flags_of_roles, named_model
+from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
 from utils.runs.roles import open_engines
 from utils.runs.runner import Step, run_steps
 
@@ -140,6 +140,7 @@ class Building:
             raise UserError(f"--model {unknown[0]}=...: the only name here is {SMALL}")
         roles = choose_roles(flags, task)
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
+        self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
         self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
             "personas": self._output("personas", list(self.drawn), args.personas_addr),
@@ -150,9 +151,8 @@ class Building:
 
     def _output(self, name: str, keys: Iterable[str], given: str | None = None, **settings: Any) -> Output:
         """A step's output; `given` is the user's file that it is made from, besides the file of the step before."""
-        prompts = [load_prompt(prompt, self.args.prompts_dir) for prompt in PROMPTS.values()]
         models = {role: its.model.identity for role, its in self.shared.roles.items()}
-        settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(prompts)}
+        settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(self.prompts.values())}
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
         return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
@@ -200,7 +200,7 @@ class Building:
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
         """A piece of an output: a record's value, what was dropped from it, and the figures of its calls."""
-        asking = Asking(ask, self.args, {})
+        asking = Asking(ask, self.args, self.prompts)
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
         calls = {role: sum_calls(call for its, call in ask.calls if its == role) for role in roles}
@@ -241,8 +241,7 @@ class Building:
         roles, pieces = self.shared.roles, output.pieces.values()
         tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in pieces])
                          for one in TOKEN_COUNTS} for role in roles}  # fmt: skip
-        costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
-        cost = {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
+        cost = cost_of(tokens, roles)
         if output.publish(device, counts=counts, tokens=tokens, **cost):
             told = f"; {describe_cost(cost['cost_usd'])}" if cost else ""
             print(
@@ -274,7 +273,7 @@ class Building:
         return 0
 
     def _length(self, prompt: str) -> int:
-        its = load_prompt(PROMPTS[prompt], self.args.prompts_dir)
+        its = self.prompts[prompt]
         return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
 
     def _write_pages(self) -> None:
@@ -283,7 +282,7 @@ class Building:
         for name in self.args.step:
             if (path := self.folder / f"{name}.json").is_file():
                 page = self.folder / f"to_read_{name}.html"
-                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, inputs.read_values(path)))
+                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, path))
 
 
 def blocks_of(args: cli.Arguments) -> list[int]:
@@ -302,7 +301,7 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
     its = {"script": SCRIPT, **settings._asdict(), "tokenizer": addr}
     its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
     for name, before in BEFORE.items():
-        made_from = (read_manifest(folder / f"{name}.json") or {}).get("settings", {}).get("inputs", {})
+        made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
         if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
             raise UserError(f"{folder / name}.json: was made from another {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
@@ -334,8 +333,8 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
 
 
-def write_page(name: str, values: dict[str, Value], target: Path) -> Counts:
-    made = {key: value for key, value in values.items() if value}
+def write_page(name: str, path: Path, target: Path) -> Counts:
+    made = {key: value for key, value in inputs.read_values(path).items() if value}
     sections = list(pages.SECTIONS[name](made))
     write_synced(target, make_page(sections, seed=0))
     return {"records to draw from": sum(len(section.kept) for section in sections)}

@@ -22,7 +22,7 @@ from utils.personas.blocks import (
 
 
 def topics_of(lengths, tokens=10):
-    """Topics with so many blocks each, of one message."""
+    """Topics with these numbers of blocks, each of one message."""
     topics = {}
     for topic, length in lengths.items():
         ids = [MessageId("0", topic, period, "x", 0, "user") for period in PERIODS[:length]]

@@ -134,7 +134,7 @@ def test_steps_hold_what_they_promise(built):
 
 
 def test_the_kinds_of_questions(built):
-    """What is about a change is asked before the change is told; what is at the end is not about one that follows."""
+    """A question about a change comes before the user mentions it; one at the end is not about a later change."""
     out, _ = built
     topics = made(out, "conversations.json")
     entries = [(key, entry) for key, its in made(out, "questions.json").items() for entry in its or ()]

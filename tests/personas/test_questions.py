@@ -1,4 +1,4 @@
-"""What a question goes by: the chain of its event, what is told of it, and what was said before."""
+"""The facts behind a question: the chain of its event, which of it the user mentions, and earlier lines."""
 
 import random
 from types import SimpleNamespace

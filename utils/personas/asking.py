@@ -3,10 +3,10 @@
 import random
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from prompts import FOLDER, History, Messages, load_prompt
+from prompts import FOLDER, History, Messages, Prompt
 from utils.parsing import Parsed
 from utils.personas.replies import Faults, parsed, read, schema_of
 from utils.runs.ask import Ask
@@ -24,10 +24,11 @@ class Asking:
         dropped: what was dropped after all attempts, counted by reason.
     """
 
-    def __init__(self, ask: Ask, args: Namespace, values: dict[str, str]):
+    def __init__(self, ask: Ask, args: Namespace, prompts: Mapping[str, Prompt]):
         self.id: str = ask.key[0]
-        self.values, self.dropped = values, Counter[str]()
-        self._ask, self._args = ask, args
+        self.values: dict[str, str] = {}
+        self.dropped: Counter[str] = Counter()
+        self._ask, self._args, self._prompts = ask, args, prompts
         self._small = SMALL if args.model else GENERATOR
 
     def random(self, what: str) -> random.Random:
@@ -44,7 +45,7 @@ class Asking:
         Args:
             turns: the conversation to continue; the prompt and the reply are added to it.
         """
-        prompt = load_prompt(PROMPTS[name], self._args.prompts_dir)
+        prompt = self._prompts[name]
         values = {one: text for one, text in (self.values | values).items() if one in prompt.placeholders}
 
         def parse(text: str, cut: bool) -> Parsed:

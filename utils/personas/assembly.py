@@ -21,9 +21,9 @@ from utils.files.manifest import file_hash, publish_staged
 from utils.files.writing import open_whole, staged_path
 from utils.parsing.letters import LETTERS
 from utils.personas import blocks
-from utils.personas.blocks import PERIODS, CountTokens, Message, Topics
+from utils.personas.blocks import CountTokens, Message, Topics
 from utils.personas.choosing import Asked, Entry, choose_questions, find_questions
-from utils.personas.inputs import read_values
+from utils.personas.inputs import PERIODS, read_values
 
 SIZES = {"32k": (32_000, 10), "128k": (128_000, 20), "1M": (1_000_000, 60)}  # tokens, blocks
 FULL = 0.9  # share of a size's tokens that a history may have

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
-PERIODS = ("init", "next_week", "next_month", "next_year")
+from utils.personas.inputs import PERIODS
+
 # Weights of periods in a draw, by the share of blocks drawn so far; the other periods weigh OTHERWISE.
 STAGES = (
     (0.25, {"init": 1.0}),
@@ -22,7 +23,7 @@ STAGES = (
 )
 OTHERWISE = 0.1
 ATTEMPTS = 100  # draws of blocks until a topic has all periods
-NEAR_SHARE = 10  # where T comes first, one in so many of the other blocks is spread among its blocks
+NEAR_SHARE = 10  # if T comes first, one in ten of the other blocks is spread among its blocks
 
 CARD = "card"
 SMALL_TALK = "small talk"

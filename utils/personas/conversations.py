@@ -14,9 +14,8 @@ from typing import Any
 from prompts import Messages
 from utils.personas import replies
 from utils.personas.asking import Asking
-from utils.personas.inputs import Topic
+from utils.personas.inputs import PERIODS, Topic
 
-PERIODS = ("init", "next_week", "next_month", "next_year")
 LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for a prompt
 NUM_HOBBIES = 20  # per topic, half of them liked at first
 GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period, and in a later one
@@ -77,12 +76,12 @@ async def make_conversations(
     talk: Messages = []
     if history:
         await asking.json("warm_up", replies.Text, replies.check_text, talk)
+    old = {event["date"]: event["event"] for events in history.values() for event in events}
     periods: dict[str, dict[str, Any]] = {}
     for period, events in history.items():
         general = persona["general"].get(period, [])
         last = max(event["date"] for event in (*events, *general))
         today = (date.fromisoformat(last) + timedelta(draw.randint(0, MOST_DAYS_LATER))).isoformat()
-        old = {event["date"]: event["event"] for its in history.values() for event in its}
         sections = await converse(asking, talk, with_old(events, old), period, today)
         if not sections:
             break
@@ -131,15 +130,14 @@ async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] 
 
 async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]] | None:
     """Two turns about a question: a thorough answer, a follow-up question, and an answer to it."""
-    turns: Messages = []
-    texts = [question]
-    for name, value in (("small_talk", question), ("follow_up", ""), ("small_talk", None)):
-        value = texts[-1] if value is None else value
-        text = await asking.json(name, replies.Text, replies.check_text, turns, question=value)
-        if text is None:
-            return None
-        texts.append(text)
-    return [{"user": texts[0], "assistant": texts[1]}, {"user": texts[2], "assistant": texts[3]}]
+    say = partial(asking.json, form=replies.Text, check=replies.check_text, turns=[])
+    if (answer := await say("small_talk", question=question)) is None:
+        return None
+    if (follow_up := await say("follow_up")) is None:
+        return None
+    if (last := await say("small_talk", question=follow_up)) is None:
+        return None
+    return [{"user": question, "assistant": answer}, {"user": follow_up, "assistant": last}]
 
 
 def _lines(objects: Sequence[dict[str, Any]]) -> str:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 
-from utils.personas.conversations import GENERAL_EVENTS, LATER_EVENTS, PERIODS, TOPIC_EVENTS
+from utils.personas.conversations import GENERAL_EVENTS, LATER_EVENTS, TOPIC_EVENTS
+from utils.personas.inputs import PERIODS
 from utils.personas.questions import TRIES
 
 NUM_LATER = len(PERIODS) - 1

@@ -12,6 +12,7 @@ from utils.cli.errors import quote
 from utils.files.json_files import read_json, read_json_lines, read_text, read_toml
 from utils.files.manifest import file_hash
 
+PERIODS = ("init", "next_week", "next_month", "next_year")  # of a history, in order
 SAMPLES = Path(__file__).parent / "samples"
 FIRST_YEAR, LAST_YEAR = 1920, 2010  # when personas' histories begin
 RECENT, RECENT_WEIGHT = 1991, 3  # later years weigh more

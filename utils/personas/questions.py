@@ -17,7 +17,7 @@ from utils.benchmarks.personamem import TYPES, options_text
 from utils.parsing.letters import LETTERS
 from utils.personas import replies
 from utils.personas.asking import Asking
-from utils.personas.conversations import PERIODS
+from utils.personas.inputs import PERIODS
 
 TRIES = 3  # attempts to answer a question without any history
 NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea

@@ -7,6 +7,7 @@ together.
 import re
 from collections.abc import Sequence
 from datetime import date
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -94,6 +95,7 @@ class Wrong(_Reply):
     wrong: list[str]
 
 
+@cache
 def schema_of(form: type) -> dict[str, Any]:
     """The JSON schema of this form; its root is an object, as servers require."""
     [schema], defs = msgspec.json.schema_components([form], ref_template="#/$defs/{name}")

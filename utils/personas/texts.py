@@ -22,7 +22,7 @@ def are_alike(one: str, other: str) -> bool:
 
 
 def runs_of(words: Sequence[str], length: int) -> set[str]:
-    """Return all runs of so many words."""
+    """Return all runs of this many words."""
     return {" ".join(words[begin : begin + length]) for begin in range(len(words) - length + 1)}
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -116,6 +117,12 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
     }
 
 
+def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, Role]) -> dict[str, float | None]:
+    """What a manifest says of the cost of tokens by role, without roles that have no prices; empty if none has any."""
+    costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
+    return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
+
+
 def publish_answers(args: Arguments, task: Task, output: Output, run: Run, device: str | None) -> None:
     """Write the response file and its manifest, and say what they hold; of a shard nothing is written."""
     responses = output.content()
@@ -129,8 +136,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     made.pop(UNFINISHED_COUNT, None)  # of the calls; what is told of is answers
     made |= {name: one for name, one in describe_records(pieces).items() if name == UNFINISHED_COUNT}
     by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
-    costs = {role: prices.cost(by_role[role]) for role in roles if (prices := prices_of(roles[role].args))}
-    cost = {"cost_usd": None if None in costs.values() else round(sum(costs.values()), 6)} if costs else {}
+    cost = cost_of(by_role, roles)
     is_written = output.publish(
         device,
         batch_invariant=batch_invariance(device, args.openai),
@@ -145,8 +151,8 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
         return
     told = ", ".join(f"{count} {name}" for name, count in counts.items())
     told += f"; {requested} completions requested, {reused} from the store"
-    if costs:
-        unpriced = ", ".join(roles.keys() - costs.keys())
+    if cost:
+        unpriced = ", ".join(role for role in roles if prices_of(roles[role].args) is None)
         told += f"; {describe_cost(cost['cost_usd'])}" + (f" without {unpriced}" if unpriced else "")
     print(f"{output.path}: {told}")
 
