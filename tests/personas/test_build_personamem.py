@@ -17,6 +17,7 @@ import pytest
 from api_server import Reply, serve, text_of
 from batch_server import serve_batches
 from check_files import check
+from tiny_t5 import save_tiny_t5
 
 import baselines
 import evaluate_responses
@@ -315,6 +316,12 @@ def test_mistakes(tmp_path, more, problem):
     told = {"personas": samples / "personas.jsonl", "topics": samples / "topics.toml", "out": out}
     assert str(error.value) == problem.format(**told)
     assert not out.exists() or not list(out.glob("*.json"))
+
+
+def test_a_model_that_is_no_chat_model(tmp_path):
+    save_tiny_t5(tmp_path / "t5")
+    with pytest.raises(UserError, match="t5: an encoder-decoder; give a chat model"):
+        build_personamem.main(["--model_addr", str(tmp_path / "t5"), "--output_dir", str(tmp_path / "out")])
 
 
 FILES_OF_THE_USERS = [

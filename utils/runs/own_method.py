@@ -22,8 +22,8 @@ from utils.files.output import Output
 from utils.generation.calls import describe_records
 from utils.generation.completions import NotStoredError
 from utils.generation.cost import describe_cost, prices_of
-from utils.generation.encoder_decoder import TextModel, choose_answerer
-from utils.generation.engines import batch_invariance, identify_model, print_machine, report_shard
+from utils.generation.encoder_decoder import is_encoder_decoder
+from utils.generation.engines import batch_invariance, choose_generator, identify_model, print_machine, report_shard
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets
@@ -92,9 +92,9 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
     roles, stores = {}, {}
     for role, own in flags.items():
         identity = identify_model(own, own.model_addr)
-        model = choose_answerer(own, identity, task.output.schema, task.prompt_length)
-        if isinstance(model, TextModel):
-            raise UserError(f"{own.model_addr}: an encoder-decoder; --method needs chat models")
+        if not own.openai and is_encoder_decoder(own.model_addr, own.cache_dir):
+            raise UserError(f"{own.model_addr}: an encoder-decoder; give a chat model")
+        model = choose_generator(own, identity, task.output.schema, task.prompt_length)
         first, completions = stores.setdefault(model.completions.store.folder, (own, model.completions))
         if own.openai and own.base_url != first.base_url:
             raise UserError(
