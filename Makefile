@@ -102,13 +102,13 @@ fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs one cas
 	@$(FUZZ) $(if $(CASE),--case $(CASE))
 
 # One after the other: they measure the GPU's memory, and take it all.
-test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 30 minutes or MINUTES=60; it ends with gpu_report.md
+test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 30 minutes or MINUTES=60
 ifndef GPU
 	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
 else ifneq ($(ON_CPU),)
 	@echo "error: .venv is for the CPU ($(REQUIREMENTS)); first: make setup REQUIREMENTS=requirements.txt" >&2; exit 2
 else
-	@.venv/bin/python -m pytest -q tests/gpu --device cuda
+	@.venv/bin/python -m pytest -v tests/gpu --device cuda
 endif
 
 bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks

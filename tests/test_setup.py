@@ -160,7 +160,7 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\n60\n")
     assert done.calls[0] == "install -qq -r requirements.txt"
-    assert done.calls[-1] == "-m pytest -q tests/gpu --device cuda"
+    assert done.calls[-1] == "-m pytest -v tests/gpu --device cuda"
 
 
 @pytest.mark.parametrize(

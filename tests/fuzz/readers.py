@@ -44,6 +44,10 @@ MODES = ("--rag", "--gold_plan", "--collect")
 MODE_FLAGS = ("--strategy", "--ask", "--figure", "--step", "--dataset", "--choose", "--ranker")
 
 
+def kind_of(file: str) -> str:
+    return Path(file).suffix[1:].replace("csv", "text")
+
+
 def fresh(command: str) -> str:
     """The command with an output that is not there yet."""
     return re.sub(r"(--(?:output|score|output_dataset)_addr )(?:made|drawn)/", r"\1new/", command)
@@ -136,7 +140,7 @@ READERS = [
       for file, kind in (("copy/train.json", "json"), ("copy/README.md", "text"))),
     *(Reader(CLONE, f"clone/{file}", "text") for file in (FORMATTERS, EVALUATOR)),
     *(
-        Reader(GET.format(name).replace("made", "new"), f"originals/{file}", Path(file).suffix[1:])
+        Reader(GET.format(name).replace("made", "new"), f"originals/{file}", kind_of(file))
         for name, files in ORIGINALS.items() for file in files
     ),
     *(Reader(fresh(ANSWER.format(name)), f"made/{name}.json", "json") for name in STRATEGIES),
@@ -148,13 +152,13 @@ READERS = [
         for name, strategy in STRATEGIES.items() for file in ("", "answers_")
     ),
     Reader(GIVEN.format(RATING, "originals/LaMP_3/dev_outputs.json"), "originals/LaMP_3/dev_outputs.json", "json"),
-    Reader(GIVEN.format(MEMORY, f"made/export/{MEMORY}_results.csv"), f"made/export/{MEMORY}_results.csv", "csv"),
+    Reader(GIVEN.format(MEMORY, f"made/export/{MEMORY}_results.csv"), f"made/export/{MEMORY}_results.csv", "text"),
     *(Reader(fresh(TABLE.format(strategy)), f"made/{strategy}.json", "json") for strategy in STRATEGIES.values()),
     *(Reader(EXPORT.format(name), f"made/{file}{name}.json", "json") for name in STRATEGIES for file in ("", "answers_")
       if name != TOPIC),
     *(Reader(BUILD.replace("made/", "new/"), file, kind) for file, kind in (
-        ("dumps/cooking.stackexchange.com/Posts.xml", "xml"), ("dumps/cooking.stackexchange.com/Users.xml", "xml"),
-        ("sepqa.jsonl", "jsonl"), ("communities.toml", "toml"))),
+        ("dumps/cooking.stackexchange.com/Posts.xml", "text"), ("dumps/cooking.stackexchange.com/Users.xml", "text"),
+        ("sepqa.jsonl", "jsonl"), ("communities.toml", "text"))),
     *(Reader(BUILD, f"made/built/{step}.json", "json") for step in ("candidates", "factoid_filter", "splits")),
     Reader(BUILD, "made/built/posts.sqlite", "binary"),
     *(Reader(fresh(DENSE), file, kind) for file, kind in (
@@ -175,7 +179,7 @@ OPTIONAL = (
     "plans.json null *.aspects", "made/scores.json dropped *.parsed",
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
     "data.json dropped *.narrative",
-    "data.json null *.narrative", "*Users.xml dropped *.DisplayName", f"made/{TOPIC}.json retyped *.id",
+    "data.json null *.narrative", f"made/{TOPIC}.json retyped *.id",
     "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
     "ann_* dropped *.decisions.*",  # not made yet, as the table's counts say
     "ann_* dropped *.comment", "data.json retyped *.id",  # none is needed; a number is an id too

@@ -1,20 +1,20 @@
-"""Checks that wait for a GPU: `make test-gpu` runs them, and writes what they find to gpu_report.md.
+"""Checks that need a GPU: `make test-gpu` runs them one after the other, for they measure the GPU's memory.
 
-They take the GPU for themselves and measure its memory, so they run one after the other, and not among the other tests.
-`--device cpu` tries the checks themselves, in little: it says nothing of a GPU.
+Each run of a script has its output in gpu_report/NN.log, and figures are printed at the end. `--device cpu` tries the
+checks themselves on a small scale.
 """
 
 import shutil
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from gpu_report import OVER, Reporter
 from gpu_runs import CHAT, ROOT, Machine
 
 from utils.models.devices import OLDEST, ask_nvidia_smi, find_capabilities
 
-# What matters most comes first, if the time runs out; what separates the machine from the project, before all.
+# What matters most comes first, in case the time runs out.
 TOPICS = ("machine", "speed", "engines", "training", "ranking")
 DISK = 16 * 10**9  # bytes: the weights of the 7B shape are 15.2
 GPU_MEMORY = 22_000  # MiB that a GPU has at least to hold the 7B shape and something to compute with
@@ -22,9 +22,7 @@ GPU_MEMORY = 22_000  # MiB that a GPU has at least to hold the 7B shape and some
 
 def pytest_addoption(parser):
     parser.addoption("--device", choices=["cuda", "cpu"], help="where tests/gpu computes; without it nothing is run")
-    parser.addoption(
-        "--report", type=Path, default=ROOT / "gpu_report", help="folder of the logs; the report is beside it"
-    )
+    parser.addoption("--report", type=Path, default=ROOT / "gpu_report", help="folder of the logs and the results")
 
 
 def waits_for(config):
@@ -52,36 +50,48 @@ def pytest_collection_modifyitems(config, items):
     elif checks:
         topic_of = {item: item.path.stem.removeprefix("test_gpu_") for item in checks}
         items[:] = sorted(checks, key=lambda item: TOPICS.index(topic_of[item]))
-        if config.option.collectonly:
-            return
-        folder = config.getoption("report").absolute()
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
-        config.pluginmanager.register(Reporter(folder, config.getoption("device"), checks))
+
+
+def pytest_report_header(config):
+    if config.getoption("device", None):
+        cards = ask_nvidia_smi("name,memory.total,driver_version") or ["no GPU"]
+        packages = ("torch", "vllm", "transformers", "peft", "flash-attn")
+        return ["; ".join(cards), ", ".join(f"{name} {version_of(name)}" for name in packages)]
+    return None
+
+
+def version_of(package):
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The figures of each check."""
+    for report in (one for outcome in ("passed", "failed") for one in terminalreporter.stats.get(outcome, [])):
+        for _, figure in (pair for pair in report.user_properties if pair[0] == "figure" and report.when == "call"):
+            terminalreporter.write_line(f"{report.nodeid.partition('::test_')[2].replace('_', ' ')}: {figure}")
 
 
 @pytest.fixture(scope="session")
 def machine(request):
     assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
-    return Machine(request.config.getoption("device"), request.config.getoption("report").absolute())
+    folder = request.config.getoption("report").absolute()
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    return Machine(request.config.getoption("device"), folder)
 
 
 @pytest.fixture(autouse=True)
 def in_time(request):
-    """The checks that the time does not suffice for are skipped; of the others the report names the logs."""
-    if not is_check(request.node):
-        yield
-        return
-    machine = request.getfixturevalue("machine")
-    if machine.seconds_left() <= 0:
-        pytest.skip(OVER)
-    yield
-    request.node.user_properties += [("log", log) for log in machine.logs[machine.told :]]
-    machine.told = len(machine.logs)
+    """Skip the checks that no time is left for."""
+    if is_check(request.node) and request.getfixturevalue("machine").seconds_left() <= 0:
+        pytest.skip("the time was over (MINUTES)")
 
 
 @pytest.fixture
 def figure(record_property):
-    """Note a figure for the report, before it is held against what it should be."""
+    """Note a figure, before it is compared with what it should be."""
 
     def note(text):
         record_property("figure", text)

@@ -1,6 +1,6 @@
 """Does this machine compute at all? Programs of a few seconds without a line of the project's own.
 
-  python tests/gpu/first_minute.py matmul|attention|triton|all_reduce cuda|cpu
+  python tests/gpu/first_minute.py matmul|attention|gradients|all_reduce cuda|cpu
 
 What fails here is the machine, its driver or the installed packages.
 """
@@ -67,23 +67,32 @@ def attention(device: str) -> None:
             print(f"FIGURE {name}: {str(error).splitlines()[0]}")
 
 
+def gradients(device: str) -> None:
+    """Gradients of scores far below 0 under a mask: cuDNN of torch 2.13 makes them NaN on Hopper; it is turned off."""
+    for name, on in {"the project's": False, "cuDNN's": True}.items():
+        torch.backends.cuda.enable_cudnn_sdp(on)
+        found = [steep_gradients(length, device) for length in (64, 192, 704)]  # 64 more than a multiple of 128
+        print(f"FIGURE {name} attention: {'finite' if all(found) else 'NOT FINITE'} gradients")
+        assert all(found) or on, "attention's gradients are not finite"
+
+
+def steep_gradients(length: int, device: str) -> bool:
+    """Whether the gradients are finite where e to a score is 0 in fp32, and e to its negative infinite."""
+    torch.manual_seed(0)
+    queries, keys, values = (torch.randn(1, 2, length, WIDTH, device=device) / 8 for _ in range(3))
+    queries[..., 0], keys[..., 0] = 1.0, -120 * WIDTH**0.5
+    parts = [part.to(torch.bfloat16).requires_grad_() for part in (queries, keys, values)]
+    mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=device).tril()
+    torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask).sum().backward()
+    return all(bool(part.grad.isfinite().all()) for part in parts)
+
+
 def attend(inputs, mask, device, dtype):
     """Output and gradients in fp64."""
     parts = [part.to(device, dtype).detach().requires_grad_() for part in inputs]
     output = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask.to(device))
     output.sum().backward()
     return [part.detach().cpu().double() for part in (output, *(part.grad for part in parts))]
-
-
-def triton(device: str) -> None:
-    """A kernel is compiled, for which a C compiler and Python's headers have to be here."""
-    import triton
-    from triton_kernel import double
-
-    values = torch.arange(1000, device=device, dtype=torch.float32)
-    double[(triton.cdiv(len(values), 256),)](values, len(values), BLOCK=256)
-    assert torch.equal(values.cpu(), 2 * torch.arange(1000.0)), "the kernel computed something else"
-    print(f"FIGURE Triton {triton.__version__} compiled a kernel")
 
 
 def all_reduce(device: str) -> None:
@@ -110,4 +119,4 @@ if __name__ == "__main__":
     name, device = sys.argv[1:]
     os.environ.setdefault("NCCL_DEBUG", "WARN")
     assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU"
-    {"matmul": matmul, "attention": attention, "triton": triton, "all_reduce": all_reduce}[name](device)
+    {"matmul": matmul, "attention": attention, "gradients": gradients, "all_reduce": all_reduce}[name](device)

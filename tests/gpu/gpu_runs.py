@@ -16,7 +16,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from gpu_report import both_ends, find_cause
 
 from utils.models.devices import ask_nvidia_smi, has_gpu
 
@@ -28,6 +27,7 @@ LONGEST = 600  # seconds of one program on a GPU; what takes longer hangs
 PATIENCE = 60  # seconds to wait for memory that a run held, or for a killed process
 NEAR = 1024  # MiB: so near to what it was is memory that was given back, for the driver keeps some
 LOOK = 0.1  # seconds between two looks
+TAIL = 30  # lines of a failed program that are shown
 
 
 class Machine:
@@ -38,7 +38,7 @@ class Machine:
         import torch
 
         self.device, self.folder = device, folder
-        self.logs, self.told = [], 0  # of all programs, and how many of them the report has named
+        self.logs = 0
         self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
         assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
         self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
@@ -64,9 +64,9 @@ class Machine:
         else:
             variables |= {"CUDA_VISIBLE_DEVICES": "", "VLLM_CPU_KVCACHE_SPACE": "1"}
         command = [program, *map(str, words)]
-        log = self.folder / f"{len(self.logs) + 1:02}.log"
+        self.logs += 1
+        log = self.folder / f"{self.logs:02}.log"
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.logs.append(f"{self.folder.name}/{log.name}")
         with open(log, "w", encoding="utf-8") as file:
             told = " ".join(f"{name}={value}" for name, value in environment.items())
             print("$", told, shlex.join(command), file=file, flush=True)
@@ -95,13 +95,9 @@ class Machine:
         return printed_by(process)
 
     def _fail(self, process: subprocess.Popen, how: str) -> None:
-        """Fail with what comes first in the report: the cause, then both ends of what the program printed."""
-        printed = printed_by(process)
-        cause = find_cause(printed)
-        if process.returncode < 0:  # a signal ended it, so it may have said nothing of why
-            cause = f"{how}; {cause}"
-        words = [f"cause: {cause}", f"{shlex.join(process.args[:3])} ... {how} ({process.log.name})"]
-        pytest.fail("\n".join([*words, *both_ends(printed)]), pytrace=False)
+        """Fail with the last lines that the program printed."""
+        last = printed_by(process).splitlines()[-TAIL:]
+        pytest.fail("\n".join([f"{shlex.join(process.args[:3])} ... {how} ({process.log})", *last]), pytrace=False)
 
     def run(self, *words: object, **more: object) -> str:
         return self.finish(self.start(*words, **more))
@@ -179,7 +175,7 @@ def wait_for(process: subprocess.Popen) -> None:
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        pytest.fail(f"cause: process {process.pid} is still here {PATIENCE} s after SIGKILL", pytrace=False)
+        pytest.fail(f"process {process.pid} is still here {PATIENCE} s after SIGKILL", pytrace=False)
 
 
 def needs_package(name: str) -> pytest.MarkDecorator:

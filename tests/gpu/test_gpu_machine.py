@@ -13,10 +13,8 @@ STARTUP = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", ["matmul", "attention", "triton", "all_reduce"])
+@pytest.mark.parametrize("name", ["matmul", "attention", "gradients", "all_reduce"])
 def test_this_machine_computes(machine, name, figure):
-    if name == "triton" and not machine.num_gpus:
-        pytest.skip("Triton compiles for no CPU here")
     if name == "all_reduce" and machine.num_gpus == 1:
         pytest.skip("needs two GPUs")
     note_lines(figure, machine.run("tests/gpu/first_minute.py", name, machine.device))

@@ -1,9 +1,8 @@
 """The benchmarks of tests/speed on one GPU, whose rate is their limit, and in short: `make bench` takes longer."""
 
 import json
-import re
 
-from gpu_runs import CHAT, ENCODER, needs_package, note_lines
+from gpu_runs import CHAT, ENCODER, needs_package
 
 
 def measure(machine, tmp_path, script, runs, *flags):
@@ -56,19 +55,6 @@ def test_judging_and_answering_beside_vllms_own_generate(machine, tmp_path, figu
     figure(f"{max(run['our verdicts/s'] for run in figures['runs']):.0f} verdicts a second")
     figure(f"{max(run['our tokens/s'] for run in figures['runs']):.0f} tokens a second")
     assert min(figures[name]["median"] for name in ("judging_to_bare", "generation_to_bare")) > 0.5
-
-
-def test_lengths_that_were_never_seen_cost_nothing(machine, figure):
-    """cuDNN's attention, which is off, is planned for each; training, greedy evaluation and ranking have many."""
-    sizes = machine.pick((1024, 48), (120, 2))
-    printed = machine.run(
-        "tests/gpu/own_attention.py", "lengths", machine.device, CHAT, ENCODER, *sizes, one_gpu=True
-    )  # fmt: skip
-    note_lines(figure, printed)
-    ratios = re.findall(r"^RATIO \w+ (.+)$", printed, re.M)
-    assert len(ratios) == 3
-    if machine.num_gpus:  # in so little a CPU has nothing but noise
-        assert max(map(float, ratios)) < 2
 
 
 def test_training_beside_a_plain_loop_and_the_cards_rate(machine, generator, tmp_path, figure):

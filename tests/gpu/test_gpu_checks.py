@@ -1,0 +1,54 @@
+"""The checks that need a GPU, where there is none: they are skipped in one line, and the simplest hold on the CPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from gpu_runs import CHAT, ROOT, lowest_between_peaks
+from test_gpu_engines import FORESEEN
+
+import baselines
+from utils.models.machine import Loaded, describe_engine
+from utils.models.memory import Gpu
+
+
+@pytest.mark.parametrize(
+    ("flags", "card", "reason"),
+    [
+        ([], "A100", "make test-gpu runs them, where there is one"),
+        (["--device", "cuda"], "0, Tesla V100, 7.0", "compute capability 7.5 is needed, and GPU 0 (Tesla V100) has 7"),
+    ],
+)
+def test_checks_are_skipped_in_one_line(tmp_path, flags, card, reason):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{card}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    words = ["-q", "-p", "no:cacheprovider", "tests/gpu", "-k", "not test_gpu_checks", *flags]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *words, "--report", tmp_path / "report"], cwd=ROOT, capture_output=True,
+        text=True, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "0"},
+    )  # fmt: skip
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
+    assert done.returncode == 0 and reason in line and not (tmp_path / "report").exists()
+
+
+def test_a_check_prints_its_figures_and_keeps_its_log(tmp_path):
+    words = ["-q", "-p", "no:cacheprovider", "tests/gpu", "--device", "cpu", "--report", tmp_path, "-k", "computes"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "this machine computes[matmul]: torch.float32: off by " in done.stdout
+    assert "FIGURE" in (tmp_path / "01.log").read_text()
+
+
+def test_the_lowest_point_between_two_plateaus():
+    assert lowest_between_peaks([0, 5, 12, 4, 20, 20, 1, 15, 60, 60, 0]) == 1  # a smaller plateau, and a dip within it
+    assert lowest_between_peaks([0, 30, 70, 68, 70, 0]) == 68  # nothing was given back
+
+
+@pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")
+def test_a_dry_run_prints_the_lines_that_the_checks_look_for(monkeypatch):
+    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu("card", 80 * 10**9, 80 * 10**9)])
+    words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
+    lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None)])
+    [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))
+    assert (name, float(kib)) == (str(CHAT), 22.5) and 65 < float(gigabytes) < 72
