@@ -414,23 +414,6 @@ def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 
 
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("baselines.py", f"--rag --num_contexts 4 {ENGINE}"),
-        ("baselines.py", f"--openai {API} --seed 3 --log_level info --top_p 1 --temperature 0"),
-        ("planpers.py", f"--rag --openai {API} --planner_model p --max_tokens_plan 4 {ENGINE}"),  # a planner runs here
-        ("evaluate_responses.py", f"--allow_partial {ENGINE} --seed 3"),  # a seed, though a judge is greedy
-        ("train_planner.py", "--validation_addr v --eval_steps 5 --eval_generate 3 --num_contexts 10"),
-        ("retrieval/rank_dataset.py", f"--ranker contriever --seed 4 {ENCODER}"),
-        ("utils/make_table.py", "--paper m --paper_table 3 --output_addr t.md --overwrite"),
-    ],
-)
-def test_a_flag_that_has_an_effect_or_does_no_harm_is_taken(script, words, parser_of):
-    parser = parser_of(script)
-    parser.parse_args([*required_words(parser), *words.split()])
-
-
 def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
     for name, value in ARRAY.items():
         monkeypatch.setenv(name, value)
@@ -439,27 +422,6 @@ def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
         monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
         args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
         assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 4)
-
-
-@pytest.mark.parametrize(
-    ("flag", "text", "value"),
-    [
-        ("--temperature", "0", 0.0),
-        ("--top_p", "1", 1.0),
-        ("--limit", "1", 1),
-        ("--max_retries", "0", 0),
-        ("--seed", "0", 0),
-        ("--seed", "none", None),
-        ("--temperature", "default", None),
-        ("--top_k", "0", 0),
-        ("--min_p", "0", 0.0),
-        ("--presence_penalty", "-2", -2.0),
-        ("--chat_template_kwargs", '{"a": {"5": [-1]}}', {"a": {"5": [-1]}}),
-    ],
-)
-def test_values_at_the_end_of_their_range_are_fine(flag, text, value):
-    args = shared_parser().parse_args(["--model_addr", "m", flag, text])
-    assert getattr(args, flag.removeprefix("--")) == value
 
 
 BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
@@ -549,14 +511,6 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
-def test_a_second_signal_while_the_process_leaves_takes_no_hint_away():
-    """As SLURM sends them to a task that is cancelled; here it comes just before the hint is printed."""
-    again = "warnings.filterwarnings = lambda *_: os.kill(os.getpid(), signal.SIGTERM)"
-    result = run_main(f"{again}; os.kill(os.getpid(), signal.SIGTERM); signal.pause()")
-    hint = "interrupted; what is finished is kept, run the same command again\n"
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", hint)
-
-
 def run_into(target, body):
     """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
     script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
@@ -585,11 +539,6 @@ def test_an_output_that_nobody_reads_any_more(body, code, stderr):
     assert (result.returncode, result.stderr) == (code, stderr)
 
 
-def test_a_full_disk_under_the_output():
-    result = run_into("/dev/full", "print('x'); return 0")
-    assert (result.returncode, result.stderr.splitlines()[0]) == (2, b"error: No space left on device")
-
-
 WAITING = """
 import signal
 from utils.cli import run_script
@@ -604,12 +553,6 @@ run_script(main)
 """
 
 
-def test_an_output_that_is_closed():
-    command = f"{sys.executable} utils/dataset_statistics.py --inputs_addr tests/data/mini_lampqa/test.json >&-"
-    result = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True)
-    assert (result.returncode, result.stderr) == (0, b"")
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -619,26 +562,6 @@ def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
         stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
     assert (stdout, stderr) == ("closed\n", "interrupted; what is finished is kept, run the same command again\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "stderr"),
-    [
-        (["--inputs_addr", "nothing.json"], "error: nothing.json: no such file\n"),
-        (["--inputs_addr", SAMPLE, "--prompts_dir", "nothing"], "error: --prompts_dir nothing: no such folder\n"),
-    ],
-)
-def test_a_real_script_ends_likewise(arguments, stderr, tmp_path):
-    output = tmp_path / "out.json"
-    result = run("baselines.py", "--model_addr", "m", "--output_addr", str(output), *arguments)
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_messages_of_libraries_are_plain_lines_from_the_level_on():
-    code = "import logging; from utils.cli import *; set_up_logging('info'); logging.info('a'); logging.debug('b')"
-    result = run("-c", code)
-    assert (result.stdout, result.stderr) == ("", "a\n")
 
 
 # What every script that asks a model does first

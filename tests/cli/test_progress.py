@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from utils.cli import progress as progress_module
-from utils.cli.progress import Progress, announce
+from utils.cli.progress import Progress
 
 
 @pytest.fixture
@@ -40,20 +40,6 @@ def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
     assert capsys.readouterr().err == "90/100 questions\n" + line * 2  # one for the update, one at the end
 
 
-def test_what_is_announced_does_not_steer_the_terminal(capsys):
-    announce("batch_1: done\x1b]0;title\x07\r\nnote: é")
-    assert capsys.readouterr().err == "batch_1: done\\x1b]0;title\\x07\\r\nnote: é\n"
-
-
-def test_nothing_done_yet_has_neither_rate_nor_eta(clock, capsys):
-    Progress(3, "texts").close()
-    assert capsys.readouterr().err == "0/3 texts\n"
-    progress = Progress(3, "texts")
-    clock["seconds"] += 60
-    progress.update(0, missing=1)
-    assert capsys.readouterr().err == "0/3 texts\n0/3 texts, missing 1\n"
-
-
 @pytest.mark.parametrize(
     ("pieces", "seconds", "rate"),
     [
@@ -84,16 +70,6 @@ def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
     assert capsys.readouterr().err == "47/94 verdicts, 16/min, ETA 0:03:00\n"
 
 
-@pytest.mark.parametrize(("total", "at_once", "enough"), [(1000, 32, 32), (1000, 1, 3), (3, 1, 2), (2, 1, 1)])
-def test_how_many_pieces_an_eta_waits_for(clock, capsys, total, at_once, enough):
-    progress = Progress(2 * total, "answers", initial=total, at_once=at_once)
-    for finished in range(1, enough + 1):
-        clock["seconds"] += 30
-        progress.update()
-        line = capsys.readouterr().err.splitlines()[-1]
-        assert ("ETA" in line) == (finished == enough)
-
-
 def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     progress = Progress(4, "texts", initial=1)
@@ -102,23 +78,3 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     bar = capsys.readouterr().err
     assert "\r" in bar and "4/4" in bar and "failed=1" in bar
     assert "ETA" not in bar and "?" not in bar  # tqdm's own, which come with the first piece
-
-
-def test_a_terminal_is_told_the_same_rate_and_waits_for_the_same_eta(clock, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("tqdm.std.time", lambda: clock["seconds"])  # when it may draw again
-    progress = Progress(94, "verdicts", at_once=10)
-    clock["seconds"] += 30
-    progress.update(1)
-    assert "1/94 verdicts [00:30, 2.0/min]" in capsys.readouterr().err
-    clock["seconds"] += 60
-    progress.update(9)
-    assert "10/94 verdicts [01:30, 6.7/min, ETA 0:12:36]" in capsys.readouterr().err
-    progress.close()
-
-
-def test_a_phase_without_pieces_is_announced_by_the_first_process_alone(monkeypatch, capsys):
-    announce("loading a model")
-    monkeypatch.setenv("RANK", "1")
-    announce("loading a model")
-    assert capsys.readouterr().err == "loading a model\n"

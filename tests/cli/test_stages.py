@@ -47,16 +47,6 @@ def test_on_a_gpu_one_runs_after_the_other_on_the_first_gpu(tmp_path, visible, s
     assert lines == ([f"{seen} 5", "front"] if seen else ["front", f"{visible} 5"]) and run.returncode == 0
 
 
-def test_a_failure_before_the_others_on_a_gpu_ends_the_run_at_once(tmp_path):
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    run = demo(
-        f"PATH={tmp_path}:$PATH; . utils/cli/stages.sh; other() {{ sh -c 'exit 2'; }}; aside other; echo never",
-        CUDA_VISIBLE_DEVICES="0",
-    )
-    assert (run.communicate(timeout=600)[0], run.wait(timeout=600)) == ("", 2)
-
-
 def test_a_failure_aside_ends_the_run_after_its_output():
     run = demo("other() { echo why; false; echo on; }; aside other; run echo first; together; echo never")
     output, _ = run.communicate(timeout=600)

@@ -16,7 +16,7 @@ from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 
 pytestmark = pytest.mark.slow
 
-CASES = ["baselines", "evaluate_responses", "planpers", "rank_dataset", "rank_dataset bm25"]
+CASES = ["planpers", "rank_dataset"]
 KEPT = "what is finished is kept, run the same command again\n"
 PAGE = 4096  # bytes: what a tmpfs gives at a time
 

@@ -128,15 +128,6 @@ def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
     assert names_in(path.parent) == set()
 
 
-def test_a_lock_without_a_name_yet_is_another_processs_or_left_over(path):
-    with start(HOLD, path):
-        lock_of(path).write_text("")
-        assert message(Lock, path) == f"{path}: another process is writing it; wait for it, or end it"
-    for content in (b"{", b"[]", b'{"pid": 1}', b"\xff"):
-        lock_of(path).write_bytes(content)
-        Lock(path).release()
-
-
 def test_where_the_file_system_knows_no_locks_the_name_in_the_file_counts(path, monkeypatch):
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")

@@ -10,40 +10,11 @@ import pytest
 
 from utils.cli import UserError
 from utils.files import manifest as manifests
-from utils.files.manifest import file_hash, publish, read_manifest, refuse_unranked
+from utils.files.manifest import publish, refuse_unranked
 from utils.files.settings import differences
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1}
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"settings": {}}', b'{"output_sha256": ""}', b"\xff"])
-def test_what_is_no_manifest_is_none(tmp_path, content):
-    path = tmp_path / "answers.json"
-    assert read_manifest(path) is None
-    Path(f"{path}.manifest.json").write_bytes(content)
-    assert read_manifest(path) is None
-
-
-def test_a_folders_manifest_is_there_whole_or_not_at_all(tmp_path):
-    assert manifests.read_folder_manifest(tmp_path / "missing") is None
-    for step in (250, 500):  # the second replaces the first
-        manifest = {"settings": SETTINGS, "step": step, "name": "日本"}
-        manifests.write_folder_manifest(str(tmp_path), manifest)
-        assert manifests.read_folder_manifest(str(tmp_path)) == manifest
-        assert [path.name for path in tmp_path.iterdir()] == ["manifest.json"]
-    whole = (tmp_path / "manifest.json").read_bytes()
-    for content in (b"[]", b"null", b"{}", *(whole[:length] for length in range(len(whole) - 1))):
-        (tmp_path / "manifest.json").write_bytes(content)
-        assert manifests.read_folder_manifest(tmp_path) is None
-
-
-def test_a_hash_is_sha256_of_a_file(tmp_path):
-    (tmp_path / "abc").write_bytes(b"abc")
-    expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-4's example
-    assert file_hash(tmp_path / "abc") == expected
-    with pytest.raises(UserError, match=r"^/dev/null: not a regular file"):  # /dev/zero would never end
-        file_hash("/dev/null")
 
 
 @pytest.mark.parametrize(
@@ -134,15 +105,6 @@ def test_of_a_setting_what_differs_is_shown(old, new, shown):
     assert len(text) < 160
 
 
-def test_of_many_settings_the_first_five_are_shown():
-    old, new = ({"a": {str(i): i for i in range(4)}, "b": sign, "c": sign, "d": 1} for sign in (1, -1))
-    new["a"] = dict.fromkeys(new["a"])
-    assert differences(old, new) == (
-        "a: 0: 0, now null; a: 1: 1, now null; a: 2: 2, now null; a: 3: 3, now null; b: 1, now -1; and 1 more"
-    )
-    assert differences(old, {**old, "e": None}) == ""
-
-
 # Ranked or not
 
 
@@ -163,10 +125,3 @@ def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(settings, 
     assert str(error.value) == f"{problem}\n  {remedy}"
     refuse_unranked(path, True)
     assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the order of the file\n")
-
-
-@pytest.mark.parametrize("unranked", [True, False])
-def test_a_ranked_dataset_is_taken(unranked, tmp_path, capsys):
-    publish(tmp_path / "train.json", [], {"settings": {"ranker": "bm25"}})
-    refuse_unranked(tmp_path / "train.json", unranked)
-    assert capsys.readouterr() == ("", "")

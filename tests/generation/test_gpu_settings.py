@@ -146,18 +146,6 @@ def test_few_outputs_have_no_graphs_captured(run, tmp_path, flags, eager, said):
     assert manifest_of(tmp_path / "answers.json")["arguments"]["enforce_eager"] is eager
 
 
-def test_a_run_may_go_on_without_it(run):
-    """On another kind of GPU, say: it is no setting that makes an output another one's."""
-    assert "enforce_eager False\n" in run("9.0", variable="1").errors
-    assert "already finished" in run("7.5").printed
-
-
-def test_an_older_gpu_is_refused_before_vllm_is_imported(run, tmp_path):
-    done = run("7.5", variable="1", code=2)
-    assert done.errors.splitlines()[-1] == f"{REFUSAL}here it is 7.5"
-    assert not (tmp_path / "answers.json").exists()
-
-
 def test_on_a_cpu_it_is_refused(warm, model, tmp_path):
     """vLLM itself dies of it in the first step."""
     arguments = ["--model_addr", model, "--inputs_addr", SAMPLE, "--output_addr", tmp_path / "answers.json"]

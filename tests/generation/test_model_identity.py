@@ -5,7 +5,6 @@ import json
 import os
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -128,17 +127,6 @@ def test_two_servers_with_other_models_under_one_name_are_told_apart(output):
         assert read_manifest(output)["settings"]["reported_model"] == "org/chat-32b"
 
 
-def test_score_files_of_other_judges_under_one_name_are_no_table(output, tmp_path):
-    files = [str(tmp_path / f"{name}.json") for name in ("silent", "small", "large")]
-    with server_with() as server:
-        assert baselines.main(words(server, output)) == 0
-        for scores, root in zip(files, (None, "org/chat-7b", "org/chat-32b"), strict=True):
-            server.list_models = models(root=root)
-            assert judge(server, output, scores, *own_store(scores)) == 0
-    with pytest.raises(UserError, match="reported_model 'org/chat-32b', not 'org/chat-7b'"):
-        make_table.main([word for name in files for word in ("--system", Path(name).stem, name)])
-
-
 def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
     with server_with(models(root="/node1/chat")) as first, server_with(models(root="/node2/chat")) as second:
         assert baselines.main(words(first, output, "--limit", 2, "--model_id", "chat 7B at 4 bits")) == 0
@@ -154,12 +142,6 @@ def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
         asked = len(second.requests)
         assert baselines.main(words(second, other, "--model_id", "chat")) == 0
         assert len(second.requests) - asked == NUM_QUESTIONS - 2
-
-
-def test_a_model_id_that_says_nothing_is_refused(output):
-    with pytest.raises(UserError, match=r"^--model_id: says which model an API has"):
-        api = ["--openai", "--model_id", " "]
-        baselines.main(["--model_addr", "chat", "--inputs_addr", str(TEST), "--output_addr", str(output), *api])
 
 
 # Servers that don't say
@@ -256,25 +238,3 @@ def test_a_model_s_files_are_hashed_by_its_first_run_alone(hashing, tmp_path, ca
 def test_what_changed_just_now_is_hashed_again(hashing, tmp_path):
     model = save_old(tmp_path / "model", seconds=time.time())
     assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 4
-
-
-@pytest.mark.parametrize("kept", ["", "{", "[1]", "[" * 100_000])
-def test_a_damaged_cache_of_hashes_is_made_anew(hashing, kept, tmp_path):
-    model = save_old(tmp_path / "model")
-    (tmp_path / "cache/lampqa").mkdir(parents=True)
-    (tmp_path / "cache/lampqa/hashes.json").write_text(kept)
-    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 2
-
-
-def test_a_cache_of_hashes_that_cannot_be_written_does_no_harm(hashing, tmp_path):
-    (tmp_path / "cache").write_text("a file")
-    model = save_old(tmp_path / "model")
-    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 4
-
-
-def test_processes_that_hash_at_once_leave_a_whole_cache(hashing, tmp_path):
-    models = [save_old(tmp_path / str(number)) for number in range(20)]
-    with ThreadPoolExecutor(8) as pool:
-        assert len(set(pool.map(model_fingerprint, models * 3))) == 1
-    [cache] = (tmp_path / "cache/lampqa").iterdir()
-    assert json.loads(cache.read_text())

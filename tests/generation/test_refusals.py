@@ -1,28 +1,32 @@
-"""Servers that refuse parameters as today's do, over real HTTP, through whole and repeated runs of 32 at a time."""
+"""Servers that refuse parameters or formats as today's do, over real HTTP, through whole runs of two scripts."""
 
 import asyncio
+import hashlib
 import json
-import signal
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, refuse_formats, serve
-from test_response_formats import published  # noqa: F401 (fixture)
+from api_server import Reply, default_reply, ignore_formats, refuse_formats, serve
 
 import baselines
 import evaluate_responses
 from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.files.output import Output
 from utils.generation import refusals
 from utils.generation.refusals import LIMITS, MalformedError, Refusals
 from utils.generation.requests import Completion
+from utils.parsing.answers import ANSWER_FIELD
+from utils.parsing.choices import VERDICT_SCHEMA
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
 RECORDS = json.loads(SAMPLE.read_text())
-TEMPLATE_KWARGS = '{"enable_thinking": false}'
+
+
+# Parameters
 
 
 def openai_error(found):
@@ -126,15 +130,39 @@ def refuse(kind, reply=seeded):
     return answer, refused
 
 
+# Formats
+
+
+def mumble(request):
+    """An answer or a verdict; for half of the seeds only where the output is held to JSON."""
+    drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).digest()
+    if drawn[0] % 2 and "response_format" not in request:
+        return Reply("Let me think.")
+    return default_reply({**request, "response_format": None})
+
+
+# The server; which of FORMATS it takes for a schema, what it refuses, and whether it holds outputs to any JSON.
+HOLDING = {
+    "refuses json_schema": (refuse_formats(mumble, "json_schema"), "json_object", ["json_schema"], True),
+    "refuses it with 422": (refuse_formats(mumble, "json_schema", status=422), "json_object", ["json_schema"], True),
+    "refuses every one": (
+        refuse_formats(mumble, "json_schema", "json_object"), "none", ["json_schema", "json_object"], False,
+    ),
+    "ignores it": (ignore_formats(mumble), "json_schema", [], False),
+}  # fmt: skip
+
+
 class Case:
+    """A script that asks for three answers to each question, or for verdicts on one."""
+
     def __init__(self, script, folder, server, published):
         self.script, self.folder, self.server, self.published = script, folder, server, published
         (folder / "key.txt").write_text("sk-test")
         self.flags = ["--openai", "--base_url", server.url, "--api_key_addr", f"{folder}/key.txt"]
-        self.flags += ["--inputs_addr", str(SAMPLE), "--max_concurrency", "32"]
+        self.flags += ["--inputs_addr", str(SAMPLE), "--max_concurrency", "16"]
         if script == "baselines.py":
-            self.flags += ["--model_addr", "m", "--num_generated_outputs", "4", "--output_addr"]
-            self.size = 4 * len(RECORDS)
+            self.flags += ["--model_addr", "m", "--num_generated_outputs", "3", "--output_addr"]
+            self.size = 3 * len(RECORDS)
         else:
             responses = {record["id"]: [{"output": "A response."}] for record in RECORDS}
             (folder / "responses.json").write_text(json.dumps(responses))
@@ -146,29 +174,35 @@ class Case:
         return main([*self.flags, str(self.folder / name), *map(str, more)])
 
     def records(self, name="out.json"):
+        """What a run of this process has published, piece by piece."""
         return self.published[str(self.folder / name)]
 
     def manifest(self, name="out.json"):
         return read_manifest(self.folder / name)
 
+    def formats_since(self, number):
+        """How often each response_format was asked for since the request of this number."""
+        return Counter(body.get("response_format", {}).get("type") for body in self.server.requests[number:])
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """The pieces of each output that this process has published, by its path."""
+    found, publish = {}, Output.publish
+
+    def note_and_publish(output, *given, **figures):
+        found[output.path] = dict(output.pieces)
+        return publish(output, *given, **figures)
+
+    monkeypatch.setattr(Output, "publish", note_and_publish)
+    return found
+
 
 @pytest.fixture(params=["baselines.py", "evaluate_responses.py"])
-def script(request):
-    return request.param
-
-
-@pytest.fixture
-def case(script, tmp_path, monkeypatch, published):
+def case(request, tmp_path, monkeypatch, published):
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     with serve(seeded, delay=0.01) as server:
-        yield Case(script, tmp_path, server, published)
-
-
-@pytest.fixture
-def judging(tmp_path, monkeypatch, published):
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with serve(seeded) as server:
-        yield Case("evaluate_responses.py", tmp_path, server, published)
+        yield Case(request.param, tmp_path, server, published)
 
 
 def notes(text):
@@ -192,30 +226,11 @@ def test_every_question_is_answered_and_each_refusal_met_once(case, kind, capsys
     assert case.run() == 0
     check(case, names)
     assert refused.total() == len(names)
-    assert case.server.most_at_once > 8  # once it is known what is taken
+    assert case.server.most_at_once > 4  # once it is known what is taken
     told = notes(capsys.readouterr().err)
     assert len(told) == len(names)
     ends = [f"with {LIMITS[1]}" if one == "max_tokens" else f"without {one}" for one in names]
     assert [line.partition("the run continues ")[2] for line in told] == ends
-
-
-@pytest.mark.parametrize("kind", ["gpt-5", "Azure Foundry"])
-def test_a_killed_run_goes_on_without_a_refusal(case, kind, warm_api, capsys):
-    names = SERVERS[kind][2]
-    case.server.reply, refused = refuse(kind)
-    case.server.delay = 0.2
-    run = warm_api.start(case.script, [*case.flags, case.folder / "out.json"])
-    case.server.wait_for(len(names) + 1 + case.size // 2)
-    run.send(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL, run.errors
-    assert refused.total() == len(names)
-    case.server.delay = 0
-    assert case.run() == 0
-    assert refused.total() == len(names)
-    what = " and ".join(sorted(names))
-    told = notes(capsys.readouterr().err)
-    assert told == [f"note: the API at 127.0.0.1 refused {what} before; the run continues without"]
-    check(case, names)
 
 
 def test_formats_and_parameters_are_refused_by_one_server(case, capsys):
@@ -238,58 +253,14 @@ def test_a_format_that_is_refused_first_does_not_hide_a_parameter(case):
     assert case.manifest()["refused_by_server"] == ["json_schema"] and refused.total() == 1
 
 
-def test_a_server_that_is_slow_at_first_is_not_waited_for(case, monkeypatch):
-    """Parameters are refused before an answer is begun: who waits longer than that waits for an answer."""
-    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0.1)
-    case.server.delay = 0.5
-    assert case.run() == 0
-    assert case.server.most_at_once == 32
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        Reply("The prompt is not to our taste.", status=400),
-        Reply("Invalid value for 'messages': the temperature of it.", status=400, param="messages"),
-        Reply("max_tokens is too large: 2048. This model takes max_completion_tokens of 100.", status=400),
-    ],
-)
-def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, reply, capsys):
-    case.server.reply = lambda request: reply
-    with pytest.raises(UserError) as raised:
+def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, capsys):
+    refusal = Reply("Invalid value for 'messages': the temperature.", status=400, param="messages")
+    case.server.reply = lambda request: refusal
+    with pytest.raises(UserError, match=r"^the API at 127\.0\.0\.1 refuses the request: Invalid value for 'messages'"):
         case.run()
-    assert str(raised.value) == f"the API at 127.0.0.1 refuses the request: {reply.text}"
     assert notes(capsys.readouterr().err) == []
     case.server.reply = seeded
     assert case.run() == 0 and case.manifest()["refused_parameters"] == {}
-
-
-@pytest.mark.parametrize("reply", [Reply("No verdict."), Reply("", "length", reasoning_tokens=9)])
-@pytest.mark.parametrize(("kind", "greedy"), [("gpt-5", False), ("Gemini", True)])
-def test_a_judge_whose_temperature_is_refused_is_not_greedy(judging, kind, greedy, reply):
-    """Its tries differ, also those that end inside a thought, so it has all of them."""
-    judging.server.reply, _ = refuse(kind, lambda request: reply)
-    assert judging.run("out.json", "--limit", 1) == 1
-    for record in judging.records().values():
-        assert record["attempts"] == (4 if not greedy else 2 if reply.text else 1)
-        assert record["constrained"] == (record["attempts"] > 1)
-        assert record["temperature"] == (0.0 if greedy else None)
-    seeds, held = ([body for body in judging.server.requests if name in body] for name in ("seed", "response_format"))
-    prompts = {body["messages"][-1]["content"] for body in judging.server.requests}
-    assert len(held) == (0 if greedy and not reply.text else len(prompts))  # the last try alone
-    assert greedy or len({body["seed"] for body in seeds}) == 4 * len(prompts)
-
-
-def test_tries_behind_a_stored_one_are_refused_a_temperature_too(judging):
-    """The store has first tries of another process: this one has not met the refusal yet."""
-    judging.server.reply, refused = refuse("gpt-5", lambda request: Reply("No verdict."))
-    first = ("--limit", 1, "--completions", judging.folder / "store", "--max_concurrency", 1)
-    assert judging.run("a/out.json", *first, "--max_retries", 0) == 1
-    assert judging.run("b/out.json", *first) == 1
-    assert refused.total() == 6  # three parameters each
-    records = judging.records("b/out.json").values()
-    assert {(record["attempts"], record["temperature"]) for record in records} == {(4, None)}
-    assert {tuple(record["refused_parameters"]) for record in records} == {("max_tokens", "temperature", "top_p")}
 
 
 def test_flags_leave_parameters_out_from_the_start(case):
@@ -303,37 +274,21 @@ def test_flags_leave_parameters_out_from_the_start(case):
     assert {record["temperature"] for record in case.records().values()} == {None}
 
 
-FURTHER = {
-    "--top_k": ("20", "0"),
-    "--min_p": ("0", "0.1"),
-    "--presence_penalty": ("-1.5", "1"),
-    "--reasoning_effort": ("low", "high"),
-    "--chat_template_kwargs": (TEMPLATE_KWARGS, '{"enable_thinking": true}'),
-    "--extra_body": ('{"provider": {"order": ["a"]}, "logit_bias": {}}', '{"provider": {"order": ["b"]}}'),
-}
-
-
 def test_further_parameters_reach_the_server_and_are_settings(case):
     plain = case.folder / "plain.json"
     assert case.run(plain.name, "--limit", 2) == 0
     sent = {key for body in case.server.requests for key in body}
     assert sent == {"model", "messages", "temperature", "top_p", "seed", "max_tokens", "response_format"} & sent
     case.server.requests.clear()
-    words = [word for flag, (value, _) in FURTHER.items() for word in (flag, value)]
-    assert case.run("out.json", "--limit", 2, *words) == 0
     told = {"top_k": 20, "min_p": 0, "presence_penalty": -1.5, "reasoning_effort": "low"}
-    told["chat_template_kwargs"] = {"enable_thinking": False}
-    extra = {"provider": {"order": ["a"]}, "logit_bias": {}}
+    words = [word for name, value in told.items() for word in (f"--{name}", value)]
+    told["chat_template_kwargs"], extra = {"enable_thinking": False}, {"provider": {"order": ["a"]}, "logit_bias": {}}
+    words += ["--chat_template_kwargs", json.dumps(told["chat_template_kwargs"]), "--extra_body", json.dumps(extra)]
+    assert case.run("out.json", "--limit", 2, *words) == 0
     for body in case.server.requests:
         assert {name: body.get(name) for name in (*told, *extra)} == {**told, **extra}
     manifest = case.manifest()
     assert {name: manifest["settings"].get(name) for name in (*told, "extra_body")} == {**told, "extra_body": extra}
-    # Another value, or none, is another setting: a run does not go on with it.
-    for number, (flag, (_, other)) in enumerate(FURTHER.items()):
-        for its in (other, None):
-            mine = [*words[: 2 * number], *([flag, its] if its else []), *words[2 * number + 2 :]]
-            with pytest.raises(UserError, match=flag[2:]):
-                case.run("out.json", "--limit", 2, *mine)
 
 
 def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case):
@@ -341,49 +296,22 @@ def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case)
     assert case.run("flag.json", "--top_k", 5, "--reasoning_effort", "low") == 0
     check(case, ["seed", "top_k", "reasoning_effort"], "flag.json")
     assert refused.total() == 3
-    for words in (("--extra_body", '{"mine": 1}'), ("--chat_template_kwargs", TEMPLATE_KWARGS)):
+    for words in (("--extra_body", '{"mine": 1}'), ("--chat_template_kwargs", '{"a": 1}')):
         with pytest.raises(UserError, match=r"mine|chat_template_kwargs"):
             case.run("own.json", *words)
 
 
-def test_likelihoods_are_refused_behind_an_api_before_anything_is_asked(judging):
-    with pytest.raises(UserError, match="no API tells how likely a text is"):
-        judging.run("out.json", "--verdicts", "probability")
-    assert judging.server.requests == []
-
-
-def table(case, *names):
-    systems = [word for name in names for word in ("--system", name, f"{case.folder}/{name}.json")]
-    return make_table.main(systems)
-
-
-def test_judges_that_were_really_sampled_differently_do_not_share_a_table(judging, capsys):
-    """Each in a folder of its own, with a store of its own."""
-    for name in ("plain", "refused", "again", "default", "part", "renamed"):
-        (judging.folder / name).mkdir()
-    assert judging.run("plain/a.json") == 0
-    judging.server.reply, _ = refuse("gpt-5")
-    assert judging.run("refused/a.json") == 0 and judging.run("again/a.json") == 0
-    assert judging.run("default/a.json", "--temperature", "default", "--top_p", "default", "--seed", "none") == 0
-    judging.server.reply = seeded
-    assert judging.run("part/a.json", "--limit", 5) == 0
-    judging.server.reply, _ = refuse("gpt-5")
-    assert judging.run("part/a.json") == 0
-
-    def rename(request):
-        return Reply("No max_tokens here.", status=400) if "max_tokens" in request else seeded(request)
-
-    judging.server.reply = rename
-    assert judging.run("renamed/a.json") == 0
-    check(judging, ["max_tokens"], "renamed/a.json")
-    assert table(judging, "plain/a", "renamed/a") == 0  # one limit by two names
-    assert table(judging, "refused/a", "again/a") == 0
-    assert table(judging, "refused/a", "default/a") == 0  # what was sent is the same
-    with pytest.raises(UserError) as raised:
-        table(judging, "plain/a", "refused/a")
-    assert "temperature None, not 0.0; top_p None, not 0.95" in str(raised.value)
-    with pytest.raises(UserError, match=r"temperature '0.0, but refused for \d+ of \d+', not None"):
-        table(judging, "refused/a", "part/a")
+def test_judges_that_were_really_sampled_differently_do_not_share_a_table(tmp_path, published):
+    with serve(seeded) as server:
+        judging = Case("evaluate_responses.py", tmp_path, server, published)
+        assert judging.run("plain/a.json") == 0
+        judging.server.reply, _ = refuse("gpt-5")
+        assert judging.run("refused/a.json") == 0
+        assert judging.run("default/a.json", "--temperature", "default", "--top_p", "default", "--seed", "none") == 0
+    plain, refused, default = (f"{tmp_path}/{name}/a.json" for name in ("plain", "refused", "default"))
+    assert make_table.main(["--system", "A", refused, "--system", "B", default]) == 0  # what was sent is the same
+    with pytest.raises(UserError, match=r"temperature None, not 0\.0; top_p None, not 0\.95"):
+        make_table.main(["--system", "A", plain, "--system", "B", refused])
 
 
 def ask(server, *takes):
@@ -399,33 +327,6 @@ def ask(server, *takes):
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
 
 
-@pytest.mark.parametrize(("name", "told"), [("max_tokens", f"with {LIMITS[1]}"), ("seed", "without seed")])
-def test_requests_that_are_under_way_when_a_refusal_is_met_are_not_refused_again(monkeypatch, capsys, name, told):
-    """Theirs is of the way that was given up, and changes nothing more."""
-    monkeypatch.setattr(refusals, "FIRST_SECONDS", 0)
-    server, sent = Refusals("max_tokens", "API"), []
-
-    async def ask_all(count):
-        all_sent = asyncio.Event()
-
-        async def send(body):
-            sent.append(name in body)
-            if name not in body:
-                return Completion("text", "stop", 1, 0, 1)
-            if len(sent) == count:
-                all_sent.set()
-            await all_sent.wait()
-            raise MalformedError(f"no {name}", name)
-
-        asked = {"model": "m", "max_tokens": 5, "seed": 1}
-        return await asyncio.gather(*(server.ask(asked, None, send) for _ in range(count)))
-
-    completions = asyncio.run(ask_all(5))
-    assert sent == [True] * 5 + [False] * 5
-    assert {one.refused_parameters for one in completions} == {(name,)}
-    assert notes(capsys.readouterr().err) == [f"note: no {name}; the run continues {told}"]
-
-
 def test_the_limit_is_called_what_the_server_calls_it(capsys):
     for first, other in (LIMITS, LIMITS[::-1]):
         completion, sent = ask(Refusals(first, "API"), "model", other)
@@ -436,32 +337,11 @@ def test_the_limit_is_called_what_the_server_calls_it(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_limit_s_name_is_found_out_again_where_the_server_has_changed():
-    server = Refusals("max_tokens", "API")
-    server.recall([{"refused_parameters": ["max_tokens"]}])
-    completion, sent = ask(server, "model", "max_tokens")
-    assert len(sent) == 2 and completion.refused_parameters == ()
-
-
-def test_the_addresss_query_goes_with_every_request(tmp_path):
-    """Azure's api-version; also behind the list of models, which is asked for first."""
-    key = tmp_path / "key.txt"
-    key.write_text("sk-test")
-    with serve(seeded) as server:
-        words = [
-            "--model_addr",
-            "m",
-            "--openai",
-            "--api_key_addr",
-            str(key),
-            "--limit",
-            "2",
-            "--inputs_addr",
-            str(SAMPLE),
-        ]
-        words += ["--base_url", f"{server.url}?api-version=preview", "--output_addr", str(tmp_path / "out.json")]
-        assert baselines.main(words) == 0
-        assert set(server.paths) == {"/v1/chat/completions?api-version=preview"} and server.lists_asked > 0
+def test_the_addresss_query_goes_with_every_request(case):
+    """Azure's api-version."""
+    case.flags[case.flags.index("--base_url") + 1] += "?api-version=preview"
+    assert case.run() == 0
+    assert set(case.server.paths) == {"/v1/chat/completions?api-version=preview"}
 
 
 def test_a_field_that_a_refusal_lists_as_allowed_is_not_its_cause():
@@ -469,3 +349,84 @@ def test_a_field_that_a_refusal_lists_as_allowed_is_not_its_cause():
     found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
     body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
     assert refusals._named(MalformedError("refused", None, found), body) == "temperature"
+
+
+# Formats
+
+
+@pytest.fixture(params=HOLDING)
+def kind(request):
+    return HOLDING[request.param]
+
+
+def check_run(case, kind, name="out.json"):
+    """Records, manifest and counts say what happened; returns how many tries were to be held to the schema."""
+    _, taken, refused, holds = kind
+    records = case.records(name)
+    second = {key for key, record in records.items() if record["attempts"] == 2}
+    assert len(records) == case.size and 5 < len(second) < case.size - 5
+    for key, record in records.items():
+        assert record["constrained"] == (key in second and not refused)
+        assert record.get("response_format") == (taken if key in second and refused else None)
+        assert record["value"] is not None or (key in second and record["reason"].endswith("in the text"))
+    failed = sum(record["value"] is None for record in records.values())
+    assert (failed == 0) == holds
+    manifest = case.manifest(name)
+    assert (manifest["refused_by_server"], manifest["missing"]) == (refused, 0)
+    counts = manifest["counts"]
+    assert counts["without an answer" if "answers" in counts else "num_unscored"] == failed
+    return len(second)
+
+
+def test_a_whole_run(case, kind, capsys):
+    reply, taken, refused, _ = kind
+    case.server.reply, case.server.delay = reply, 0.005
+    assert case.run("out.json", "--max_retries", 1) in (0, 1)
+    second = check_run(case, kind)
+    asked = case.formats_since(0)
+    assert asked[None] == case.size + (second if taken == "none" else 0)  # the first try of each
+    if taken != "none":
+        assert asked[taken] == second
+    # Each of those under way meets the refusal, one finds out what is taken, the others wait.
+    assert all(1 <= asked[one] <= (16 if one == "json_schema" else 1) for one in refused)
+    said = "note: the API at 127.0.0.1 refuses the request: response_format json_schema is not supported; "
+    said += f"the run continues without {' and '.join(refused)}"
+    assert notes(capsys.readouterr().err) == ([said] if refused else [])
+
+
+def test_a_run_that_goes_on_is_the_whole_one(case, kind):
+    case.server.reply = kind[0]
+    case.run("whole/out.json", "--max_retries", 1)  # with a store of its own
+    case.run("out.json", "--limit", 4, "--max_retries", 1)
+    asked = len(case.server.requests)
+    case.run("out.json", "--max_retries", 1)
+    assert len(case.server.requests) > asked
+    check_run(case, kind)
+    assert case.records() == case.records("whole/out.json")
+
+
+def test_a_refusal_of_something_else_ends_the_run_and_teaches_nothing(case, capsys):
+    refused = set()  # seeds: also without the format that is refused first
+
+    def reply(request):
+        refused.update([request["seed"]] if "response_format" in request else [])
+        return Reply("No.", status=400) if request["seed"] in refused else mumble(request)
+
+    case.server.reply = reply
+    with pytest.raises(UserError, match=r"^the API at 127\.0\.0\.1 refuses the request: No\.$"):
+        case.run()
+    assert notes(capsys.readouterr().err) == [] and case.formats_since(0)["json_object"] > 0
+    asked, case.server.reply = len(case.server.requests), mumble
+    assert case.run() == 0
+    assert case.formats_since(asked)["json_schema"] > 2 and case.formats_since(asked)["json_object"] == 0
+    assert case.manifest()["refused_by_server"] == []
+
+
+def test_schemas_have_what_the_strict_mode_documents(case):
+    case.server.reply = mumble
+    assert case.run() == 0
+    sent = [body["response_format"] for body in case.server.requests if "response_format" in body]
+    answer = {"type": "object", "properties": {ANSWER_FIELD: {"type": "string"}}, "required": [ANSWER_FIELD]}
+    schema = {**answer, "additionalProperties": False} if case.script == "baselines.py" else VERDICT_SCHEMA
+    expected = {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+    assert sent and all(one == expected for one in sent)

@@ -205,16 +205,3 @@ def test_training_and_planning_render_alike(asked, switched, tmp_path):
     plan, answer = (text for text, _ in prompts(asked))
     assert plan == learnt and answer.endswith("<|im_start|>assistant\n")
     assert settings_of(tmp_path / "a.json")["chat_template_kwargs"] == {"enable_thinking": True}
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_a_planner_trained_without_is_told_nothing_and_another_model_what_it_knows(asked, switched, tmp_path, trained):
-    planner = shutil.copytree(switched, tmp_path / "planner")
-    if trained:
-        fingerprint = {"script": "train_planner.py", "planner_target": "paper"}
-        write_folder_manifest(planner, {"settings": fingerprint})
-    assert plan_run(switched, planner, tmp_path / "a.json", "--chat_template_kwargs", OFF, "--top_k", "3") == 0
-    (plan, sampling), (answer, _) = prompts(asked)
-    assert plan.endswith("<|im_start|>assistant\n" if trained else f"assistant\n{NOT_THINKING}")
-    assert answer.endswith(f"assistant\n{NOT_THINKING}")
-    assert sampling.further["top_k"] == 3 and ("chat_template_kwargs" in sampling.further) == (not trained)

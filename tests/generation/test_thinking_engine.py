@@ -60,15 +60,6 @@ def test_vllm_s_parsers(tokenizer, name, text, cut, opened, answer, reasoning, u
     assert not reader.marks_are_special
 
 
-def test_a_second_thought_is_told_from_the_answer_too(tokenizer):
-    sampling = Sampling(0.0, 1.0, 9, 0, reasoning_parser=TAGS, opened=True)
-    reader = ThoughtReader(TAGS, lambda: tokenizer)
-    found, _ = reader.read(Output(tokenizer, "a</think>b<think>a</think>c", False), sampling)
-    assert found == Split("c", "a\nba")
-    found, _ = reader.read(Output(tokenizer, "a</think>c<think>a", True), sampling)
-    assert found == Split("", "a\nca", unfinished=True)
-
-
 def test_a_parser_that_does_not_go_with_the_model_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: vLLM has .*deepseek_r1"):
         ThoughtReader("deepsek_r1", lambda: tokenizer)
@@ -122,8 +113,3 @@ def test_a_thought_that_is_cut_is_unfinished(completions):
 def test_without_a_parser_a_schema_begins_at_once(completions):
     silenced = completions[0][5]
     assert list(json.loads(silenced.text)) == ["match_score"] and silenced.reasoning == ""
-
-
-def test_vllm_takes_what_holds_gpt_oss(completions):
-    held = completions[0][6]  # by a model that knows no channels: it may never end the first
-    assert held.unfinished or list(json.loads(held.text)) == ["match_score"]

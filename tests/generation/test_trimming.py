@@ -77,27 +77,6 @@ def test_entries_are_trimmed_by_lamp_s_rule(chat, tokens, budget, alone):
             assert one[:-1] in other or other[:-1] in one  # of two cuts the shorter one begins the longer
 
 
-def test_what_an_entry_leaves_is_the_next_one_s(chat, tokens):
-    long, short = made_up(200, 1), "Good."
-    alone = tokens(state(short))
-    first, second, third = trim([(short, state), (long, state), (long, state)], 0, 0, 300, chat.count)
-    assert first == state(short)
-    assert 200 - alone - 2 <= tokens(second) <= 200 - alone  # its hundred and what the first one left
-    assert 98 <= tokens(third) <= 102
-    assert all(long.startswith(text[len(state("")) - 1 : -1]) for text in (second, third))
-
-
-def test_where_a_share_is_too_small_the_rest_counts_for_less(chat, tokens):
-    words = tokens(state(""))
-    entries = [("", state)] * 4
-    assert trim(entries, 1000, 0, 10 * words, chat.count) == [state("")] * 4  # 0.6 of the budget leaves just these
-    assert trim(entries, 1000, 0, 5 * words, chat.count) == [state("")] * 4  # 0.2
-    assert trim(entries, 1000, 0, 4 * words, chat.count) == [state("")] * 4  # nothing at all
-    assert trim(entries, 1000, 0, 4 * words - 1, chat.count) == []
-    assert trim(entries, 1000, 1, 4 * words, chat.count) == []  # nor is there room for what joins them
-    assert trim([], 1000, 0, 10, chat.count) == []
-
-
 @pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
 def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
     task = tasks()[name]
@@ -195,30 +174,3 @@ def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, 
             assert all(abs(number) <= 1 + len(kept) for number in off)
             outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))
     assert outcomes == set(product([False, True], repeat=2))
-
-
-def test_without_room_for_a_question_there_are_no_entries(chat):
-    """A chat model's instruction is never cut, and may take what the question and the entries would have."""
-    task = tasks()["LaMP-4"]
-    prompt, question = load_prompt(task.prompts["rag"]), made_up(120, 3)
-    entries = [(made_up(60, i), lambda text: f'the headline "x" for the article "{text}"') for i in range(4)]
-    bare = chat.length(fit_profile(prompt, [], chat, 8192, task.join, question="?").prompt) - 1
-    fitted = fit_trimmed(prompt, entries, chat, bare + 40, task.join, question=question)
-    assert (fitted.num_contexts_used, fitted.num_contexts_dropped, fitted.question_cut) == (0, 4, True)
-    assert bare + 35 <= chat.length(fitted.prompt) <= bare + 40
-    assert fit_trimmed(prompt, entries, chat, bare - 1, task.join, question=question) is None
-
-
-def test_all_lengths_of_long_entries_fit(chat):
-    """Between others a text may have a token more than alone: the seams have room for it."""
-    task = tasks()["LongLaMP-review"]
-    prompt = load_prompt(task.prompts["rag"])
-    for seed in range(30):
-        review = {"overall": 4.0, "description": "A chair.", "summary": "Fine!"}
-        profile = [review | {"id": str(i), "reviewText": made_up(100 + seed, seed + i)} for i in range(6)]
-        record = {"id": "1", "question": "Write the review.", "profile": profile}
-        entries = task.best_entries(record, 10)
-        fitted = fit_trimmed(prompt, entries, chat, 500 + seed, task.join, **task.values(record))
-        assert (fitted.num_contexts_used, fitted.num_contexts_trimmed) == (6, 6)
-        # Little is left over: a token an entry for the seams, and what no cut comes nearer to.
-        assert 500 + seed - 30 <= chat.length(fitted.prompt) <= 500 + seed

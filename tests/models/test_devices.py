@@ -219,27 +219,6 @@ def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     assert [path.name for path in made if path.suffix != ".lock"] == []
 
 
-@without_a_gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_a_dry_run_only_says_so(name, scripts, run, tmp_path):
-    done = run(*scripts[name], "--dry_run")
-    assert done.returncode == 0, done.errors
-    assert f"\nmissing: {CARD} is here, but torch sees none; " in done.printed and not (tmp_path / "out").exists()
-
-
-@without_a_gpu
-@pytest.mark.parametrize("name", NAMES)
-def test_it_goes_on_where_the_cpu_is_meant(name, scripts, run, tmp_path):
-    done = run(*scripts[name], CUDA_VISIBLE_DEVICES="")
-    if name in ("answer", "plan and answer", "judge"):  # none of what the pretended vllm says is a plan or a verdict
-        assert "vllm is imported" in done.errors
-        return
-    assert done.returncode == 0, done.errors
-    if name in ("rank", "train"):  # and what is finished is left alone on any machine
-        done = run(*scripts[name])
-        assert (done.returncode, done.printed.partition(": already ")[0]) == (0, str(tmp_path / "out")), done.errors
-
-
 AT_THE_END = """
 import atexit, torch
 atexit.register(lambda: print("cuDNN's attention:", torch.backends.cuda.cudnn_sdp_enabled()))

@@ -3,8 +3,6 @@
 torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced, nothing above them.
 """
 
-import json
-import shutil
 from argparse import Namespace
 from types import SimpleNamespace
 
@@ -170,14 +168,6 @@ def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
     )
 
 
-def test_a_model_of_unknown_size(tiny, tmp_path):
-    model = shutil.copytree(tiny, tmp_path / "model")
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    assert describe(model)[1:] == [f"note: {model}: it is not known how much memory it needs"]
-    (model / "config.json").write_text(json.dumps({"model_type": "abacus"}))
-    assert describe(model)[1].startswith(f"missing: {model}: its config.json cannot be loaded: ")
-
-
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10**9))
     line, path = f"disk of {tmp_path}: 1.0 GB free", str(tmp_path / "new/rag.json")
@@ -186,9 +176,3 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     [told] = describe_disk(path, 2_000_000_000)
     assert told == f"missing: {line}, the output takes up to 2,000 MB; free some, or give an output on another disk"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_offline_nothing_is_asked_of_the_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("socket.create_connection", lambda *args, **more: pytest.fail("the hub is asked"))
-    assert describe_weights("owner/none", str(tmp_path), 2) == ["note: there is no GPU here"]

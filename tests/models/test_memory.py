@@ -13,10 +13,9 @@ from hollow_models import save_hollow, save_hollow_qwen
 from hub_server import MODEL, serve
 from lamp_samples import read_sample
 from safetensors.numpy import load_file, save_file
-from tiny_chat import sample_records, save_tiny_chat
+from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
-from utils.cli import UserError
 from utils.models.hub import read_headers
 from utils.models.memory import (
     ALLOWANCE,
@@ -40,16 +39,6 @@ def model(tiny, tmp_path):
 
 def size_of(folder, dtype="auto"):
     return read_size(read_headers(folder), load_config(folder), dtype)
-
-
-@pytest.mark.parametrize("architectures", [7, "Qwen2ForCausalLM"])
-def test_a_config_that_says_otherwise_what_it_is_of_is_damaged(model, architectures):
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "architectures": architectures}))
-    with pytest.raises(
-        UserError, match=r"its config\.json cannot be loaded: architectures: found .*, expected a list$"
-    ):
-        load_config(model)
 
 
 @pytest.mark.parametrize(
@@ -115,15 +104,6 @@ def test_quantized_weights_keep_their_size(model):
     assert size_of(model, "float32").weights == 4 * 32 + 10 + 4 * 6
 
 
-def test_weights_that_the_index_does_not_name_do_not_count(model):
-    size = size_of(model)
-    weights = load_file(model / "model.safetensors")
-    save_file({f"again.{name}": array for name, array in weights.items()}, model / "consolidated.safetensors")
-    index = {"weight_map": dict.fromkeys(weights, "model.safetensors")}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert size_of(model) == size
-
-
 # Before a model is fetched
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,27 +132,23 @@ def large_header(folder, parameters):
 
 
 @pytest.mark.parametrize(
-    ("script", "flags", "gigabytes"),
+    ("script", "gigabytes"),
     [
-        ("train_planner.py", [], "15.2 GB"),  # 2 bytes a parameter
-        ("utils/train_generator.py", [], "121.6 GB"),  # 16 bytes
-        ("baselines.py", [], "15.2 GB"),
-        ("baselines.py of an encoder-decoder", [], "15.2 GB"),
+        ("utils/train_generator.py", "121.6 GB"),  # 16 bytes a parameter
+        ("baselines.py", "15.2 GB"),  # 2 bytes
     ],
 )
-def test_what_cannot_fit_is_refused_before_it_is_fetched(script, flags, gigabytes, tmp_path):
+def test_what_cannot_fit_is_refused_before_it_is_fetched(script, gigabytes, tmp_path):
     """7.6 billion parameters on a card of 12 GiB."""
-    is_t5 = gigabytes == "121.6 GB" or "encoder-decoder" in script
-    files = large_header((save_tiny_t5 if is_t5 else save_tiny_chat)(tmp_path / "model"), 7_600_000_000)
+    save_tiny = save_tiny_chat if script == "baselines.py" else save_tiny_t5
+    files = large_header(save_tiny(tmp_path / "model"), 7_600_000_000)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvidia-smi").write_text(NVIDIA_SMI.format(12 * 1024))
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    records = sample_records("train", 2) if script == "train_planner.py" else read_sample("LaMP-4", "train")
-    (tmp_path / "in.json").write_text(json.dumps(records))
-    out = "--output_addr" if "baselines" in script else "--output_dir"
-    words = [script.partition(" ")[0], "--model_addr", MODEL, "--inputs_addr", tmp_path / "in.json"]
-    words += [out, tmp_path / "out", *flags]
-    words += ["--cache_dir", tmp_path / "cache"] + ([] if "baselines" in script else ["--num_contexts", 0])
+    (tmp_path / "in.json").write_text(json.dumps(read_sample("LaMP-4", "train")))
+    out = ["--output_addr"] if script == "baselines.py" else ["--num_contexts", 0, "--output_dir"]
+    words = [script, "--model_addr", MODEL, "--inputs_addr", tmp_path / "in.json", *out, tmp_path / "out"]
+    words += ["--cache_dir", tmp_path / "cache"]
     with serve(files) as hub:
         environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
         environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}

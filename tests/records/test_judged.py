@@ -6,7 +6,6 @@ import pytest
 from api_server import Reply, serve
 
 import evaluate_responses
-from utils.cli import UserError
 from utils.files.manifest import read_manifest
 
 QUESTIONS = [
@@ -42,14 +41,3 @@ def test_changed_answers_are_judged_again_and_nothing_else_is(judge):
     assert judge("one_s.json", "one", one="b") == 3
     assert read_manifest("one_s.json")["judged"] == ["one.json"]
     assert judge("one_s.json", "one", one="a") == 0
-
-
-def test_another_response_file_needs_overwrite(judge):
-    judge("s.json", "one", one="a", two="b", copy="a")
-    with pytest.raises(UserError, match=r"^s\.json: was made from one\.json, not from two\.json\n  give another outp"):
-        judge("s.json", "two")
-    assert judge("s.json", "copy") == 0  # another name of the same answers
-    assert judge("s.json --overwrite", "two") == 3 and read_manifest("s.json")["judged"] == ["two.json"]
-    assert judge("pairs.json", "one", "two") == 6
-    with pytest.raises(UserError, match=r"was made from one\.json, two\.json, not from two\.json, one\.json"):
-        judge("pairs.json", "two", "one")

@@ -45,10 +45,6 @@ def test_questions_and_outputs_become_records(tmp_path):
     assert (other["id"], other["target"], other["user_id"], other["date"]) == ("11", "Headline 11", "u7", "2021-05-06")
 
 
-def test_a_test_set_has_no_targets(tmp_path):
-    assert all("target" not in record for record in read(tmp_path, questions("1", "2")))
-
-
 def test_questions_in_the_form_that_lamp_s_builder_of_emails_gives_its_test_set(tmp_path):
     """It wraps them as if they were answers."""
     email = {"id": "1", "input": "Generate a subject for the following email: Hi", "profile": []}
@@ -87,14 +83,6 @@ def test_a_byte_order_mark_and_json_lines_are_read(tmp_path):
     lines = tmp_path / "rows.jsonl"
     lines.write_text("".join(json.dumps(row) + "\n" for row in questions("1", "2", "3")))
     assert len(list(read_originals(tasks()["LaMP-4"], lines))) == 3
-
-
-def test_texts_may_be_empty(tmp_path):
-    """What was gathered from users may hold such an item, or such an answer; it is like no other."""
-    asked = changed(profile=[{"id": "p1", "title": "", "text": " "}])
-    [record] = read(tmp_path, asked, {"task": "LaMP_4", "golds": [{"id": "1", "output": " "}]})
-    assert (record["target"], record["profile"]) == ("", asked[0]["profile"])
-    assert [metric.compute(record, "A headline") for metric in tasks()["LaMP-4"].metrics.values()] == [0, 0]
 
 
 def changed(**fields):
@@ -154,13 +142,6 @@ def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
     asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
     with pytest.raises(UserError, match=r"record 0: of the news categories.*\n.* the folder LaMP_2/new"):
         read(tmp_path, [asked], name="LaMP-2")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"none\.json: no such file"):
-        list(read_originals(tasks()["LaMP-4"], tmp_path / "none.json"))
-    with pytest.raises(UserError, match=r"none\.json: no such file"):
-        list(read_originals(tasks()["LaMP-4"], tmp_path / "q.json", tmp_path / "none.json"))
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):

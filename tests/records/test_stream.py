@@ -1,20 +1,15 @@
 """A dataset read a record at a time: the same records and errors as when it is read whole, in little memory."""
 
 import json
-import os
 import random
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from utils.building.posts import read_sepqa
 from utils.cli import UserError
 from utils.files.writing import write_array
-from utils.models.loading import little_memory
-from utils.records.contexts import ContextsFile
 from utils.records.datasets import read_dataset
 from utils.records.stream import DatasetFile, read_questions
 
@@ -73,69 +68,6 @@ def test_each_record_is_found_again(tmp_path, monkeypatch, name, write, chunk):
     assert [dataset[number] for number in order] == [scanned[number] for number in order]
 
 
-BROKEN = {
-    "no file": None,
-    "empty": "",
-    "no questions": "[]",
-    "an object": '{"id": "q"}',
-    "cut short": '[{"id": "q", "question": "why?", "profile": []}, {"id": "r", "ques',
-    "an id twice": json.dumps([{"id": i, "question": "why?", "profile": []} for i in ("1", "2", 1)]),
-    "no profile": json.dumps([{"id": "q", "question": "why?"}]),
-    "a name twice": '[{"id": "q", "id": "r", "question": "why?", "profile": []}]',
-    "half a character": '[{"id": "q", "question": "\\ud800", "profile": []}]',
-    "something behind": '[{"id": "q", "question": "why?", "profile": []}] 7',
-    "not a number": '[{"id": "q", "question": "why?", "profile": [], "x": NaN}]',
-    "too deep": '[{"id": "q", "question": "why?", "profile": [], "x": ' + "[" * 100_000 + "]" * 100_000 + "}]",
-}
-
-
-@pytest.mark.parametrize("what", BROKEN)
-@pytest.mark.parametrize("name", ["d.json", "d.jsonl"])
-def test_the_errors_are_those_of_the_whole_reader(tmp_path, what, name):
-    path = tmp_path / name
-    if BROKEN[what] is not None:
-        path.write_text(BROKEN[what])
-    with pytest.raises(UserError) as whole:
-        read_dataset(path, ["profile"])
-    with pytest.raises(UserError) as streamed:
-        list(DatasetFile(path).scan(["profile"]))
-    assert str(streamed.value) == str(whole.value)
-
-
-def read_contexts(path):
-    ContextsFile(path)
-
-
-def read_posts(path):
-    list(read_sepqa(path, Counter()))
-
-
-def read_questions_of(path):
-    read_questions(path, [])
-
-
-@pytest.mark.parametrize("read", [read_contexts, read_posts, read_questions_of])
-def test_lines_without_an_end_do_not_fill_the_memory(tmp_path, monkeypatch, read):
-    monkeypatch.setattr("utils.files.json_files.LONGEST_LINE", 1 << 20)
-    path = tmp_path / "d.jsonl"
-    path.touch()
-    os.truncate(path, 1 << 40)  # takes no space on a disk
-    with pytest.raises(UserError, match=rf"^{path}: line 1 has more than 1 MiB: not JSON Lines$"), little_memory():
-        read(path)
-
-
-def test_a_file_that_is_read_whole_may_be_larger_than_the_memory(tmp_path):
-    (tmp_path / "d.json").touch()
-    os.truncate(tmp_path / "d.json", 1 << 40)
-    with pytest.raises(UserError, match=rf"^{tmp_path}/d\.json: larger than the free memory$"), little_memory():
-        read_dataset(tmp_path / "d.json")
-
-
-def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(UserError, match="a folder; give the file"):
-        list(DatasetFile(tmp_path).scan())
-
-
 @pytest.mark.parametrize("change", ["shorter", "another record there", "gone"])
 def test_a_file_that_is_changed_meanwhile_is_refused(tmp_path, change):
     path = tmp_path / "d.json"
@@ -159,23 +91,11 @@ def test_an_array_is_written_as_json_writes_it(tmp_path, indent):
     assert (tmp_path / "a.json").read_text() == json.dumps(records, ensure_ascii=False, indent=indent) + "\n"
 
 
-def test_an_array_that_cannot_be_written_leaves_no_file(tmp_path):
-    for records in ([], [{"a": 1}, {"a": float("nan")}]):
-        with pytest.raises(ValueError, match=r"empty|Out of range"):
-            write_array(tmp_path / "a.json", records, 2)
-        assert not list(tmp_path.iterdir())
-
-
 def peak_of(code: str, *arguments: str | Path) -> int:
     """MB at the peak of a program, the interpreter included."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1]) // 1000
-
-
-def test_the_measure_sees_fifty_megabytes():
-    small, large = (peak_of(f"b = b'x' * {number}; {PRINT_PEAK}") for number in (1, 50_000_000))
-    assert 45 < large - small < 55
 
 
 def test_ranking_takes_no_more_memory_for_a_larger_file(tmp_path):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from retrieval.embedding_cache import EmbeddingCache
-from utils.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -127,41 +126,3 @@ def test_damaged_hashes_give_no_wrong_embedding(tmp_path, damage):
     (path,) = tmp_path.glob("*/*.hashes.npy")
     DAMAGES[damage](path, tmp_path)
     assert EmbeddingCache(tmp_path, "model").get(["chess", "rook"]) == {}
-
-
-def test_one_damaged_row_costs_no_other(tmp_path, capsys):
-    texts = ["chess", "rook", "pawn"]
-    EmbeddingCache(tmp_path, "model").add(texts, embeddings_of(texts))
-    (path,) = tmp_path.glob("*/*.embeddings.npy")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    cache = EmbeddingCache(tmp_path, "model")
-    assert list(cache.get(texts)) == texts[:2]
-    cache.add(texts[2:], embeddings_of(texts[2:]))
-    capsys.readouterr()
-    assert list(EmbeddingCache(tmp_path, "model").get(texts)) == texts and capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("other", ["a pipe", "a link"])
-def test_what_has_the_name_of_a_caches_file_is_replaced_and_not_written_to(tmp_path, other):
-    EmbeddingCache(tmp_path / "cache", "model")
-    (identity,) = tmp_path.glob("cache/*/identity.txt")
-    (tmp_path / "theirs").write_text("theirs")
-    identity.unlink()
-    os.mkfifo(identity) if other == "a pipe" else identity.symlink_to(tmp_path / "theirs")
-    EmbeddingCache(tmp_path / "cache", "model")
-    assert identity.read_text() == "model\n" and not identity.is_symlink()
-    assert (tmp_path / "theirs").read_text() == "theirs"
-
-
-def test_a_folder_in_the_place_of_a_caches_file_is_named(tmp_path):
-    cache = EmbeddingCache(tmp_path, "model")
-    cache.add(["chess"], embeddings_of(["chess"]))
-    (path,) = tmp_path.glob("*/*.embeddings.npy")
-    path.unlink()
-    path.mkdir()
-    cache = EmbeddingCache(tmp_path, "model")
-    with pytest.raises(UserError, match=rf"^{path}: a folder; move it away$"):
-        cache.add(["chess"], embeddings_of(["chess"]))
-    assert not list(tmp_path.glob("*/*.tmp"))

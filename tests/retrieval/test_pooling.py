@@ -71,11 +71,6 @@ def test_a_text_of_8192_tokens_is_read_to_its_end(folders):
     assert np.abs(other - whole).max() > 1e-6
 
 
-def test_positions_that_the_padding_takes_are_no_tokens(folders):
-    with pytest.raises(UserError, match="reads at most 8192 tokens; give --max_length 8192 or less"):
-        load_encoder(str(folders["xlm_roberta"]), device="cpu", max_length=8193)
-
-
 @pytest.mark.parametrize(
     ("types", "config", "found"),
     [
@@ -93,12 +88,6 @@ def test_the_models_files_are_read(folder, types, config, found):
     assert choose_pooling(str(folder), normalize=False) == Pooling(found.mode, False)
 
 
-def test_without_files_it_is_the_mean(folder):
-    assert choose_pooling(str(folder)) == MEAN
-    assert choose_pooling(str(folder), mode="cls") == Pooling("cls", False)
-    assert choose_pooling("facebook/contriever-msmarco") == MEAN  # no hub is asked
-
-
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -114,35 +103,6 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):
         choose_pooling(str(folder))
     assert str(error.value).endswith("\n  --pooling mean or --pooling cls pools it so all the same")
     assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
-
-
-NOTHING_OF_ITS_KIND = [b"", b"[" * 100_000, b"\xff\xfe", b"7", b"[7]"]
-
-
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        *(("modules.json", content) for content in [*NOTHING_OF_ITS_KIND, b'[{"path": "a"}]', b'[{"type": 1}]']),
-        *(("1_Pooling/config.json", content) for content in [*NOTHING_OF_ITS_KIND, b'{"pooling_mode": 7}']),
-    ],
-)
-def test_a_damaged_file_is_named_and_can_be_done_without(folder, file, content):
-    save_pooling(folder, "Transformer", "Pooling", "Normalize", **BGE)
-    (folder / file).write_bytes(content)
-    with pytest.raises(UserError, match=rf"^{folder / file}: damaged\n  mend it; or give --pooling and --normalize"):
-        choose_pooling(str(folder))
-    assert choose_pooling(str(folder), mode="cls", normalize=True) == Pooling("cls", True)
-
-
-def test_what_else_cannot_be_done_is_refused(folder):
-    save_pooling(folder, "Transformer", "Pooling", "Dense", **BGE)
-    with pytest.raises(UserError, match=r"modules\.json: its Dense layer is not known here"):
-        choose_pooling(str(folder))
-    assert choose_pooling(str(folder), mode="cls") == Pooling("cls", False)
-    save_pooling(folder, "Transformer", "Pooling", **BGE)
-    (folder / "1_Pooling" / "config.json").unlink()
-    with pytest.raises(UserError, match=r"lacks 1_Pooling/config\.json, which its modules\.json names"):
-        choose_pooling(str(folder))
 
 
 def write_records(path):

@@ -1,8 +1,4 @@
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,16 +120,6 @@ def test_where_no_user_repeats_the_owners_are_one_cycle():
     assert random_cycle(20, 0) != random_cycle(20, 1)
 
 
-def test_where_users_repeat_each_question_gets_one_of_another_user():
-    users = [("user", name) for name in "AAAABC"]
-    owners = [draw_owners(users, seed) for seed in range(300)]
-    assert all(users[owner] != user for drawn in owners for user, owner in zip(users, drawn, strict=True))
-    for asker, others in {0: {4, 5}, 3: {4, 5}, 4: {0, 1, 2, 3, 5}}.items():
-        found = [drawn[asker] for drawn in owners]
-        assert set(found) == others
-        assert all(found.count(other) > 0.7 * 300 / len(others) for other in others)  # none is much rarer
-
-
 @pytest.mark.parametrize(
     ("task", "field", "item"),
     [
@@ -162,33 +148,6 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
     assert str(refused.value) == told and not (tmp_path / "out.json").exists()
 
 
-def test_random_profile_gives_every_question_anothers_posts(tmp_path, encoder_folder):
-    posts = [{"id": f"p{number}", "text": f"chess in the town {number}"} for number in range(12)]
-    records = [
-        {"id": f"q{number}", "question": f"why {number}", "profile": posts[2 * number : 2 * number + 2]}
-        for number in range(6)
-    ]
-    records[3]["profile"] = []
-    source, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
-    options = ["--random_profile", "--model_name", encoder_folder, "--device", "cpu"]
-    rank(source, output, *options)
-    own = {record["id"]: {item["id"] for item in record["profile"]} for record in records}
-    ranked = load(output)
-    assert [record["id"] for record in ranked] == [record["id"] for record in records]
-    for record in ranked:
-        assert record["profile_owner"] != record["id"]
-        assert {item["id"] for item in record["profile"]} == own[record["profile_owner"]]
-        if record["profile"]:
-            assert [item["id"] for item in record["profile"]] == naive_order(record, encoder_folder)
-    assert sorted(record["profile_owner"] for record in ranked) == sorted(own)
-    assert manifest(output)["counts"]["empty_profiles"] == 1
-    with pytest.raises(UserError, match="seed: 0, now 1"):
-        rank(source, output, *options, "--seed", 1)
-    # --limit keeps the pairing of the whole file
-    rank(source, tmp_path / "first.json", *options, "--limit", 2)
-    assert load(tmp_path / "first.json") == ranked[:2]
-
-
 def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     options = ["--ranker", "recency", "--random_profile"]
     with pytest.raises(UserError, match=r"one\.json: holds one question"):
@@ -214,21 +173,6 @@ def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatc
     *said, disk = capsys.readouterr().out.splitlines()
     assert said == lines and disk.startswith(f"disk of {tmp_path}: ") and disk.endswith(" takes up to 1 MB")
     assert list(tmp_path.iterdir()) == [source]
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--max_length", "513"], "reads at most 512 tokens; give --max_length 512 or less"),
-        (["--embedding_cache", "{0}/in.json"], r"--embedding_cache .*in\.json: cannot be written: Not a directory"),
-    ],
-)
-def test_a_dry_run_refuses_what_the_encoder_would(tmp_path, encoder_folder, flags, message):
-    source = write(tmp_path / "in.json", make_records())
-    words = ["--model_name", encoder_folder, *(flag.format(tmp_path) for flag in flags)]
-    for dry in ([], ["--dry_run"]):
-        with pytest.raises(UserError, match=message):
-            rank(source, tmp_path / "out.json", *words, *dry)
 
 
 def many_records(number):
@@ -309,66 +253,6 @@ def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, enc
     assert [len(texts) for texts in embedded] == [6]
 
 
-def run_without_torch(tmp_path, *flags):
-    """The script in a process in which torch and what brings it cannot be imported."""
-    (tmp_path / "blocked").mkdir(exist_ok=True)
-    for package in ("torch", "transformers", "sentence_transformers"):
-        (tmp_path / f"blocked/{package}.py").write_text(f"raise ImportError('{package} was imported')")
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "blocked"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "retrieval/rank_dataset.py", *map(str, flags)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-
-
-@pytest.mark.parametrize("from_hub", [False, True], ids=["folder", "hub"])
-def test_what_the_cache_answers_needs_no_torch(tmp_path, encoder_folder, from_hub):
-    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache", "--device", "cpu"]
-    if from_hub:
-        repository = tmp_path / "hub/models--some--encoder"
-        shutil.copytree(encoder_folder, repository / "snapshots" / ("a" * 40))
-        (repository / "refs").mkdir()
-        (repository / "refs/main").write_text("a" * 40)
-        options[1:2] = ["some/encoder", "--cache_dir", tmp_path / "hub"]
-    source, first, again = write(tmp_path / "in.json", many_records(5)), tmp_path / "1/r.json", tmp_path / "2/r.json"
-    rank(source, first, *options)
-    addresses = ["--input_dataset_addr", source, "--output_dataset_addr", again]
-    done = run_without_torch(tmp_path, *addresses, *options)
-    assert (done.returncode, done.stderr.count("\n")) == (0, 2), done.stderr  # progress: its first and last line
-    assert again.read_bytes() == first.read_bytes()
-    assert manifest(again)["settings"] == manifest(first)["settings"]
-    assert manifest(again)["counts"] == {**manifest(first)["counts"], "texts_embedded": 0}
-    # A text more, another length, or the model's weights changed: all of them need it.
-    write(source, many_records(6))
-    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
-    write(source, many_records(5))
-    shorter = run_without_torch(tmp_path, *addresses, *options, "--overwrite", "--max_length", 9)
-    assert "was imported" in shorter.stderr
-    if from_hub:
-        (repository / "snapshots" / ("a" * 40)).rename(repository / "snapshots" / ("b" * 40))
-        (repository / "refs/main").write_text("b" * 40)
-    else:
-        options[1] = save_tiny_encoder(tmp_path / "retrained", seed=1)
-    assert "was imported" in run_without_torch(tmp_path, *addresses, *options, "--overwrite").stderr
-
-
-def test_a_gpu_that_torch_cannot_use_ends_a_run_that_has_something_to_embed(tmp_path, encoder_folder, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    source, output = write(tmp_path / "in.json", many_records(5)), tmp_path / "out.json"
-    options = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"]
-    rank(source, tmp_path / "first/r.json", *options, "--device", "cpu")
-    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
-    rank(source, output, *options)  # computes nothing
-    assert manifest(output)["device"] == "cpu"
-    for data, more in ((many_records(6), []), (many_records(5), ["--max_length", 9])):
-        with pytest.raises(UserError, match=r"^SLURM gave this job GPUs \(1\), but torch sees none"):
-            rank(write(tmp_path / "other.json", data), tmp_path / "new.json", *options, *more)
-    with pytest.raises(UserError, match="but torch sees none"):
-        rank(source, tmp_path / "uncached/r.json", "--model_name", encoder_folder)
-
-
 # rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
 SMALL = """
 import torch
@@ -406,22 +290,3 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
     assert not output.exists()
     assert warm.run("retrieval/rank_dataset.py", [*arguments, "--batch_size", "1"], do=SMALL).returncode == 0
     assert output.read_bytes() == (tmp_path / "expected/r.json").read_bytes()
-
-
-def test_other_settings_are_refused_unless_overwrite(tmp_path, encoder_folder):
-    source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
-    options = ["--model_name", encoder_folder, "--device", "cpu"]
-    rank(source, output, *options)
-    before = output.read_bytes()
-    for changed, message in [
-        (["--max_length", 100], "max_length: 512, now 100"),
-        (["--dtype", "bfloat16"], 'dtype: "float32", now "bfloat16"'),
-        (["--limit", 1], "has 3 questions, and this command makes 1"),
-    ]:
-        with pytest.raises(UserError, match=message):
-            rank(source, output, *options, *changed)
-    with pytest.raises(UserError, match='ranker: "dense", now "bm25"'):
-        rank(source, output, "--ranker", "bm25")
-    assert output.read_bytes() == before
-    rank(source, output, *options, "--limit", 1, "--overwrite")
-    assert len(load(output)) == 1

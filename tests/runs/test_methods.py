@@ -73,8 +73,7 @@ def test_killed_in_either_call_and_run_again(runs):
     assert total <= len(runs.server.requests) <= total + 4 * kills
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_while_the_server_hangs(runs, signum):
+def test_interrupted_while_the_server_hangs(runs):
     hold = threading.Event()
 
     def hang(request):
@@ -84,13 +83,10 @@ def test_interrupted_while_the_server_hangs(runs, signum):
 
     runs.server.reply = hang
     command = [sys.executable, "baselines.py", *runs.flags()]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-    )  # fmt: skip
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         runs.server.wait_for(9 + 4)
-        process.send_signal(signum)
+        process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     finally:
         hold.set()
@@ -98,17 +94,6 @@ def test_interrupted_while_the_server_hangs(runs, signum):
     assert errors.endswith("interrupted; what is finished is kept, run the same command again\n")
     asked = len(runs.server.requests)
     assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
-
-
-def test_an_outage_ends_the_run_early(runs, capsys):
-    runs.server.reply = lambda request: reply(request) if len(runs.server.requests) <= 6 else Reply("no", status=503)
-    runs.run("--max_retries", 0, code=1)
-    errors = capsys.readouterr().err
-    assert "the server no longer answers; no further requests are sent to this model" in errors
-    assert len(runs.server.requests) < 6 + 5 * 4 * 4  # the library makes a request four times
-    runs.server.reply = reply
-    runs.run()
-    assert list(runs.answers) == IDS
 
 
 def test_shards_fill_the_store_and_the_whole_writes(runs, capsys):
@@ -157,13 +142,6 @@ def test_more_outputs_and_a_limit(runs):
     assert runs.run("--limit", 4, "--overwrite") == 0 and len(runs.answers) == 4
 
 
-def test_other_sampling_is_refused_without_overwrite(runs):
-    runs.run()
-    with pytest.raises(UserError, match=r"was made with other settings: temperature: 0.1, now 0.5"):
-        runs.run("--temperature", 0.5)
-    assert runs.run("--temperature", 0.5, "--overwrite") == 2 * len(IDS)
-
-
 def test_several_answers_of_which_one_is_chosen(runs):
     runs.write("""
 async def answer(record, ask):
@@ -199,32 +177,6 @@ async def answer(record, ask):
     assert unusable["reason"] == "the method's parser found nothing usable" and unusable["attempts"] == 3
 
 
-def test_an_outage_makes_up_nothing(runs):
-    """Neither `except Exception` nor a bare one turns a server's failure into an answer."""
-    runs.write("""
-async def answer(record, ask):
-    try:
-        return await ask("rag", items=record.best(3))
-    except Exception:
-        return "made up"
-    except:
-        return "made up too"
-""")
-    failing = set(random.Random(1).sample(IDS, 3))
-    questions = {record["question"] for record in json.loads(SAMPLE.read_text()) if record["id"] in failing}
-
-    def fail(request):
-        user = request["messages"][-1]["content"]
-        return Reply("busy", status=500) if any(question in user for question in questions) else reply(request)
-
-    runs.server.reply = fail
-    runs.run("--max_retries", 0, code=1)
-    assert set(runs.answers) == set(IDS) - failing
-    assert "made up" not in runs.output.read_text() and read_manifest(runs.output)["missing"] == 3
-    runs.server.reply = reply
-    assert runs.run("--max_retries", 0) == 3 and set(runs.answers) == set(IDS)
-
-
 def test_a_method_that_raises_fails_its_record_alone(runs, capsys):
     runs.write(
         TWO_CALLS
@@ -250,7 +202,8 @@ async def answer(record, ask):
     assert runs.run() == 2 and set(runs.answers) == set(IDS)
 
 
-def test_a_method_that_asks_otherwise_on_replay_ends_before_it_pays(runs):
+def test_a_method_that_asks_otherwise_on_replay_ends_before_it_pays(runs, monkeypatch):
+    monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write("""
 import itertools
 numbers = itertools.count()
@@ -310,12 +263,6 @@ def test_mistakes_in_a_method_are_told_with_their_line(runs, call, told, capsys)
     assert told in errors and "the method raised on 13 records" in errors
 
 
-def test_a_key_that_the_server_refuses_ends_the_run(runs):
-    runs.server.reply = lambda request: Reply("wrong key", status=401)
-    with pytest.raises(UserError, match="401"):
-        runs.run()
-
-
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
@@ -324,13 +271,6 @@ def test_a_dry_run_counts_first_calls(runs, capsys):
     runs.run("--limit", 3)
     runs.run("--dry_run")
     assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("flags", [["--rag"], ["--set", "nothing"]])
-def test_flags_that_do_not_go_with_a_method(runs, flags):
-    with pytest.raises((UserError, SystemExit)):
-        runs.run(*flags)
-    assert runs.server.requests == []
 
 
 # Those that ship
@@ -428,26 +368,6 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     assert runs.run("--model", "critic=other-model") == 0
     assert opened == openings and log.count("some-model") == 26 and log.count("other-model") == 13
     assert list(runs.answers) == IDS
-
-
-def test_cached_only_requests_nothing(runs, monkeypatch):
-    monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0)
-    runs.run("--limit", 3)
-    asked = len(runs.server.requests)
-    runs.output.unlink()
-    with pytest.raises(UserError, match="lacks completions for 10 of 13 answers"):
-        runs.run("--cached_only")
-    assert not runs.output.exists() and len(runs.server.requests) == asked
-    assert runs.run("--cached_only", "--limit", 3) == 0 and len(runs.answers) == 3
-
-
-def test_another_model_behind_the_address_is_refused(runs):
-    roots = ["org/a"]
-    runs.server.list_models = lambda: (200, {"data": [{"id": "some-model", "root": roots[0]}]})
-    runs.run("--limit", 3)
-    roots[0] = "org/b"
-    with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
-        runs.run()
 
 
 def test_a_history_is_asked_as_the_script_does(runs, tmp_path):

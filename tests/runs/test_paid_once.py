@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve
+from api_server import Reply, serve
 from crash_cases import make_case, make_data
 
 from utils.cli import UserError
@@ -218,62 +218,9 @@ def test_killed_again_and_again(command, server):
     assert repeated(server.requests) <= 3 * 4
 
 
-@baselines_alone
-def test_damage_is_named_before_anything_is_requested(command, server):
-    command.run()
-    [path] = command.case.folder.glob("completions/*/*.jsonl")
-    content = path.read_bytes()
-    path.write_bytes(content.replace(b'"finish_reason"', b'"finish_reasom"', 1))
-    command.to("again")
-    with pytest.raises(UserError, match=rf"^{path}: line \d+ is damaged"):
-        command.run()
-
-
-@baselines_alone
-def test_another_model_behind_the_address_is_refused(command, server):
-    roots = ["org/a"]
-    server.list_models = lambda: (200, {"data": [{"id": "some-model", "root": roots[0]}]})
-    command.run()
-    command.to("other")
-    roots[0] = "org/b"
-    asked = len(server.requests)
-    assert command.run() == 0  # what is kept needs no server
-    more = ["--num_generated_outputs", 2]
-    with pytest.raises(UserError, match='has completions of "org/a", but the server now reports "org/b"'):
-        command.run(*more)
-    assert len(server.requests) == asked
-    assert command.run(*more, "--model_id", "org/b", "--overwrite") > 0
-
-
-@every_script
-@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_requested(command, flags):
-    file, link = (command.case.folder.parent / name for name in ("file", "link"))
-    file.touch()
-    link.symlink_to("nowhere")
-    output = command.case.outputs[0]
-    for folder, problem in (
-        (file, "is not a folder"),
-        (link, "is a link to"),
-        ("", "names no"),
-        (output, "is an output"),
-    ):
-        with pytest.raises(UserError, match=rf"^--completions ?{folder}: {problem}"):
-            command.run(*flags, "--completions", folder)
-    with pytest.raises(UserError, match=r"^/proc/completions/.* cannot be written"):
-        command.run(*flags, "--completions", "/proc/completions")
-    assert command.run() > 0
-
-
 def test_a_dry_run_makes_no_store(data, tmp_path, server):
     command = Command("baselines", data, tmp_path, server)
     assert command.run("--dry_run") == 0 and not list(command.case.folder.iterdir())
-
-
-def test_default_replies_are_drawn_by_prompt_and_seed():
-    """What the counts above rest on: the server's answers hang on the request alone."""
-    request = {"messages": [{"role": "user", "content": "a"}], "seed": 1}
-    assert default_reply(request) == default_reply(dict(request))
 
 
 # --cached_only

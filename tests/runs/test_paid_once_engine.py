@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from tiny_chat import save_tiny_chat
 
-from utils import download_datasets
 from utils.files.manifest import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,25 +32,6 @@ def run(warm_engine, tmp_path):
         return contents, loaded
 
     return run
-
-
-def test_answers(run, tmp_path):
-    output, other = tmp_path / "one.json", tmp_path / "two.json"
-    flags = ["--model_addr", CHAT, *SHORT, "--temperature", 0]
-    contents, loaded = run("baselines.py", [*flags, "--output_addr", output], output)
-    assert loaded and len(json.loads(contents[0])) == 4
-    assert run("baselines.py", [*flags, "--output_addr", other], other) == (contents, [])
-
-
-def test_likelihoods(run, tmp_path):
-    output, other, data = tmp_path / "one.json", tmp_path / "two.json", tmp_path / "data"
-    download = ["--dataset", "PersonaMem-32k", "--source_dir", ROOT / "tests/data/mini_personamem"]
-    assert download_datasets.main([*map(str, download), "--output_dir", str(data)]) == 0
-    flags = ["--model_addr", CHAT, "--inputs_addr", data / "PersonaMem_32k.json", "--limit", 2]
-    flags += ["--choose", "likelihood", "--max_model_len", 4096]
-    contents, loaded = run("baselines.py", [*flags, "--output_addr", output], output)
-    assert loaded
-    assert run("baselines.py", [*flags, "--output_addr", other], other) == (contents, [])
 
 
 def test_plans_and_answers_of_one_base(run, tmp_path):
