@@ -218,22 +218,6 @@ def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, que
     assert (code, list(answers)) == (1, [f"q{n}" for n in range(10) if n not in failing])
 
 
-def test_a_sample_behind_a_gap_is_kept_and_takes_no_other_place(server, flags, output, questions, quick):
-    data = questions(4)
-    samples = [*flags, "--num_generated_outputs", "3"]
-    server.reply = lambda request: Reply(json.dumps({"personalized_answer": f"Drawn with {request['seed']}."}))
-    whole = run(samples, elsewhere(output), data=data)
-    seeds = {key: int(re.search(r"\d+", outputs[i]["output"])[0])
-             for i, key in ((1, "q1"), (0, "q2")) if (outputs := whole[key])}  # fmt: skip
-    server.faults = lambda body, times: "500" if body["seed"] in seeds.values() else None
-    code, answers = answer(samples, output, data=data)
-    assert code == 1 and read_manifest(output)["pieces"] == 10
-    assert answers == {"q0": whole["q0"], "q1": whole["q1"][:1], "q3": whole["q3"]}
-    asked, server.faults = len(server.requests), fail_on()
-    assert answer(samples, output, data=data) == (0, whole)
-    assert {body["seed"] for body in server.requests[asked:]} == set(seeds.values())
-
-
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

@@ -277,11 +277,7 @@ def test_a_model_that_tiktoken_knows_is_counted_by_it(monkeypatch):
     [
         (32768, None, 2048, 8192, 8192),  # the paper's length
         (4096, None, 2048, 8192, 4096),  # a model that takes less
-        (None, None, 2048, 8192, 8192),  # an API
-        (32768, 16384, 2048, 8192, 16384),  # what the user set, above
         (32768, 4000, 2048, 8192, 4000),  # and below
-        (4096, 4096, 2048, 8192, 4096),  # just what the model can
-        (None, 10**6, 2048, 8192, 10**6),
         (4096, None, 4095, 8192, 4096),  # room for one token of prompt
     ],
 )
@@ -295,7 +291,6 @@ def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wante
     [
         (4096, 4097, 512, "--max_model_len 4097: the model takes at most 4096 tokens"),
         (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens"),
-        (None, None, 9000, "--max_tokens 9000 leaves no room .* share 8192 tokens"),
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],
 )
@@ -337,13 +332,9 @@ def fit(posts, budget):
     ("budget", "kept", "dropped", "cut"),
     [
         (99, ["aaaa", "bbb", "cc"], 0, False),
-        (18, ["aaaa", "bbb", "cc"], 0, False),
         (17, ["aaaa", "bbb"], 1, False),
-        (14, ["aaaa", "bbb"], 1, False),
         (13, ["aaaa"], 2, False),
-        (9, ["aaaa"], 2, False),
         (8, ["aaa"], 2, True),
-        (6, ["a"], 2, True),
         (5, [], 3, False),
     ],
 )
@@ -396,7 +387,6 @@ def test_any_posts_and_budget_agree_with_trying_everything():
 @pytest.mark.parametrize(
     ("posts", "budget", "most_renders"),
     [
-        (["b" * 10] * 1000, 10**6, 1),  # everything fits: once
         (["b" * 10] * 1000, 3000, 12),  # log2 of 1000 posts is 10
         (["a" * 4000] + ["b" * 10] * 999, 100, 26),  # and log2 of the first post's 4000 letters is 12
     ],
@@ -441,33 +431,16 @@ GEMMA = (
     "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-HEADER = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
-LLAMA = (
-    "<|begin_of_text|>"
-    + spoken(HEADER + "TEXT<|eot_id|>")
-    + ("{% if add_generation_prompt %}" + HEADER.replace("ROLE", "assistant") + "{% endif %}")
-)
 MISTRAL = (
     "<s>{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}</s>"
     "{% else %}[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
-)
-PHI = (
-    spoken("<|ROLE|>\nTEXT<|end|>\n")
-    + "{% if add_generation_prompt %}<|assistant|>\n{% else %}<|endoftext|>{% endif %}"
 )
 PLAIN = spoken("ROLE: TEXT\n\n") + "{% if add_generation_prompt %}assistant: {% endif %}"
 STYLES = {  # template, the tokenizer's own eos, all special tokens, the token that ends a turn
     "ChatML": (CHATML, "<|im_end|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
     "ChatML, base tokenizer": (CHATML, "<|endoftext|>", ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
     "Gemma": (GEMMA, "<eos>", ["<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"], "<end_of_turn>"),
-    "Llama 3": (
-        LLAMA,
-        "<|end_of_text|>",
-        ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-        "<|eot_id|>",
-    ),
     "Mistral": (MISTRAL, "</s>", ["</s>"], "</s>"),
-    "Phi 3": (PHI, "<|endoftext|>", ["<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"], "<|end|>"),
     "no token after the text": (PLAIN, "</s>", ["</s>"], "</s>"),
 }
 
@@ -498,7 +471,7 @@ def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
     assert chat.tokenizer.decode(reply) == "Cost\n猫 ’ time" + end
 
 
-@pytest.mark.parametrize("style", ["ChatML", "Gemma", "Llama 3", "Phi 3"])
+@pytest.mark.parametrize("style", ["ChatML", "Gemma"])
 def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(tmp_path, style):
     chat = styled_chat(tmp_path, style)
     user = [{"role": "user", "content": "Which?"}]
@@ -511,7 +484,7 @@ def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(
     ids = [*chat.render(prompt), *chat.render_reply("Cost\ntime")]
     expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == expected[: len(ids)]
-    assert chat.tokenizer.decode(expected[len(ids) :]) in ("\n", "", "\n<|endoftext|>")
+    assert chat.tokenizer.decode(expected[len(ids) :]) == "\n"
 
 
 # Prompts that begin alike
@@ -566,22 +539,7 @@ def trained_tokenizer(name):
 def random_groups(seed):
     """Groups of prompts as a judge gets them: alike up to the last lines, with texts that break lines in odd places."""
     rng = random.Random(seed)
-    ends = [
-        "\n",
-        "\n\n",
-        " \n",
-        "\r\n",
-        "\n ",
-        "\t",
-        ".\n",
-        "\n\u0301",
-        "\u2028",
-        "é\n",
-        "\n7",
-        "'s\n's ",
-        "<s>\n",
-        "\n<|end|>",
-    ]
+    ends = ["\n", "\n\n", " \n", "\r\n", "\n ", ".\n", "\n\u0301", "\u2028", "é\n", "'s\n's ", "<s>\n", "\n<|end|>"]
     words = SAMPLE_TEXT.split()
 
     def text(most):

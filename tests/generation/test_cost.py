@@ -11,7 +11,6 @@ from test_baselines import SAMPLE, answer, flags, output, run, server  # noqa: F
 import baselines
 import evaluate_responses
 from utils.files.manifest import read_manifest
-from utils.generation.cost import Prices
 
 
 def count(requests, text):
@@ -86,13 +85,6 @@ def test_a_cost_that_the_api_does_not_tell_is_none(tmp_path, capsys):
         run(api, tmp_path / "out.json", *PRICES, "--limit", 1)
     assert read_manifest(tmp_path / "out.json")["cost_usd"] is None
     assert "; cost unknown: the API reports no token counts\n" in capsys.readouterr().out
-
-
-def test_input_not_said_to_be_cached_has_the_full_price():
-    tokens = {"prompt_tokens": 2_000_000, "cached_tokens": None, "completion_tokens": 500_000}
-    assert Prices(3, 1, 10).cost(tokens) == 11
-    assert Prices(3, 1, 10).cost(tokens | {"cached_tokens": 1_500_000}) == 8
-    assert Prices(0, 0, 0).cost(tokens) == 0
 
 
 def test_shards_and_verdicts_add_up(server, flags, output, capsys):

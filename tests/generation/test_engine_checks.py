@@ -1,6 +1,8 @@
 """What is checked before weights load; nvidia-smi is a script that prints what the real one would."""
 
+import os
 from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 
@@ -82,3 +84,32 @@ def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature)
     for schema in (None, {"type": "object"}):
         params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))
         assert params.num_logprobs is None and params.prompt_logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("outputs", "flag", "copies", "eager"),
+    [(256, None, 1, True), (257, None, 1, False), (257, None, 2, True), (1, False, 1, False), (257, True, 1, True)],
+)
+def test_few_outputs_have_no_graphs_captured(outputs, flag, copies, eager, monkeypatch):
+    args = Namespace(enforce_eager=flag, data_parallel_size=copies)
+    vllm_engine._choose_eager(args, outputs)
+    assert args.enforce_eager is eager
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")  # an output must not depend on how many others are requested
+    args.enforce_eager = None
+    vllm_engine._choose_eager(args, outputs)
+    assert args.enforce_eager is False
+
+
+@pytest.mark.parametrize(
+    ("lowest", "on_gpu", "refusal"), [(7.5, True, "here it is 7.5"), (8.0, False, "none is here"), (8.0, True, None)]
+)
+def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monkeypatch):
+    monkeypatch.setattr(vllm_engine, "find_capabilities", lambda: {"GPU 0": 9.0, "GPU 1": lowest})
+    with pytest.raises(UserError, match=refusal) if refusal else nullcontext():
+        vllm_engine._check_batch_invariance(2, on_gpu)
+
+
+def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_unless_the_user_says_so(monkeypatch):
+    monkeypatch.setattr("os.environ", {"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
+    vllm_engine._set_defaults(on_gpu=True, engines=1)
+    assert os.environ == {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}

@@ -6,11 +6,11 @@ import pytest
 from calls import make_model, make_step, run_calls
 
 from utils.cli import UserError
-from utils.generation.calls import Call, describe_calls, describe_records, fitted_call
+from utils.generation.calls import Call, describe_calls, fitted_call
 from utils.generation.chat import APIChat
 from utils.generation.completions import Completions
 from utils.generation.model import Policy
-from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import Completion, Sampling, UnavailableError
 from utils.generation.store import ModelStore
 from utils.parsing import Parsed
 from utils.parsing.answers import ANSWER_SCHEMA
@@ -182,23 +182,6 @@ def test_a_call_without_a_prompt_is_never_asked(pieces):
     assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
 
 
-def test_engine_is_kept_full_and_never_fuller(pieces):
-    names = [f"q{i}" for i in range(20)]
-    engine = ScriptedEngine({name: ["bad", "fine"] for name in names}, concurrency=4)
-    drawn = []
-
-    def drawing(name):
-        def make():
-            drawn.append(name)  # once more where the run without an engine finds that it needs one
-            return make_call(name)
-
-        return make
-
-    run(engine, [drawing(name) for name in names], pieces)
-    assert engine.most_at_once == 4
-    assert drawn[-20:] == names and len(pieces) == 20
-
-
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
 def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
     """By their tokens, about a quarter of their characters: none is made before there is room. One always may."""
@@ -266,13 +249,6 @@ def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
 GONE = UnavailableError("503")
 
 
-def test_what_a_server_fails_to_answer_has_no_record_and_is_counted_apart(pieces, capsys):
-    engine = ScriptedEngine({"a": ["fine"], "b": ["bad 1", GONE], "c": [RefusedError("no")], "d": ["fine"]})
-    run(engine, [make_call(name) for name in "abcd"], pieces)
-    assert [key for key, _ in pieces] == ["a", "c", "d"]
-    assert "3/4 answers" in (line := capsys.readouterr().err) and "failed 1" in line and "missing 1" in line
-
-
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
 def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
@@ -318,15 +294,6 @@ def test_steps_follow_each_other_on_one_engine(capsys):
     assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
     assert engine.closed
     assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
-
-
-def test_tokens_of_all_records():
-    records = [{"prompt_tokens": 5, "cached_tokens": 2, "completion_tokens": 1}, {"value": None}, {"prompt_tokens": 7}]
-    tokens = describe_records(iter(records))["tokens"]
-    assert tokens == {"prompt_tokens": 12, "cached_tokens": 2, "completion_tokens": 1}
-    records.append({"prompt_tokens": 4, "cached_tokens": None, "completion_tokens": 1})  # the server did not tell
-    tokens = describe_records(records)["tokens"]
-    assert tokens == {"prompt_tokens": 16, "cached_tokens": None, "completion_tokens": 2}
 
 
 def test_description_of_a_dry_run():

@@ -17,7 +17,6 @@ import baselines
 import utils.benchmarks
 from prompts import join_posts, load_prompt
 from utils.benchmarks import tasks
-from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation import scoring
 from utils.generation.requests import Scored
@@ -129,11 +128,6 @@ def test_of_options_as_likely_the_first_is_chosen_and_none_by_damaged_numbers(ru
     assert answer["mean_log_probs"] == {"one": -3.0, "two": None, "three": -2.0, "four": -4.0}
 
 
-def test_a_dry_run_counts_what_it_would_compare(run, capsys):
-    run(Counting(), "--dry_run")
-    assert "20 options, of which no text is generated" in capsys.readouterr().out
-
-
 def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
     engine = Counting()
     run(engine, "--rag", "--unranked", "--num_contexts", 12, "--max_model_len", 250)
@@ -209,21 +203,6 @@ def test_of_other_tokens_than_asked_for_no_number_is_taken(block, others, capsys
         "note: vLLM returned log-probabilities of the wrong tokens; the right ones are requested one by one, "
         "which is slower (set VLLM_USE_V2_MODEL_RUNNER=0 to avoid it)\n"
     )
-
-
-@pytest.mark.parametrize("given", [None, [], [{7: SimpleNamespace(logprob=-1.0)}]])
-def test_where_no_way_gives_the_tokens_asked_for_one_line_says_so(given):
-    pytest.importorskip("vllm")
-    engine = Tokens(16)
-
-    async def ask(token_ids, params):
-        result = await engine.ask(token_ids, params)
-        result.outputs = [SimpleNamespace(logprobs=given)]
-        return result
-
-    said = r"^vLLM gave no log-probability of token 5, which it was asked for; set VLLM_USE_V2_MODEL_RUNNER=0$"
-    with pytest.raises(UserError, match=said):
-        asyncio.run(score_continuations(ask, array("i", [1, 2]), [array("i", [5, 6]), array("i", [5, 7, 7])]))
 
 
 RUN = (

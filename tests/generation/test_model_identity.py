@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from api_server import Reply, serve
 
 import baselines
 import evaluate_responses
-from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.models import file_hashes, hub
@@ -81,18 +79,6 @@ def test_a_run_that_began_at_one_port_goes_on_at_another(output):
     assert manifest["arguments"]["base_url"] == second.url
     assert manifest["settings"]["model"] == "chat" and manifest["settings"]["reported_model"] == "org/chat"
     assert second.url not in json.dumps(manifest["settings"])
-
-
-def test_score_files_of_one_judge_at_two_ports_stand_in_one_table(output, tmp_path, capsys):
-    files = [str(tmp_path / name) for name in ("one.json", "two.json")]
-    with server_with(models()) as first, server_with() as second:  # the second doesn't say
-        assert baselines.main(words(first, output)) == 0
-        for server, scores in zip((first, second), files, strict=True):
-            assert judge(server, output, scores, *own_store(scores)) == 0
-    capsys.readouterr()
-    for one, other in (files, reversed(files)):
-        assert make_table.main(["--system", "A", one, "--system", "B", other]) == 0
-        assert "judged" not in capsys.readouterr().out
 
 
 def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, capsys):
@@ -233,8 +219,3 @@ def test_a_model_s_files_are_hashed_by_its_first_run_alone(hashing, tmp_path, ca
     assert model_fingerprint(model) == first and len(hashing) == 2 and capsys.readouterr().err == ""
     assert model_fingerprint(save_old(tmp_path / "copy")) == first and len(hashing) == 4
     assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 6
-
-
-def test_what_changed_just_now_is_hashed_again(hashing, tmp_path):
-    model = save_old(tmp_path / "model", seconds=time.time())
-    assert model_fingerprint(model) == model_fingerprint(model) and len(hashing) == 4

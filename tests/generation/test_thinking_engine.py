@@ -49,7 +49,7 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize("name", [TAGS, "qwen3", "ernie45", "granite_thinking_parser"])
+@pytest.mark.parametrize("name", [TAGS, "qwen3"])
 @pytest.mark.parametrize(("text", "cut", "opened", "answer", "reasoning", "unfinished"), READ)
 def test_vllm_s_parsers(tokenizer, name, text, cut, opened, answer, reasoning, unfinished):
     reader = ThoughtReader(name, lambda: tokenizer)

@@ -1,7 +1,6 @@
 """A GPU that torch cannot use ends a run; what vLLM is told where it can be used.
 
-No GPU need be here: nvidia-smi is a script that prints what the real one would, and the scripts find the vllm of a few
-lines from test_gpu_settings.py.
+No GPU need be here: nvidia-smi is a script that prints what the real one would.
 """
 
 import json
@@ -10,12 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lamp_samples import read_sample
-from test_gpu_settings import ON_A_GPU, VLLM, vllm_first
 from test_train_planner import sample_records
 from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
-from tiny_t5 import save_tiny_t5
 
 from retrieval.encoder import pick_devices
 from utils.cli import UserError
@@ -143,6 +139,7 @@ def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     if not is_refused:
         assert pick_devices("auto") == ["cuda:0", "cuda:1"]
+        assert not torch.backends.cuda.cudnn_sdp_enabled()  # its attention has faults
         return
     first, second = refusal().splitlines()
     assert first == (
@@ -162,27 +159,10 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run(warm, tmp_path):
-    """Run a script in the root, with an nvidia-smi that knows GPUs and a vllm that tells what it finds."""
+    """Run a script in the root, with an nvidia-smi that knows GPUs."""
     install(tmp_path / "bin", TWO_GPUS)
-    told = f"print(*map(os.environ.get, {SETTINGS}), end='')"
-    for name, text in (VLLM | {"utils/cpu_resource_utils.py": CPU_RESOURCES}).items():
-        path = tmp_path / "packages/vllm" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.replace("print(os.environ.get('VLLM_BATCH_INVARIANT'), end='')", told))
-
-    def call(script, *arguments, code="", **variables):
-        environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"} | variables
-        code = f"{vllm_first(tmp_path / 'packages')}; {code}"
-        return warm.run(script, arguments, live_in=(str(ROOT), environment), do=code)
-
-    return call
-
-
-CPU_RESOURCES = """
-from types import SimpleNamespace
-def get_memory_node_info():
-    return SimpleNamespace(available_memory=4 * 2**30)
-"""
+    environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
+    return lambda script, *arguments: warm.run(script, arguments, live_in=(str(ROOT), environment))
 
 
 @pytest.fixture
@@ -214,47 +194,12 @@ def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
     said = done.errors.partition("error: ")[2]
     assert (done.returncode, said.partition(", but torch sees none")[0]) == (2, f"{CARD} is here")
-    assert "Traceback" not in done.errors and "vllm is imported" not in done.errors
+    assert "Traceback" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.suffix != ".lock"] == []
 
 
-AT_THE_END = """
-import atexit, torch
-atexit.register(lambda: print("cuDNN's attention:", torch.backends.cuda.cudnn_sdp_enabled()))
-"""
-
-
-def test_cudnns_attention_is_off_in_what_torch_computes(scripts, warm, tmp_path):
-    t5, made = save_tiny_t5(tmp_path / "t5"), tmp_path / "made"
-    (tmp_path / "lamp.json").write_text(json.dumps(read_sample("LaMP-4", "train")))
-    reads = ["--model_addr", t5, "--inputs_addr", tmp_path / "lamp.json", "--num_contexts", 1, "--unranked"]
-    commands = [
-        scripts["rank"],
-        [*scripts["train"], "--overwrite", "--output_dir", tmp_path / "planner"],
-        ["utils/train_generator.py", *reads, "--output_dir", made, "--epochs", 1],
-        ["baselines.py", *reads, "--rag", "--output_addr", tmp_path / "answers", "--limit", 1, "--max_tokens", 4],
-    ]
-    for script, *arguments in commands:
-        run = warm.run(script, arguments, do=AT_THE_END)
-        assert run.returncode == 0 and "cuDNN's attention: False\n" in run.printed, run.errors
-
-
 # What vLLM is told
-
-
-@pytest.mark.parametrize(
-    ("variables", "told"),
-    [
-        ({}, "0 0 1"),
-        (dict.fromkeys(SETTINGS[:2], "1") | {"VLLM_NO_USAGE_STATS": "0"}, "1 1 0"),  # the user's own word
-    ],
-)
-def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_and_reports_nothing(variables, told, scripts, run, tmp_path):
-    done = run(*scripts["answer"], "--limit", 1, code=ON_A_GPU, **variables)
-    assert done.returncode == 0, done.errors
-    [[answer]] = json.loads((tmp_path / "out").read_text()).values()
-    assert answer["output"] == f"None {told}"  # in a process of vllm's
 
 
 def test_vllm_knows_these_settings(monkeypatch):

@@ -96,14 +96,6 @@ def test_interrupted_while_the_server_hangs(runs):
     assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
 
 
-def test_shards_fill_the_store_and_the_whole_writes(runs, capsys):
-    asked = [runs.run("--num_shards", 3, "--shard_index", index) for index in range(3)]
-    assert sum(asked) == 2 * len(IDS) and not runs.output.exists()
-    assert "shard 2 of 3 is in it; the same command without shards writes" in capsys.readouterr().out
-    assert runs.run() == 0 and list(runs.answers) == IDS
-    assert read_manifest(runs.output)["completions"] == {"requested": 0, "from_store": 26}
-
-
 def test_a_changed_file_asks_what_changed(runs):
     runs.run()
     runs.write(TWO_CALLS.replace("record.best(20), max_tokens=64", "record.best(20), max_tokens=65"))
@@ -247,22 +239,6 @@ def test_files_that_are_no_method(runs, text, problem):
         runs.run()
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        ('await ask("{question} {mood}")', "ValueError: ask: no value for {mood} of the prompt"),
-        ('await ask("{question}", mood="x")', "ValueError: ask: the prompt has no {mood}"),
-        ("7", "TypeError: answer returned int, not a text or None"),
-        ("ask.note(a=object())", "is not JSON serializable"),
-    ],
-)
-def test_mistakes_in_a_method_are_told_with_their_line(runs, call, told, capsys):
-    runs.write(f"async def answer(record, ask):\n    return {call}\n")
-    assert runs.run(code=1) == 0
-    errors = capsys.readouterr().err
-    assert told in errors and "the method raised on 13 records" in errors
-
-
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
@@ -322,18 +298,6 @@ async def answer(record, ask):
     critique = await ask("Critique this answer to {question}: {draft}", draft=draft, model="critic", max_tokens=32)
     return await ask("Revise {draft} by {critique}", draft=draft, critique=critique)
 """
-
-
-def test_two_models_behind_an_api(runs):
-    runs.write(CRITIC)
-    assert runs.run("--model", "critic=other-model") == 3 * len(IDS)
-    by_model = [request["model"] for request in runs.server.requests]
-    assert (by_model.count("some-model"), by_model.count("other-model")) == (26, 13)
-    assert len(list((runs.output.parent / "completions").iterdir())) == 2
-    runs.output.unlink()
-    assert runs.run("--model", "critic=other-model") == 0
-    with pytest.raises(UserError, match="models: critic"):
-        runs.run("--model", "critic=third-model")
 
 
 def test_a_model_that_is_not_given_is_told(runs, capsys):
@@ -402,25 +366,6 @@ async def answer(record, ask):
     calls = [output["calls"] for [output] in runs.answers.values()]
     assert (sum(one["critic"].get("num_contexts_dropped", 0) for one in calls) > 13) == is_short
     assert all(one["generator"].get("num_contexts_dropped", 0) == 0 for one in calls)
-
-
-def test_a_dry_run_ends_with_a_method_that_catches_everything(runs):
-    runs.write("""
-async def answer(record, ask):
-    while True:
-        try:
-            return await ask("p q")
-        except BaseException:
-            pass
-""")
-    done = subprocess.run(
-        [sys.executable, "baselines.py", *runs.flags("--dry_run")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0 and "13 need calls" in done.stdout
 
 
 def test_a_forgotten_name_shows_no_password(runs, capsys):

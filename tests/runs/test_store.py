@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -72,16 +71,6 @@ def test_every_model_and_dtype_has_a_folder_of_its_own(folder):
     assert open_store(folder, dtype="float16").get(key_of(1)) is None
     assert open_store(folder, model="b" * 64).get(key_of(1)) is None
     assert ModelStore(folder, "../..", DESCRIBED).folder.parent == folder
-
-
-def test_of_two_lines_with_one_key_the_older_files_counts(folder):
-    paths = [fill(folder, [1, 2]), fill(folder, [2, 3])]
-    for path, name in zip(paths, ("20260101T000000-a-1-00", "20250101T000000-a-1-00"), strict=True):
-        text = path.read_bytes().splitlines(keepends=True)
-        lines = [line_of(key_of(number), {"text": name}) for number in ([1, 2] if path == paths[0] else [2, 3])]
-        (path.parent / f"{name}.jsonl").write_bytes(text[0] + b"".join(lines))
-        path.unlink()
-    assert open_store(folder).get(key_of(2))["text"].startswith("2025")
 
 
 def test_two_writers_and_a_reader(folder):
@@ -260,19 +249,3 @@ def test_a_file_of_another_model_is_refused(folder):
     (store.folder / path.name).write_bytes(path.read_bytes())
     with pytest.raises(UserError, match=r"has completions of another model, \{.*float32.*\n  move it back"):
         open_store(folder).get(key_of(1))
-
-
-def test_its_lines_are_on_disk_a_second_later(folder, monkeypatch):
-    synced = []
-    monkeypatch.setattr(module.os, "fsync", lambda file: synced.append(time.monotonic()))
-    store, now = open_store(folder), [0.0]
-    store.add(key_of(0), {})
-    synced.clear()
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    store._synced_at = 0.0
-    for number in range(1, 31):
-        now[0] += 0.1
-        store.add(key_of(number), {})
-    assert 2 <= len(synced) <= 3
-    store.close()
-    assert len(synced) >= 3
