@@ -23,8 +23,6 @@ TINY_ENCODER = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads"
 GENERATORS = {"7B": SHAPES["7B"], "tiny": TINY}
 ENCODERS = {"contriever": {}, "tiny": TINY_ENCODER}  # BertConfig's own sizes are Contriever's
 T5 = {"flan-t5-base": {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12}, "tiny": {}}
-BGE_M3 = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-LONG_ENCODERS = {"bge-m3": BGE_M3, "tiny": TINY_ENCODER}
 SHARD = 2 * 10**9  # bytes of weights in a file
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "*.jinja")
 
@@ -86,32 +84,10 @@ def save_encoder(folder: Path, shape: str, _: str) -> None:
     BertModel(BertConfig(**ENCODERS[shape]), add_pooling_layer=False).save_pretrained(folder)
 
 
-def save_long_encoder(folder: Path, shape: str, _: str) -> None:
-    """A random encoder for 8,192 tokens, as BGE-M3 is, with the demo encoder's words."""
-    import torch
-    from transformers import AutoTokenizer, XLMRobertaConfig, XLMRobertaModel
-
-    copy_tokenizer(ENCODER, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder, model_max_length=8192)
-    tokenizer.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = XLMRobertaConfig(
-        **LONG_ENCODERS[shape], vocab_size=len(tokenizer), max_position_embeddings=8194, type_vocab_size=1,
-        pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
-
-
 def save_t5(folder: Path, shape: str, _: str) -> None:
     from tiny_t5 import save_tiny_t5
 
     save_tiny_t5(folder, **T5[shape])
-
-
-def save_gemma(folder: Path, *_: str) -> None:
-    from tiny_chat import save_tiny_gemma
-
-    save_tiny_gemma(folder)
 
 
 def save_adapter(folder: Path, shape: str, _: str) -> None:
@@ -135,7 +111,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 if __name__ == "__main__":
     kind, shape, folder, device = sys.argv[1:]
     save = {
-        "generator": save_generator, "encoder": save_encoder, "long_encoder": save_long_encoder, "t5": save_t5,
-        "gemma": save_gemma, "adapter": save_adapter,
+        "generator": save_generator, "encoder": save_encoder, "t5": save_t5,
+        "adapter": save_adapter,
     }[kind]  # fmt: skip
     save(Path(folder), shape, device)

@@ -31,12 +31,14 @@ def score_on_cpu(encoder, records):
     import torch
 
     from retrieval.encoder import embed_texts, load_encoder
+    from retrieval.pooling import choose_pooling
 
     before = torch.get_num_threads()
     torch.set_num_threads(len(os.sched_getaffinity(0)))  # tests/conftest.py has one for each of several processes
     posts = records[0]["profile"]
     texts = [*(post["text"] for post in posts), *(record["question"] for record in records)]
-    embeddings, _ = embed_texts(load_encoder(str(encoder), device="cpu"), texts)
+    pooling = choose_pooling(str(encoder), None, None, None)
+    embeddings, _ = embed_texts(load_encoder(str(encoder), device="cpu", pooling=pooling), texts)
     torch.set_num_threads(before)
     scores = embeddings[len(posts) :] @ embeddings[: len(posts)].T
     rows = zip(records, scores.tolist(), strict=True)
@@ -81,33 +83,3 @@ def largest_rise(order, score_of):
     """By how much a post at most beats one that stands before it."""
     scores = np.array([score_of[post] for post in order])
     return max(0.0, float((np.maximum.accumulate(scores[::-1])[::-1] - scores).max()))
-
-
-def test_bf16_ranks_nearly_so(machine, ranking, tmp_path, figure):
-    *_, scores = ranking
-    orders, _ = rank(machine, ranking, "bfloat16", tmp_path / "ranked.json")
-    best = {key: sorted(scores[key], key=lambda post: -scores[key][post])[:TOP] for key in orders}
-    share = float(np.mean([len({*order[:TOP]} & {*best[key]}) / TOP for key, order in orders.items()]))
-    figure(f"{share:.3f} of the {TOP} best posts are the CPU's in fp32")
-    assert share >= 0.9
-
-
-def test_8192_tokens_are_embedded_in_bge_m3s_shape(machine, make_model, tmp_path, figure):
-    """Posts of all lengths up to the longest, a batch of which is bounded by its tokens."""
-    encoder = make_model("long_encoder", machine.pick("bge-m3", "tiny"))
-    [record] = json.loads((SAMPLE / "validation.json").read_text(encoding="utf-8"))[:1]
-    post, longest = record["profile"][0], machine.pick(8192, 600)
-    record["profile"] = [
-        {**post, "id": f"p{n}", "text": "word " * (longest // n)} for n in range(1, machine.pick(33, 5))
-    ]
-    (tmp_path / "long.json").write_text(json.dumps([record]))
-    machine.wait_until_idle()
-    with machine.watching() as samples:
-        machine.run(
-            "retrieval/rank_dataset.py", "--model_name", encoder, "--input_dataset_addr", tmp_path / "long.json",
-            "--output_dataset_addr", tmp_path / "ranked.json", "--device", machine.device, "--max_length", longest,
-            "--pooling", "cls", "--normalize", "--dtype", machine.pick("bfloat16", "float32"),
-        )  # fmt: skip
-    [ranked] = json.loads((tmp_path / "ranked.json").read_text(encoding="utf-8"))
-    figure(f"{max((machine.above_idle(used) for used in samples), default=0)} MiB at the peak")
-    assert {one["id"] for one in ranked["profile"]} == {one["id"] for one in record["profile"]}

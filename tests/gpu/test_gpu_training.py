@@ -228,19 +228,3 @@ def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
     losses, norms = log_of(tmp_path / "planner", "loss"), log_of(tmp_path / "planner", "grad_norm")
     figure(f"losses {listed(losses)}; gradients {listed(norms)}")
     assert len(norms) == STEPS and all(0 < value < float("inf") for value in [*losses, *norms])
-
-
-def test_gemmas_capped_attention_has_the_cpus_loss(machine, make_model, data, tmp_path, figure):
-    gemma = make_model("gemma", "tiny")
-    losses = []
-    for place, more in (("here", {"one_gpu": True}), ("cpu", {"CUDA_VISIBLE_DEVICES": ""})):
-        words = flags_of(
-            data, tmp_path / place, model_addr=gemma, max_steps=1, save_steps=1, lora_target_modules="q_proj",
-            num_contexts=0,
-        )  # fmt: skip
-        del words[words.index("--attn_implementation") : words.index("--attn_implementation") + 2]  # it chooses itself
-        printed = machine.run("train_planner.py", *words, **more)
-        assert "attention is eager" in printed
-        losses += log_of(tmp_path / place, "loss")
-    figure(f"loss {losses[0]:.4f}, the CPU's {losses[1]:.4f}")
-    assert losses[0] == pytest.approx(losses[1], rel=5 * ROUNDING)
