@@ -20,7 +20,7 @@ from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, bounded, check_special_tokens, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, loading
 
 FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
 GPU_BATCH_SIZE = 64
@@ -113,9 +113,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> A
     with skipping_absent_hub(model_name):
         with loading(model_name, "config.json"):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
-            transformers.MODEL_MAPPING.get(type(config), None)  # imports its code, which may take long
-            with bounded(f"{model_name}: a model by its config.json"):
-                limit = most_tokens(config) or max_length
+            limit = most_tokens(config) or max_length
         if max_length > limit:
             raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
         with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):

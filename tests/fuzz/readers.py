@@ -163,10 +163,10 @@ READERS = [
     Reader(BUILD, "made/built/posts.sqlite", "binary"),
     *(Reader(fresh(DENSE), file, kind) for file, kind in (
         ("cache/*/*.embeddings.npy", "binary"), ("cache/*/*.hashes.npy", "binary"), ("cache/*/identity.txt", "text"),
-        ("encoder/config.json", "json"), ("encoder/tokenizer_config.json", "json"), ("encoder/vocab.txt", "text"))),
+        ("encoder/tokenizer_config.json", "json"), ("encoder/vocab.txt", "text"))),
     *(Reader(command, f"{folder}/{file}", kind)
       for folder, command in (("chat", CHAT), ("t5", fresh(T5)))
-      for file, kind in (("config.json", "json"), ("generation_config.json", "json"), ("tokenizer.json", "json"),
+      for file, kind in (("generation_config.json", "json"), ("tokenizer.json", "json"),
                          ("tokenizer_config.json", "json"), ("model.safetensors", "binary"))),
 ]  # fmt: skip
 

@@ -133,7 +133,6 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
         LocalChat(folder)
 
 
-ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -144,13 +143,10 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
         ("{{ ''.__class__.__mro__ }}", "fails: access to attribute '__class__'"),
         ("{{ raise_exception('\x1b[2J never') }}", r"fails: \x1b[2J never"),
-        ("{{ 'x' * 10 ** 10 }}", "fails: MemoryError"),
-        (ENDLESS, "does not end within 1 s; mend it, or give another model"),
         ("", "leaves out the user's text; give another model"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, monkeypatch, template, found):
-    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
+def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, template, found):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
         LocalChat(folder)
@@ -160,17 +156,15 @@ def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, monke
     assert message.isprintable()
 
 
-def test_a_template_may_fail_or_loop_later(tmp_path, monkeypatch):
+def test_a_template_may_fail_later(tmp_path):
     """Over a role that is tried first: it is not used; over the prompt itself: the run ends."""
-    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
     fails = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + USERS
     chat = LocalChat(save_model(tmp_path / "role", fails))
     assert decode(chat.render(MESSAGES)) == MERGED
-    for name, problem in (("fails", "{{ 1 / 0 }}"), ("does not end", ENDLESS)):
-        template = "{% if 'brief' in messages[0].content %}" + problem + "{% endif %}" + USERS
-        chat = LocalChat(save_model(tmp_path / name, template))
-        with pytest.raises(UserError, match=rf"chat template \(chat_template\.jinja\) {name}"):
-            chat.render(MESSAGES)
+    template = "{% if 'brief' in messages[0].content %}{{ 1 / 0 }}{% endif %}" + USERS
+    chat = LocalChat(save_model(tmp_path / "fails", template))
+    with pytest.raises(UserError, match=r"chat template \(chat_template\.jinja\) fails"):
+        chat.render(MESSAGES)
     answers = "{% if messages[-1].role == 'assistant' %}{{ 1 / 0 }}{% endif %}" + USERS
     with pytest.raises(UserError, match="fails: division by zero"):
         LocalChat(save_model(tmp_path / "answers", answers)).render_reply("text")
@@ -487,13 +481,12 @@ def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(
     assert chat.tokenizer.decode(expected[len(ids) :]) == "\n"
 
 
-# Prompts that begin alike
+# Histories, of which what is met again is tokenized once
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 SAMPLE_TEXT = "\n".join(
     text.replace(". ", ".\n\n", 1).replace(", ", ",\n", 2)
     for record in json.loads((Path(__file__).parents[1] / "data/mini_lampqa/train.json").read_text(encoding="utf-8"))
@@ -510,10 +503,8 @@ def trained_tokenizer(name):
     if name == "sentencepiece":  # words begin with a mark, also the text's first
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
         tokenizer.decoder = decoders.Metaspace()
-    elif name == "byte level":  # GPT-2's
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     else:
-        pattern = {"Qwen": QWEN, "Llama 3": LLAMA, "across lines": r"\S+\n\S+|\s|\S+"}[name]
+        pattern = {"Qwen": QWEN, "across lines": r"\S+\n\S+|\s|\S+"}[name]
         split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.normalizer = normalizers.NFC()
@@ -536,47 +527,22 @@ def trained_tokenizer(name):
     return fast
 
 
-def random_groups(seed):
-    """Groups of prompts as a judge gets them: alike up to the last lines, with texts that break lines in odd places."""
-    rng = random.Random(seed)
+def random_text(rng):
+    """A text that breaks lines in odd places."""
     ends = ["\n", "\n\n", " \n", "\r\n", "\n ", ".\n", "\n\u0301", "\u2028", "é\n", "'s\n's ", "<s>\n", "\n<|end|>"]
     words = SAMPLE_TEXT.split()
-
-    def text(most):
-        return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, most)))
-
-    prompt = load_prompt("lampqa/aspect_judge")
-    for _ in range(30):
-        shared = {"question": text(9), "details": text(60), "response": text(90)}
-        yield [
-            prompt.messages(**shared, aspect=text(5), reason=text(9), evidence=text(9))
-            for _ in range(rng.choice([0, 1, 1, 4, 6]))
-        ]
+    return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, 60)))
 
 
-@pytest.mark.parametrize(
-    ("name", "shares"),
-    [("byte level", True), ("Qwen", True), ("Llama 3", True), ("sentencepiece", False), ("across lines", False)],
-)
-def test_prompts_that_begin_alike_get_the_tokens_they_have_alone(tmp_path, monkeypatch, name, shares):
+@pytest.mark.parametrize(("name", "restarts"), [("Qwen", True), ("sentencepiece", False), ("across lines", False)])
+def test_a_history_has_the_tokens_of_its_text(tmp_path, name, restarts):
     trained_tokenizer(name).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    chat = LocalChat(str(tmp_path))
-    assert chat._restarts_at_lines is shares
-    encoded = []
-    encode_all = LocalChat._encode_all
-
-    def watched(self, texts):
-        encoded.extend(texts)
-        return encode_all(self, texts)
-
-    for seed in range(3):
-        groups = list(random_groups(seed))
-        alone = [[chat.render(messages) for messages in group] for group in groups]
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalChat, "_encode_all", watched)
-            assert chat.render_groups(groups) == alone
-    characters = sum(
-        len(chat._text(messages)) for seed in range(3) for group in random_groups(seed) for messages in group
-    )
-    assert (sum(map(len, encoded)) < 0.6 * characters) is shares
+    chat, rng = LocalChat(str(tmp_path)), random.Random(0)
+    assert chat._restarts_at_lines is restarts
+    texts = [random_text(rng) for _ in range(30)]
+    for _ in range(60):
+        roles = ["system", "user", "assistant", "user"]
+        messages = [{"role": role, "content": rng.choice(texts)} for role in roles]
+        [[whole]] = chat.render_groups([[messages]])
+        assert chat.render(messages) == whole

@@ -126,29 +126,6 @@ def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
         check_model(str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("config", "names", "said"),
-    [
-        ({"num_hidden_layers": 2}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], None),
-        ({"num_hidden_layers": 1}, ["h.0.attn", "h.1.attn"], None),  # one more, to predict several tokens at once
-        ({"num_hidden_layers": 12, "num_hidden_groups": 1}, ["albert_layer_groups.0.mlp"], None),  # all the same one
-        ({"num_hidden_layers": 10**9}, ["model.layers.0.mlp", "model.layers.1.mlp.experts.7.up"], (10**9, 2)),
-        ({"text_config": {"num_hidden_layers": 3}}, ["language_model.layers.0.mlp"], (3, 1)),
-        ({"num_layers": 2, "num_decoder_layers": 10**9}, ["decoder.block.1.layer.2.wo"], (10**9, 2)),
-    ],
-)
-def test_a_config_with_more_layers_than_the_weights_is_refused(tmp_path, config, names, said):
-    """A library would make each of them before it looks at the weights."""
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "model.safetensors").write_bytes(save({f"{name}.weight": np.zeros(1) for name in names}))
-    if said is None:
-        check_model(str(tmp_path))
-        return
-    message = rf"^{tmp_path}: its config\.json says {said[0]} layers, its weights hold {said[1]}$"
-    with pytest.raises(UserError, match=message):
-        check_model(str(tmp_path))
-
-
 @pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
 def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))

@@ -182,15 +182,13 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
     ("file", "change", "found"),
     [
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
-        ("config.json", {"num_hidden_layers": 10**9}, "does not end within 1 s"),
         ("config.json", b"{", "its config.json cannot be loaded"),
         ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_config.json or tokenizer.json or vocab.txt can"),
         ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json names no pad_token"),
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, monkeypatch, file, change, found):
-    monkeypatch.setattr("utils.models.loading.MOST_SECONDS", 1)
+def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, file, change, found):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / file
     path.write_bytes(

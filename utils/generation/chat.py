@@ -8,7 +8,6 @@ import math
 import threading
 from argparse import Namespace
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from utils.generation.templates import known_variables, refuse_unknown, template
 from utils.generation.thinking import own_parser
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
-from utils.models.loading import TOKENIZER_FILES, blaming, bounded, little_memory, loading
+from utils.models.loading import TOKENIZER_FILES, blaming, loading
 
 T = TypeVar("T")
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
@@ -79,7 +78,7 @@ class LocalChat:
         own_parser: which of vLLM's reasoning parsers it has, by its files.
 
     Raises:
-        UserError: model files are damaged; the chat template is missing, fails, does not end, or leaves out the
+        UserError: model files are damaged; the chat template is missing, fails, or leaves out the
             user's text, or does not know one of the `variables`; with `only_known` it is told the others.
     """
 
@@ -108,8 +107,7 @@ class LocalChat:
         """What a prompt has behind the user's text."""
         question = "c0ffee question"
         with self._blaming_template():
-            with little_memory():
-                text = self._apply([{"role": "user", "content": question}])
+            text = self._apply([{"role": "user", "content": question}])
             self._encode_all([text])
         if question not in text:
             raise UserError(f"{self._template}: leaves out the user's text; give another model")
@@ -123,24 +121,9 @@ class LocalChat:
         return self._encode_all([text])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
-        """`render` of every prompt, for prompts that begin alike, those of a group for longer; on all cores.
-
-        What texts share is tokenized once where that cannot change a token: up to the last single line break in it, for
-        tokenizers that are found to read the text behind one as a text of its own.
-        """
-        texts = [[self._text(messages) for messages in group] for group in groups if group]
-        shared_length = _shared_lines if texts and self._restarts_at_lines else lambda texts: 0
-        everywhere = shared_length([text for group in texts for text in group])
-        starts = [shared_length(group) for group in texts]
-        pieces = [texts[0][0][:everywhere]] if texts else []
-        for group, start in zip(texts, starts, strict=True):
-            pieces += [group[0][everywhere:start], *(text[start:] for text in group)]
-        ids = iter(self._encode_all(pieces))
-        begin, rendered = next(ids, None), []
-        for group in groups:
-            shared = begin + next(ids) if group else None
-            rendered.append([shared + next(ids) for _ in group])
-        return rendered
+        """`render` of every prompt, tokenized together: on all cores."""
+        ids = iter(self._encode_all([self._text(messages) for group in groups for messages in group]))
+        return [[next(ids) for _ in group] for group in groups]
 
     def _text(self, messages: Messages) -> str:
         with self._blaming_template():
@@ -148,10 +131,8 @@ class LocalChat:
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
         """What the template makes of messages, up to where the assistant begins to speak if it `asks`."""
-        with bounded(self._template):
-            return self.tokenizer.apply_chat_template(
-                messages, add_generation_prompt=asks, tokenize=False, **self.variables
-            )
+        variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables}
+        return self.tokenizer.apply_chat_template(messages, **variables)
 
     def _blaming_template(self) -> AbstractContextManager[None]:
         return blaming(lambda: f"{self._template} fails")
@@ -225,17 +206,6 @@ class LocalChat:
     def count_again(self, text: str) -> int:
         """`count`, nearly, of a text that is met often."""
         return len(encode_lines(text, self._lines)) if self._restarts_at_lines else self.count(text)
-
-
-def _shared_lines(texts: Sequence[str]) -> int:
-    """Where the last line begins up to which all texts are alike; the line break before it has no space beside it."""
-    first, last = min(texts), max(texts)  # what these share, all share
-    shared = first[: bisect_left(range(len(first)), True, key=lambda end: first[: end + 1] != last[: end + 1])]
-    end = len(shared)
-    while (end := shared.rfind("\n", 0, end)) > 0:
-        if end + 1 < len(shared) and not (shared[end - 1].isspace() or shared[end + 1].isspace()):
-            return end + 1
-    return 0
 
 
 class APIChat:

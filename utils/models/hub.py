@@ -25,7 +25,6 @@ NOT_FETCHED = ["*/*", "consolidated*"]
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
-LAYERS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "n_layer")  # fields of a config
 GB = 10**9  # bytes: hashing more takes seconds
 
 
@@ -310,22 +309,6 @@ def _check_folder(folder: Path, remedy: str) -> None:
             raise UserError(f"{index}: damaged\n  {remedy}") from None
         if missing:
             raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
-    _check_layers(folder)
-
-
-def _check_layers(folder: Path) -> None:
-    """Raise UserError where the config has more layers than the weights: a library would make them, however many."""
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = config.get("text_config") or config
-        wanted = [config[name] for name in LAYERS if type(config.get(name)) is int]
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return  # who loads it says what is wrong
-    is_shared = not wanted or "num_hidden_groups" in config  # ALBERT's layers are one
-    places = [] if is_shared else [re.search(r"\.(\d+)\.", name) for name in read_headers(folder)]
-    layers = {int(place[1]) for place in places if place}
-    if layers and max(wanted) > max(layers) + 1:
-        raise UserError(f"{folder}: its config.json says {max(wanted)} layers, its weights hold {max(layers) + 1}")
 
 
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:

@@ -1,10 +1,6 @@
 """Files of a model that a library reads or runs: whatever it raises over them is told as a fault of the files."""
 
 import json
-import resource
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +11,6 @@ from utils.cli.errors import printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
-MOST_SECONDS = 10  # of computing; a chat template takes milliseconds
-MOST_MEMORY = 2**28  # bytes, besides what the process has
 
 
 @contextmanager
@@ -74,42 +68,3 @@ def _may_be_right(path: Path) -> bool:
         return path.suffix != ".json" or not path.is_file() or isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError, RecursionError):
         return False
-
-
-@contextmanager
-def bounded(what: str) -> Iterator[None]:
-    """Within this, code that came with a model, and Python runs, ends after `MOST_SECONDS`; in the main thread only.
-
-    Raises:
-        UserError: it has computed for so long.
-    """
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's
-        yield
-        return
-    began = time.thread_time()
-
-    def end(*_: Any) -> None:
-        if time.thread_time() - began >= MOST_SECONDS:  # the timer counts all threads
-            raise UserError(f"{what} does not end within {MOST_SECONDS} s; mend it, or give another model")
-
-    before = signal.signal(signal.SIGVTALRM, end)
-    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_SECONDS, 1)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
-
-
-@contextmanager
-def little_memory() -> Iterator[None]:
-    """Within this the process gets `MOST_MEMORY` more and then a MemoryError: while no other thread is at work."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = pages * resource.getpagesize() + MOST_MEMORY
-    if soft == resource.RLIM_INFINITY or most < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (most, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
