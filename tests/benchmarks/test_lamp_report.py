@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 from test_lamp import read_sample, save
-from test_report import CHIPS, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
+from test_report import content
 
 import evaluate_responses
 from utils import report

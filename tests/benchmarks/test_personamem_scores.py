@@ -7,10 +7,11 @@ import math
 from pathlib import Path
 
 import pytest
+from browser import browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 from scipy.stats import binomtest, t
 from test_clusters import by_matrices, limits_of_the_logit
 from test_personamem import DATA, NAME, ROWS, download, save
-from test_report import NASTY, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
+from test_report import NASTY, content
 
 import evaluate_responses
 from utils import dataset_statistics, export_predictions, make_figures, make_table, report, show_answers
