@@ -40,16 +40,6 @@ def pairs_of(first, second):
     return list(zip(first, second, strict=True))
 
 
-def test_of_a_mean_it_is_what_stands_in_significance():
-    strata = [scores(1), scores(2, 45)]
-    assert pooled_mean(strata, mean_of) == pytest.approx(mean_over_strata(strata))
-    assert pooled_interval(strata, mean_of) == pytest.approx(bootstrap_interval(strata))
-    pairs = pairs_of(scores(3), scores(4))
-    differences = [[one - other for one, other in pairs]]
-    assert pooled_mean([pairs], difference_of(mean_of)) == pytest.approx(mean_over_strata(differences))
-    assert swap_test([pairs], mean_of) == pytest.approx(permutation_test(differences), abs=0.02)
-
-
 @pytest.mark.parametrize(("first", "second"), [(0.9, 0.3), (0.7, 0.4), (0.5, 0.5)])
 def test_the_swap_test_agrees_with_all_swaps(first, second):
     """Ten questions have 1,024 ways to swap the systems' answers; a score of each is counted by hand."""
@@ -64,14 +54,6 @@ def test_the_swap_test_agrees_with_all_swaps(first, second):
         kept = [(b, a) if swap else (a, b) for swap, a, b in zip(swaps, one, other, strict=True)]
         hits += abs(score([a for a, _ in kept]) - score([b for _, b in kept])) >= observed - 1e-12
     assert swap_test([pairs_of(one, other)], macro_f1(LABELS).of) == pytest.approx(hits / 1024, abs=0.02)
-
-
-def test_an_interval_of_rmse_is_the_root_of_that_of_the_mean_square():
-    errors = random.Random(7).choices([0, 0, 1, 2, 4], k=50)
-    low, high = pooled_interval([errors], ROOT_MEAN_SQUARE.of)
-    squares = bootstrap_interval([[error**2 for error in errors]])
-    assert (low, high) == pytest.approx((math.sqrt(squares[0]), math.sqrt(squares[1])))
-    assert low < ROOT_MEAN_SQUARE.score(errors) < high
 
 
 def test_swapping_the_systems_negates_and_keeps_p():
@@ -97,13 +79,6 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     score = ROOT_MEAN_SQUARE.score(errors)
     expected = [score + (error**2 - score**2) / 2 / score for error in (1, 3)]
     assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
-
-
-def test_of_too_few_questions_there_is_none():
-    f1 = macro_f1(LABELS)
-    assert pooled_mean([labels(1), []], f1.of) is None
-    assert pooled_interval([labels(1), labels(1, 1)], f1.of) is None
-    assert swap_test([[]], f1.of) is None
 
 
 # Tables
@@ -170,3 +145,20 @@ def test_macro_f1_has_an_interval_and_the_swap_test_s_daggers(table_of):
     assert (t_test, effect_size, paired) == ("–", "–", "60")
     assert "Permutation test: 10,000 swaps of the two answers, two-sided." in text
     assert float(permutation.strip("<")) < 0.05
+
+
+def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():
+    strata = [scores(1), scores(2, 45)]
+    assert pooled_mean(strata, mean_of) == pytest.approx(mean_over_strata(strata))
+    assert pooled_interval(strata, mean_of) == pytest.approx(bootstrap_interval(strata))
+    pairs = pairs_of(scores(3), scores(4))
+    differences = [[one - other for one, other in pairs]]
+    assert pooled_mean([pairs], difference_of(mean_of)) == pytest.approx(mean_over_strata(differences))
+    assert swap_test([pairs], mean_of) == pytest.approx(permutation_test(differences), abs=0.02)
+    errors = random.Random(7).choices([0, 0, 1, 2, 4], k=50)
+    low, high = bootstrap_interval([[error**2 for error in errors]])
+    assert pooled_interval([errors], ROOT_MEAN_SQUARE.of) == pytest.approx((math.sqrt(low), math.sqrt(high)))
+    f1 = macro_f1(LABELS)  # of too few questions there is none
+    assert pooled_mean([labels(1), []], f1.of) is None
+    assert pooled_interval([labels(1), labels(1, 1)], f1.of) is None
+    assert swap_test([[]], f1.of) is None
