@@ -142,14 +142,6 @@ def test_what_is_left_of_a_history():
     assert faults[1] == "an event changes an unknown or later event"
 
 
-def test_sections():
-    """Turns without an event belong to the one before; an event without a turn is missing."""
-    reply = msgspec.convert({"turns": TURNS[:3]}, replies.Conversation)
-    sections, _ = replies.check_conversation(reply, EVENTS)
-    assert [(section["event"], len(section["turns"])) for section in sections] == [(None, 1), ("2001-07-01", 2)]
-    assert [event["date"] for event in replies.missing_events(sections, EVENTS)] == ["2001-08-01"]
-
-
 @pytest.mark.parametrize("form", [form for form, *_ in CHECKS.values()])
 def test_schemas_are_what_servers_take(form):
     """An object at the root, all fields required and no others: what OpenAI's strict mode asks for."""
@@ -160,14 +152,14 @@ def test_schemas_are_what_servers_take(form):
         assert sorted(one["required"]) == sorted(one["properties"])
 
 
-def test_what_follows_a_dropped_turn_is_dropped_too():
-    """It tells of the event of that turn, and would stand in the section of the event before."""
+def test_sections():
+    """Turns without an event belong to the one before; an event without a turn is missing."""
+    reply = msgspec.convert({"turns": TURNS[:3]}, replies.Conversation)
+    sections, _ = replies.check_conversation(reply, EVENTS)
+    assert [(section["event"], len(section["turns"])) for section in sections] == [(None, 1), ("2001-07-01", 2)]
+    assert [event["date"] for event in replies.missing_events(sections, EVENTS)] == ["2001-08-01"]
+    # What follows a dropped turn goes too: it tells of that turn's event, and would stand in the section before.
     lost = {**TURNS[1], "event": "2001-08-01", "user": "On July 1, 2001, I burnt my tongue."}
     reply = msgspec.convert({"turns": [lost, TURNS[2], TURNS[1], lost, TURNS[2]]}, replies.Conversation)
     sections, _ = replies.check_conversation(reply, EVENTS)
     assert [(section["event"], len(section["turns"])) for section in sections] == [("2001-07-01", 1)]
-
-
-def test_a_long_text_without_a_full_stop_is_counted_in_no_time():
-    assert replies.count_sentences("and so on " * 10_000) == 0
-    assert replies.count_sentences("One. ... Two?! 3! and") == 3
