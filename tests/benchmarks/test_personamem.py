@@ -150,12 +150,6 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     assert contexts.read_text() == "mine"
 
 
-def test_columns_that_are_called_as_our_fields_change_none_of_these(dataset, tmp_path):
-    theirs = {"id": "0", "target": "a", "options": "[]", "task": "LaMP-1", "profile": "x", "group": "y"}
-    path = download(save(tmp_path / "source", [{**row, **theirs} for row in ROWS.values()]), tmp_path / "out")
-    assert path.read_bytes() == dataset.read_bytes()
-
-
 def change(**columns):
     """The rows, the first of them with other columns."""
     first, *others = ROWS.values()
@@ -218,31 +212,6 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
 
 
 # Profiles that are references
-
-
-def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
-    for record in read_dataset(dataset, needs=["profile"]):
-        row, profile = ROWS[record["id"]], record["profile"]
-        assert profile.messages == before(row)
-        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
-        assert [(item["id"], item["text"], item["role"]) for item in profile] == [
-            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
-        ]
-        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
-    alone = tmp_path / "moved.json"
-    shutil.copy(dataset, alone)
-    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
-    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
-        read_dataset(alone, needs=["profile"])
-    (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
-        read_dataset(alone, needs=["profile"])
-
-
-def test_no_history_stands_for_another_user_s_where_it_may_be_the_same_user_s(dataset, tmp_path):
-    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
-    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
-        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))
 
 
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
@@ -551,3 +520,25 @@ def test_a_tokenized_history_fills_its_budget(chat):
 
 
 # With a real engine
+
+
+def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
+    for record in read_dataset(dataset, needs=["profile"]):
+        row, profile = ROWS[record["id"]], record["profile"]
+        assert profile.messages == before(row)
+        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
+        assert [(item["id"], item["text"], item["role"]) for item in profile] == [
+            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
+        ]
+        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
+    alone = tmp_path / "moved.json"
+    shutil.copy(dataset, alone)
+    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
+    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
+        read_dataset(alone, needs=["profile"])
+    (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
+        read_dataset(alone, needs=["profile"])
+    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
+    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))

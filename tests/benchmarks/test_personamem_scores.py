@@ -13,14 +13,14 @@ from test_personamem import ROWS, download, save
 from test_report import NASTY, content
 
 import evaluate_responses
-from utils import export_predictions, make_figures, make_table, report, show_answers
+from utils import export_predictions, make_table, report, show_answers
 from utils.benchmarks.personamem import TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
-from utils.tables.report_history import AFTER, AT_BEGIN, AT_END, BEFORE, MOST_CHARACTERS, place_of, show_history
+from utils.tables.report_history import MOST_CHARACTERS, place_of
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"
@@ -133,25 +133,22 @@ def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
     assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of a persona_id together" in notes[-1]
 
 
-@pytest.mark.parametrize("by", ["topic", "distance"])
-def test_a_table_by_another_division(by, folder, systems, capsys):
-    assert run(make_table, *systems, "--by", by, "--format", "csv", "--baseline", "worst") == 0
+def test_a_table_by_another_division(folder, systems, capsys):
+    assert run(make_table, *systems, "--by", "distance", "--format", "csv", "--baseline", "worst") == 0
     [best, worst] = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    rows = {entry["id"]: entry for entry in entries_of(folder)}
-    found = {entry[by] for entry in rows.values()}
+    rows = entries_of(folder)
+    found = {entry["distance"] for entry in rows}
     columns = list(best)[1 : 2 + len(found)]
-    order = [one for one in DISTANCES if one in found] if by == "distance" else sorted(found)
-    assert columns == [*order, "All questions"] and len(found) > 9
+    assert columns == [*(one for one in DISTANCES if one in found), "All questions"] and len(found) > 9
     for name in found:
-        its = [entry["score"] for entry in rows.values() if entry[by] == name]
-        assert float(best[name]) == pytest.approx(sum(its) / len(its)) and float(worst[name]) == 0
-        assert float(best[f"{name}: paired questions against worst"]) == len(its)
+        its = [entry for entry in rows if entry["distance"] == name]
+        assert float(best[name]) == pytest.approx(sum(one["score"] for one in its) / len(its))
+        assert float(worst[name]) == 0 and float(best[f"{name}: paired questions against worst"]) == len(its)
         ends = [best[f"{name}: 95% interval, {end}"] for end in ("low", "high")]
-        interval = interval_of([entry for entry in rows.values() if entry[by] == name])
+        interval = interval_of(its)
         assert ends == ["", ""] if interval is None else list(map(float, ends)) == pytest.approx(interval)
-    if by == "distance":
-        assert columns[-2] == NOT_GIVEN and sum(entry[by] == NOT_GIVEN for entry in rows.values()) == 2
-        assert columns[0] == "0-1k tokens" and columns[-3] == "above 1M tokens"
+    assert columns[-2] == NOT_GIVEN and sum(entry["distance"] == NOT_GIVEN for entry in rows) == 2
+    assert columns[0] == "0-1k tokens" and columns[-3] == "above 1M tokens"
 
 
 def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, tmp_path, capsys):
@@ -173,38 +170,10 @@ def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, 
 # The paper's numbers
 
 
-def test_the_paper_s_numbers_are_of_one_size(systems, capsys):
-    systems = ["Whole history" if word == "best" else word for word in systems]
-    assert run(make_table, *systems, "--paper", "Llama-3.1-8B", "--paper_table", "32k") == 0
-    out = capsys.readouterr().out
-    assert "**0.7500** (0.41, +0.34)" in out and "the paper's 32k, Llama-3.1-8B, and the difference to it" in out
-    with pytest.raises(UserError, match=r"--paper_table '128k': .* no such table of PersonaMem-32k; name one: 32k$"):
-        run(make_table, *systems, "--paper", "GPT-4o", "--paper_table", "128k")
-
-
 # The dataset
 
 
 # The figure
-
-
-@pytest.mark.parametrize("by", [None, "distance"])
-def test_the_figure_shows_what_the_table_does(by, folder, systems, tmp_path, monkeypatch):
-    drawn = []
-    draw = make_figures.groups_figure
-    monkeypatch.setattr(make_figures, "groups_figure", lambda systems: drawn.append(draw(systems)) or drawn[-1])
-    more = ["--by", by] if by else []
-    assert run(make_figures, "--figure", "groups", *systems, *more, "--output_addr", tmp_path / "figure") == 0
-    [panel] = drawn[0].axes
-    labels = [label.get_text() for label in panel.get_yticklabels()]
-    entries = entries_of(folder)
-    names = list(TYPES) if by is None else sorted({entry[by] for entry in entries})
-    assert sorted(" ".join(label.splitlines()[:-1]) for label in labels) == sorted([*names, "All questions"])
-    assert labels[-1] == "All questions\n24 questions"
-    lines = [line.get_xdata() for line in panel.lines if len(line.get_xdata()) == 2 and line.get_marker() == "None"]
-    assert any(list(line) == pytest.approx(interval_of(entries)) for line in lines)
-    best, worst = [line for line in panel.lines if line.get_marker() in "os"]
-    assert best.get_xdata()[-1] == 0.75 and set(worst.get_xdata()) == {0}
 
 
 def test_an_exported_table_is_scored_as_what_it_is_of(folder, dataset, tmp_path):
@@ -385,21 +354,6 @@ def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page
         assert page.run("document.querySelectorAll('main img, main script, main b').length") == 0
         assert "right to left" in page.run("document.querySelector('.posts').innerText")
     assert page.run("document.title") == "PersonaMem-32k report" and page.complaints() == []
-
-
-def test_only_a_window_of_a_long_history_is_shown(tmp_path):
-    context = [
-        {"role": "system" if place % 40 == 0 else "user", "content": f"{place} " + "x" * 2000} for place in range(4000)
-    ]
-    write(tmp_path / "contexts.jsonl", json.dumps({"c": context}) + "\n")
-    record = {"id": "q", "profile": {"contexts": "contexts.jsonl", "context": "c", "end": 3900, "unit": "session"}}
-    profile = open_profile(record, tmp_path / "data.json")
-    found = show_history(profile, 0.25, {0: profile[:30], 2: profile[5:6]})
-    assert len(found["shown"]) <= AT_BEGIN + AT_END + BEFORE + AFTER + 20
-    assert len(json.dumps(found)) < 40_000 and abs(found["cited"] - 975) <= 1
-    marked = {place: systems for place, *_, systems in found["shown"] if systems}
-    assert marked[201] == [0, 2] and marked[1] == [0] and max(marked) < 400
-    assert show_history(profile, None, {})["cited"] is None
 
 
 def test_the_cited_place_is_where_its_share_of_the_text_is():

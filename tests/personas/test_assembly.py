@@ -8,7 +8,6 @@ import pytest
 from check_files import check
 from made_up import make_inputs
 
-from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest
 from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
@@ -68,16 +67,6 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
     assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
 
 
-def test_t_comes_last_in_the_first_variant_and_early_in_the_second(big):
-    for part in parts_of(big)[1:]:
-        lengths = [{}, {}]
-        for row in part.rows:
-            number = [*part.contexts].index(row.columns["shared_context_id"])
-            lengths[number][row.entry["id"]] = int(row.columns["context_length_in_tokens"])
-        in_text = {row.entry["id"] for row in part.rows if row.entry["place"]}
-        assert in_text and all(lengths[0][name] > 3 * lengths[1][name] for name in in_text)
-
-
 def place_of(row):
     return row.columns["persona_id"], row.columns["topic"], row.entry["period"]
 
@@ -99,20 +88,6 @@ def test_of_equal_blocks_every_seed_asks_all_about_ts_last_one_and_one_per_type_
         its = entries[f"{persona}/{topic}"]["value"]
         assert period == "next_year" and own == {entry["id"] for entry in its if entry["period"] == period}
     assert len(asked) == 2  # each topic may be T
-
-
-def test_the_files_are_read_as_published_ones(big, tmp_path, capsys):
-    parts = parts_of(big, "32k")
-    write(tmp_path, parts, "32k")
-    flags = ["--dataset", "PersonaMem-32k", "--source_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")]
-    assert download_datasets.main(flags) == 0
-    records = json.loads((tmp_path / "out/PersonaMem_32k.json").read_text(encoding="utf-8"))
-    rows = {row.columns["question_id"]: row for part in parts for row in part.rows}
-    assert {*rows} == {record["id"] for record in records} and f"{len(rows)} questions" in capsys.readouterr().out
-    for record in records:
-        entry = rows[record["id"]].entry
-        assert record["options"]["abcd".index(record["target"])] == entry["answer"]
-        assert (record["question"], record["group"]) == (entry["question"], entry["type"])
 
 
 # Small ones, by hand
@@ -206,9 +181,5 @@ def test_both_files_are_written_or_none(tmp_path):
         write(tmp_path, (1 / 0 if part.rows else part for part in parts), "32k")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     table, contexts = write(tmp_path, parts, "32k")
-    manifests = [read_manifest(path) for path in (table, contexts)]
-    assert [one["output_sha256"] for one in manifests] == [file_hash(table), file_hash(contexts)]
-    assert manifests[0]["contexts_sha256"] == file_hash(contexts)
-    assert manifests[0]["counts"]["entries of personas.json without a value"] == 1
-    assert 0 not in manifests[0]["counts"].values()
-    assert parts_of(save(tmp_path / "in", tiny_files({})), "32k")[1][:2] == ({}, [])
+    manifest = read_manifest(table)
+    assert (manifest["output_sha256"], manifest["contexts_sha256"]) == (file_hash(table), file_hash(contexts))

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import random
-import re
 
 import numpy as np
 import pytest
@@ -127,24 +126,6 @@ def test_of_errors_the_lowest_is_best(strategy, means, test, table_of):
     assert f"†: better than far (two-sided paired {test}, p < 0.05, Holm's correction over 1 comparison)." in text
     assert "far: 1 question without an answer, which counts as the rating that is farthest off." in text
     assert "Scores are errors: lower is better." in text
-
-
-def test_macro_f1_has_an_interval_and_the_swap_test_s_daggers(table_of):
-    golds = [gold for gold, _ in labels(11, 60)]
-    good = [gold if i % 5 else "none" for i, gold in enumerate(golds)]
-    text = table_of("LaMP-2", "f1", golds, {"one tag": ["comedy"] * 60, "good": good}, "--intervals")
-    expected = {name: tasks()["LaMP-2"].metrics["f1"].pooled.score(pairs_of(golds, answers))
-                for name, answers in (("one tag", ["comedy"] * 60), ("good", good))}  # fmt: skip
-    assert f"| one tag | {expected['one tag']:.4f} |" in text
-    assert f"| good | **{expected['good']:.4f}**† |" in text
-    [line] = re.findall(r"^\| good \| one tag \| LaMP-2 \| (.*) \|$", text, re.MULTILINE)
-    difference, interval, t_test, permutation, effect_size, paired = line.split(" | ")
-    assert float(difference) == pytest.approx(expected["good"] - expected["one tag"], abs=1e-4)
-    low, high = map(float, interval.strip("[]").split(", "))
-    assert low < float(difference) < high
-    assert (t_test, effect_size, paired) == ("–", "–", "60")
-    assert "Permutation test: 10,000 swaps of the two answers, two-sided." in text
-    assert float(permutation.strip("<")) < 0.05
 
 
 def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():

@@ -109,29 +109,7 @@ def test_interval_is_that_of_all_resamples(strata):
     assert np.quantile(means, 0.97) - 1e-12 <= high <= np.quantile(means, 0.98) + 1e-12
 
 
-def test_holm_is_closed_testing():
-    # Holm's adjusted value is the largest Bonferroni-corrected minimum of any set of tests that it is in.
-    dice = random.Random(5)
-    for size in (1, 2, 5, 7):
-        p = [round(dice.random() ** 4, 2) for _ in range(size)]
-        sets = [s for n in range(1, size + 1) for s in itertools.combinations(range(size), n)]
-        closed = [max(min(1, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(size)]
-        assert holm(p) == pytest.approx(closed)
-
-
 # Simulated systems. The bounds are four standard errors wide.
-
-
-def test_p_values_of_the_macro_average_are_uniform_where_its_strata_differ():
-    dice = np.random.default_rng(12)
-    t_test_p, permutation_p = [], []
-    for seed in range(500):
-        strata = [(dice.normal(size=size) * spread).round(12).tolist() for size, spread in ((8, 0.4), (20, 0.1))]
-        t_test_p.append(t_test(strata)[1])
-        permutation_p.append(permutation_test(strata, permutations=399, seed=seed))
-    for level, p_values in itertools.product((0.05, 0.2, 0.5, 0.8), (t_test_p, permutation_p)):
-        error = math.sqrt(level * (1 - level) / len(p_values))
-        assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=4 * error)
 
 
 # Cost
