@@ -249,17 +249,6 @@ def test_the_majority_is_more_than_half(choices, expected):
     assert majority(choices) == expected
 
 
-def test_files_a_category_are_pooled_by_name(study):
-    groups = []
-    for name, ids in (("A", "abc"), ("A \n", "defgh")):
-        systems = ("first", FIRST), ("second", SECOND)
-        files = [study.aspect(f"{system}_{ids}.json", {i: scores[i] for i in ids}) for system, scores in systems]
-        groups += ["--evaluator", name, *files]
-    whole = study.row(study.human(HUMAN), study.aspect("f.json", FIRST), study.aspect("s.json", SECOND))
-    _, figures = study.run("--human_addr", study.folder / "human.json", *groups)
-    assert figures["evaluators"] == [whole]
-
-
 # Missing answers
 
 

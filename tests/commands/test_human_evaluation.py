@@ -102,9 +102,6 @@ def refusal(*words):
     return str(error.value)
 
 
-# In a browser
-
-
 class Rater:
     """Somebody at the page, with a mouse and a keyboard."""
 
@@ -114,13 +111,6 @@ class Rater:
         page.browser.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder),
                           browserContextId=page.profile)  # fmt: skip
 
-    def press(self, key, times=1):
-        """More than once is a key held down."""
-        event = {"key": key, "windowsVirtualKeyCode": KEY_CODES.get(key, ord(key[0].upper()))}
-        for number in range(times):
-            self.page.send("Input.dispatchKeyEvent", type="rawKeyDown", autoRepeat=number > 0, **event)
-        self.page.send("Input.dispatchKeyEvent", type="keyUp", **event)
-
     def click(self, selector, number=0):
         find = f"document.querySelectorAll({json.dumps(selector)})[{number}]"
         self.page.run(f"{find}.scrollIntoView({{block: 'center'}})")
@@ -129,22 +119,11 @@ class Rater:
         for kind in ("mousePressed", "mouseReleased"):
             self.page.send("Input.dispatchMouseEvent", type=kind, button="left", clickCount=1, **where)
 
-    def type(self, text):
-        self.page.send("Input.insertText", text=text)
-
     def status(self):
         return self.page.texts("#place")[0]
 
     def question(self):
         return re.search(r"Question (\w+)\?", self.page.run("$('main').innerText"))[1]
-
-    def wait(self, find):
-        """What is found, once it is there."""
-        for _ in range(3000):
-            if found := find():
-                return found
-            self.page.run("new Promise((go) => setTimeout(go, 20))")  # a page behind another one paints nothing
-        raise AssertionError(f"not so after a minute: {self.status()}")
 
     def download(self):
         before = set(self.folder.iterdir())
@@ -174,6 +153,106 @@ class Rater:
         self.page.send("DOM.setFileInputFiles", nodeId=node, files=[str(path)])
         self.wait(lambda: self.page.run("rater !== null || !$('said').hidden"))
 
+    def press(self, key):
+        event = {"key": key, "windowsVirtualKeyCode": KEY_CODES.get(key, ord(key[0].upper()))}
+        for kind in ("rawKeyDown", "keyUp"):
+            self.page.send("Input.dispatchKeyEvent", type=kind, **event)
+
+    def wait(self, find):
+        """What is found, once it is there."""
+        for _ in range(3000):
+            if found := find():
+                return found
+            self.page.run("new Promise((go) => setTimeout(go, 20))")  # a page behind another one paints nothing
+        raise AssertionError(f"not so after a minute: {self.status()}")
+
+
+@needs_chromium
+def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
+    study.make("--draw", 8)
+    page = open_page(study.page)
+    one = Rater(page, study.folder / "ratings")
+    one.click("#main button")
+    one.press("1")
+    other_page = open_page(study.page, profile=page.profile)
+    other = Rater(other_page, study.folder / "ratings")
+    other_page.send("Page.bringToFront")
+    for key, told in (("2", "question 3, 2 of 8 done"), ("0", "question 4, 3 of 8 done")):
+        other.press(key)
+        other.wait(lambda told=told: other.status() == f"Ann: {told}")
+    page.send("Page.bringToFront")
+    one.wait(lambda: one.status() == "Ann: question 2, 3 of 8 done")  # with the other tab's two
+    for key in "jj1":
+        one.press(key)
+    values = [its["decisions"]["choice"]["value"] for its in json.loads(one.download().read_text())["answers"]]
+    assert values == [1, 2, 0, 1]
+
+
+def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study, capsys):
+    key = study.make("--draw", 40, "--overlap", 20)
+    rng = random.Random(0)
+    choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
+    collected = study.collect(*[study.choose(name, its) for name, its in choices.items()])["choices"]
+    assert collected == {i: [its[i] for its in choices.values() if i in its] for i in key["questions"]}
+    both = [tuple(its) for its in collected.values() if len(its) == 2]
+    kappa = signed(cohen_kappa_score(*zip(*both, strict=True)))
+    out = capsys.readouterr().out
+    counts = Counter(majority(its) for its in collected.values())
+    p = scipy.stats.binomtest(counts["first"], counts["first"] + counts["second"]).pvalue
+    assert f"(exact, two-sided, without ties): Alpha {counts['first']}, Beta {counts['second']}, p = {p:.4f};" in out
+    assert (
+        f"| choice | Ann and Bo | 20 | 20 | {sum(a == b for a, b in both) / 20:.4f} | Cohen's kappa | {kappa} |" in out
+    )
+    more = {"answered": [True, True], "result": "tie", "details": [{"preferred": one} for one in ("first", "second")]}
+    entries = [{"id": i, "question_sha256": i, **more} for i in key["questions"]]
+    scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": entries}
+    pairs = study.write("pairs.json", scores)
+    words = ["--human_addr", str(study.folder / "collected.json"), "--evaluator", "Judge", pairs]
+    assert compare_evaluators.main(words) == 0
+    assert f"Cohen's kappa of the two raters: {kappa} (the paper's two raters: " in capsys.readouterr().out
+    # It has the hashes of the answers that people saw, so scores of others are refused.
+    settings = {"responses": [file_hash(study.responses["Alpha"]), "another's"]}
+    study.write("pairs.json.manifest.json", {"settings": settings, "output_sha256": file_hash(pairs)})
+    with pytest.raises(UserError, match="scores other answers than the humans of"):
+        compare_evaluators.main(words)
+
+
+def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
+    key = study.make("--draw", 10, "--raters", "Ann", "Bo", "Cy", ask="aspects")
+    rng = random.Random(2)
+    slots = [*(f"{aspect}.{scale}" for aspect in "01" for scale in ("valid", "important", "evidence")), "complete"]
+    given = {name: {i: {slot: rng.randint(1, 5) for slot in slots} for i in ids} for name, ids in key["raters"].items()}
+    collected = study.collect(*[study.result(name, its) for name, its in given.items()])
+    out = capsys.readouterr().out
+    values = [[its[i][f"{a}.valid"] for its in given.values()] for i in key["questions"] for a in "01"]
+    ann, bo, _ = zip(*values, strict=True)
+    kappa = cohen_kappa_score(ann, bo, weights="quadratic", labels=range(1, 6))
+    rows = dict(re.findall(r"^\| valid \| ([^|]+) \| 10 \| 20 \| \S+ \| [^|]+ \| (\S+) \|", out, re.M))
+    assert list(rows) == ["Ann and Bo", "Ann and Cy", "Bo and Cy", "all 3"] and rows["Ann and Bo"] == signed(kappa)
+    assert collected["means"]["valid"] == pytest.approx(sum(map(sum, values)) / 60)
+    lines = re.findall(r"^\| \w+_\d+ \| \w+ \| (?:Question|cost|time)[^|]* \| (\d) \| (\d) \| (\d) \|$", out, re.M)
+    gaps = [max(map(int, its)) - min(map(int, its)) for its in lines]
+    assert gaps == sorted(gaps, reverse=True)
+    assert len(lines) == sum(
+        len({its[i][slot] for its in given.values()}) > 1 for i in key["questions"] for slot in slots
+    )
+
+
+def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(study, capsys):
+    key = study.make("--draw", 90, ask="verdicts")
+    pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
+    given = [{i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])} for k in range(2)]
+    last = list(key["questions"])[-1]
+    del given[0][last], given[1][last]["1"]  # nobody's verdict on its second aspect: it is left out
+    collected = study.collect(*map(study.result, ("Ann", "Bo"), given))
+    assert "of 44 between two verdicts one of these, by a coin that is fixed." in capsys.readouterr().out
+    assert collected["responses"] == file_hash(study.responses["Alpha"])
+    assert collected["verdicts"].keys() == key["questions"].keys() - {last}
+    for n, (one, other) in enumerate(pairs):
+        found = Counter(collected["verdicts"][i]["0"] for i in list(key["questions"])[n:-1:4])
+        assert found.keys() == ({one, other} if other - one == 1 else {1})
+        assert max(found.values()) <= 18 or other - one != 1  # of 22 or 23
+
 
 @needs_chromium
 def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, capsys):
@@ -198,7 +277,7 @@ def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, c
     ann.click("#undo")
     assert (ann.question(), ann.status()) == (wrong, "Ann: question 3, 2 of 6 done")
     ann.press("c")
-    ann.type("1 of these, but 2 <b>is</b> close")
+    page.send("Input.insertText", text="1 of these, but 2 <b>is</b> close")
     ann.press("u")
     ann.press("Escape")
     seen.append(ann.decide(plans[0]))
@@ -318,32 +397,6 @@ def test_a_browser_that_keeps_nothing_says_so_and_loses_nothing_until_it_is_clos
     assert [answer["id"] for answer in json.loads(rater.download().read_text())["answers"]] == [first, second]
 
 
-@needs_chromium
-def test_a_key_held_down_is_one_decision_and_two_tabs_do_not_lose_each_others(study, open_page):
-    study.make("--draw", 8)
-    page = open_page(study.page)
-    one = Rater(page, study.folder / "ratings")
-    one.click("#main button")
-    one.press("1", times=20)
-    assert one.status() == "Ann: question 2, 1 of 8 done"
-    other_page = open_page(study.page, profile=page.profile)
-    other = Rater(other_page, study.folder / "ratings")
-    other_page.send("Page.bringToFront")
-    for key, told in (("2", "question 3, 2 of 8 done"), ("0", "question 4, 3 of 8 done")):
-        other.press(key)
-        other.wait(lambda told=told: other.status() == f"Ann: {told}")
-    page.send("Page.bringToFront")
-    one.wait(lambda: one.status() == "Ann: question 2, 3 of 8 done")  # with the other tab's two
-    one.press("j")
-    one.press("j")
-    one.press("1")
-    values = [its["decisions"]["choice"]["value"] for its in json.loads(one.download().read_text())["answers"]]
-    assert values == [1, 2, 0, 1]
-
-
-# What is drawn
-
-
 def test_a_study_of_several_raters(study, capsys):
     study.records[0]["rubric_aspects"] = []
     study.responses = {"Alpha": study.respond("Alpha", rpg_1=None, rpg_2=" \n"), "Beta": study.respond("Beta")}
@@ -367,85 +420,6 @@ def test_a_study_of_several_raters(study, capsys):
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
     assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' ' Ann': give every rater a name")
-
-
-# What is collected
-
-
-def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study, capsys):
-    key = study.make("--draw", 40, "--overlap", 20)
-    rng = random.Random(0)
-    choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
-    files = [study.choose(name, its) for name, its in choices.items()]
-    capsys.readouterr()
-    collected = study.collect(*files)["choices"]
-    assert collected == {i: [its[i] for its in choices.values() if i in its] for i in key["questions"]}
-    both = [tuple(its) for its in collected.values() if len(its) == 2]
-    kappa = cohen_kappa_score(*zip(*both, strict=True))
-    out = capsys.readouterr().out
-    counts = Counter(majority(its) for its in collected.values())
-    p = scipy.stats.binomtest(counts["first"], counts["first"] + counts["second"]).pvalue
-    assert f"(exact, two-sided, without ties): Alpha {counts['first']}, Beta {counts['second']}, p = {p:.4f};" in out
-    assert f"| choice | Ann and Bo | 20 | 20 | {sum(a == b for a, b in both) / 20:.4f} | Cohen's kappa |" in out
-    assert f"{abs(kappa):.4f} | [" in out
-    more = {"group": None, "subgroup": None, "answered": [True, True], "result": "tie"}
-    more["details"] = [{"preferred": one} for one in ("first", "second")]
-    entries = [{"id": i, "question_sha256": i, **more} for i in key["questions"]]
-    scores = {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": entries}
-    words = ["--human_addr", str(study.folder / "collected.json"), "--evaluator", "Judge"]
-    words.append(study.write("pairs.json", scores))
-    assert compare_evaluators.main(words) == 0
-    assert f"Cohen's kappa of the two raters: {signed(kappa)} (the paper's two raters: " in capsys.readouterr().out
-    # It has the hashes of the answers that people saw, so scores of others are refused.
-    responses = [file_hash(study.responses["Alpha"]), "another's"]
-    manifest = {"settings": {"responses": responses}, "output_sha256": file_hash(words[-1])}
-    study.write("pairs.json.manifest.json", manifest)
-    with pytest.raises(UserError, match="scores other answers than the humans of"):
-        compare_evaluators.main(words)
-
-
-def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
-    key = study.make("--draw", 10, "--raters", "Ann", "Bo", "Cy", ask="aspects")
-    rng = random.Random(2)
-    slots = [*(f"{aspect}.{scale}" for aspect in "01" for scale in ("valid", "important", "evidence")), "complete"]
-    given = {name: {i: {slot: rng.randint(1, 5) for slot in slots} for i in ids} for name, ids in key["raters"].items()}
-    first = next(iter(key["questions"]))
-    given["Ann"][first]["complete"], given["Bo"][first]["complete"] = 5, 1
-    collected = study.collect(*[study.result(name, its) for name, its in given.items()])
-    out = capsys.readouterr().out
-    values = [[its[i][f"{a}.valid"] for its in given.values()] for i in key["questions"] for a in "01"]
-    ann, bo, _ = zip(*values, strict=True)
-    kappa = cohen_kappa_score(ann, bo, weights="quadratic", labels=range(1, 6))
-    rows = dict(re.findall(r"^\| valid \| ([^|]+) \| 10 \| 20 \| \S+ \| [^|]+ \| (\S+) \|", out, re.M))
-    assert list(rows) == ["Ann and Bo", "Ann and Cy", "Bo and Cy", "all 3"] and rows["Ann and Bo"] == signed(kappa)
-    assert rows["all 3"] == signed(krippendorffs_alpha([values[i : i + 2] for i in range(0, 20, 2)], steps=True).value)
-    assert collected["means"]["valid"] == pytest.approx(sum(map(sum, values)) / 60)
-    assert collected["ratings"][first]["complete"].items() >= {"Ann": 5, "Bo": 1}.items()
-    lines = re.findall(r"^\| (\w+_\d+) \| (\w+) \| (?:Question|cost|time)[^|]* \| (\d) \| (\d) \| (\d) \|$", out, re.M)
-    gaps = [max(map(int, its)) - min(map(int, its)) for _, _, *its in lines]
-    assert gaps == sorted(gaps, reverse=True) and gaps[0] == 4
-    assert len(lines) == sum(
-        len({its[i][slot] for its in given.values()}) > 1 for i in key["questions"] for slot in slots
-    )
-
-
-def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(study, capsys):
-    key = study.make("--draw", 90, ask="verdicts")
-    pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
-    given = {name: {i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])}
-             for k, name in enumerate(("Ann", "Bo"))}  # fmt: skip
-    last = list(key["questions"])[-1]
-    del given["Ann"][last], given["Bo"][last]["1"]  # nobody's verdict on its second aspect: it is left out
-    collected = study.collect(*[study.result(name, its) for name, its in given.items()])
-    assert "of 44 between two verdicts one of these, by a coin that is fixed." in capsys.readouterr().out
-    assert collected["responses"] == file_hash(study.responses["Alpha"])
-    assert collected["verdicts"].keys() == key["questions"].keys() - {last}
-    for n, (one, other) in enumerate(pairs):
-        found = Counter(collected["verdicts"][i]["0"] for i in list(key["questions"])[n:-1:4])
-        if other - one == 1:
-            assert found.keys() == {one, other} and 5 <= found[one] <= 18  # of 22 or 23
-        else:
-            assert found.keys() == {1}
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):
@@ -512,9 +486,6 @@ def test_the_key_of_a_study_is_not_replaced(study):
     words = ["--collect", result, "--key_addr", str(study.key_addr), "--output_addr", study.page]
     assert refusal(*words).startswith(f"{study.page}: ")
     assert (study.key_addr.read_bytes(), study.page.read_bytes()) == before
-
-
-# The coefficients
 
 
 def test_a_key_that_was_changed_is_refused(study):

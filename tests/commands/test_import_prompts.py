@@ -5,13 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import prompts
 from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
-from utils.benchmarks.lampqa import PUBLIC_CODE, aspect_messages, gold_plan
+from utils.benchmarks.lampqa import aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.import_prompts import main, read_prompts
 from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
-from utils.tables.notes import wording
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -246,7 +244,6 @@ LEAD_IN = "What (she) wants: a+b?\n"
     [
         (f"{LEAD_IN}- Cost\n- Time\n", False, ["Cost", "Time"], "strict"),
         (f"{LEAD_IN}- Cost\n- Tim", True, ["Cost"], "repaired"),
-        (f"\n{LEAD_IN}- Cost\n- Cost", False, ["Cost"], "repaired"),
         ("- Cost\n- Time", False, ["Cost", "Time"], "strict"),
         (LEAD_IN, False, None, "none"),
     ],
@@ -315,42 +312,18 @@ EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 def test_an_exact_prompt_is_all_that_stands_between_the_lines():
     prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
-    assert (prompt.system, prompt.user, prompt.exact, prompt.lead_in) == (" S \n\n", "\n{question}\n\n", True, None)
     assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
     assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")
     without = parse_prompt("lampqa/no_personalization", EXACT.removesuffix("[end]\n"), "f")
     assert (without.user, without.exact) == ("\n{question}", False)
-    empty = parse_prompt("lampqa/no_personalization", "[system]\n\n[user]\n{question}\n[end]", "f")
-    assert (empty.system, empty.user) == ("", "{question}")
-
-
-@pytest.mark.parametrize(
-    ("name", "target", "expected"),
-    [
-        ("planner", "Here:\n{plan} and so on", r"f: its \[assistant\] part must end with \{plan\}$"),
-        ("planner", "Here:", r"f: its \[assistant\] part: must hold each of \{plan\} exactly once"),
-        ("rag", "Here:\n{plan}", r"f: a prompt is a line \[system\], its text, a line \[user\], its text$"),
-    ],
-)
-def test_a_target_that_cannot_be_used(name, target, expected):
-    text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
-    with pytest.raises(UserError, match=f"^{expected}"):
-        parse_prompt(f"lampqa/{name}", text, "f")
+    for name, target, told in (
+        ("planner", "Here:\n{plan} and so on", r"\[assistant\] part must end with \{plan\}$"),
+        ("planner", "Here:", r"\[assistant\] part: must hold each of \{plan\} exactly once"),
+        ("rag", "Here:\n{plan}", r"a prompt is a line \[system\], its text, a line \[user\], its text$"),
+    ):
+        text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
+        with pytest.raises(UserError, match=f"^f: .*{told}"):
+            parse_prompt(f"lampqa/{name}", text, "f")
 
 
 # Whose words
-
-
-def test_every_wording_is_named():
-    ours = {"aspect_judge", "planner", "planpers", "pairwise_judge", "factoid_filter"}
-    papers = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
-    assert ours | papers == {path.stem for path in (prompts.FOLDER / "lampqa").glob("*.txt")}
-    for name in ours | papers:
-        digest = load_prompt(f"lampqa/{name}").digest
-        assert wording(name, digest) == ("our own" if name in ours else "the paper's")
-        assert wording(name, "0" * 64) == "another"
-        assert wording("no such prompt", digest) == "another"
-    assert sorted(PUBLIC_CODE) == NAMES
-    for name, digest in PUBLIC_CODE.items():
-        assert wording(name, digest) == "the public code's"
-        assert wording("direct_judge", digest) == "another"

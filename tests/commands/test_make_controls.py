@@ -1,7 +1,6 @@
 """make_controls.py: what stands in its files, and how they are judged and shown."""
 
 import json
-from pathlib import Path
 
 import pytest
 from api_server import Reply
@@ -84,18 +83,6 @@ def test_they_are_judged_as_any_system_and_stand_as_lines_in_the_report(study):
     assert society["controls"] == [["ceiling", 1], ["question", 0]]
 
 
-def test_a_control_is_judged_as_the_systems_are(files):
-    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
-    scores = files.scores("s.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]})
-    weighed = files.scores("w.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]}, probabilities={})
-    other = json.loads(Path(weighed).read_text()) | {"verdicts": "probability"}
-    weighed = files.write("w.json", other)
-    with pytest.raises(UserError, match="verdicts of aspect, probability, but"):
-        files.report("--system", "A", answers, scores, "--control", "Half", weighed)
-    with pytest.raises(UserError, match="--control: no system has scores to stand beside"):
-        files.report("--system", "A", answers, "--control", "Half", weighed)
-
-
 @pytest.mark.parametrize(
     ("answer", "half", "cut_at"),
     [
@@ -123,13 +110,3 @@ def test_what_cannot_be_made_is_refused(study):
     with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
         make(study.folder, responses="one.json")
     assert not (study.folder / "controls").exists()
-
-
-@needs_chromium
-def test_a_control_is_a_line_in_each_panel(files, open_page):
-    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
-    scores = files.scores("s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [1, 1]})
-    half = files.scores("h.json", {"rpg_1": [1, 0], "diy_2": [1], "law_3": [0, 0]})
-    page = open_page(files.report("--system", "A", answers, scores, "--control", "Half <b>", half))
-    row = "[...document.querySelectorAll('.panel .control')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
-    assert page.run(row) == ["Half <b> 0.25", "Half <b> 0.50", "Half <b> 0.00", "Half <b> 0.25"]
