@@ -11,7 +11,6 @@ from tiny_encoder import save_tiny_encoder
 from retrieval import rank_dataset
 from utils import download_datasets
 from utils.benchmarks import tasks
-from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
@@ -129,13 +128,3 @@ def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, time
     assert order_of(written, tmp_path / "by_hand.json", *flags) == dated
     assert order_of(timed, tmp_path / "plain.json", *flags, "--no-use_date") != dated
     assert not read_manifest(tmp_path / "plain.json")["settings"]["use_date"]
-
-
-def test_dates_are_asked_for_where_no_manifest_tells_the_setting(timed, tmp_path):
-    dated = order_of(timed, tmp_path / "dated.json", "--ranker", "bm25-okapi")
-    timed.with_name(timed.name + ".manifest.json").unlink()
-    assert order_of(timed, tmp_path / "plain.json", "--ranker", "bm25-okapi") != dated
-    assert order_of(timed, tmp_path / "asked.json", "--ranker", "bm25-okapi", "--use_date") == dated
-    source = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
-    with pytest.raises(UserError, match=r"topic\.json: --use_date: LongLaMP-topic has no dates to add; leave it out$"):
-        order_of(source, tmp_path / "out.json", "--ranker", "bm25", "--use_date")

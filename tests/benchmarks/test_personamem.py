@@ -14,15 +14,14 @@ from tiny_chat import make_tokenizer, save_tiny_chat
 
 import baselines
 import evaluate_responses
-from prompts import History, load_prompt
+from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table
+from utils import download_datasets
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
-from utils.generation.history import fit_history
 from utils.generation.turns import Accepts, find_accepts, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
@@ -165,12 +164,10 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
     [
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
-        (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
-        ([{"question_id": row["question_id"]} for row in change()], "record 0: no column 'persona_id'"),
         (V2, "of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k"),
     ],
 )
@@ -221,15 +218,9 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
             profile = record["profile"]
             assert (profile["unit"], profile["contexts"]) == (unit, "../PersonaMem_32k_contexts.jsonl")
             assert sorted(profile["order"]) == list(range(len(profile["order"]))) == list(range(len(read["profile"])))
-    again = tmp_path / "again.json"
-    flags = ["--ranker", "recency", "--input_dataset_addr", ranked["session"], "--output_dataset_addr", again]
-    rank_dataset.main(list(map(str, flags)))
-    for first, second in zip(records["session"], json.loads(again.read_text()), strict=True):
-        assert second["profile"]["order"] == first["profile"]["order"][::-1]
-    broken = json.loads(ranked["message"].read_text())
-    broken[0]["profile"]["order"] = [0, 1]
+    records["message"][0]["profile"]["order"] = [0, 1]
     path = ranked["message"].with_name("broken.json")
-    path.write_text(json.dumps(broken))
+    path.write_text(json.dumps(records["message"]))
     with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
 
@@ -319,47 +310,40 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
 # Letters
 
 
-def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsys):
+def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
-    requests = ask(server, dataset, out, "--num_generated_outputs", 4, "--seed", 7)
-    answers = json.loads(out.read_text())
-    shown = [output["shown"] for its in answers.values() for output in its[1:]]
-    assert len(set(shown)) > 12 and all(sorted(letters) == list(LETTERS) for letters in shown)
-    assert all("shown" not in its[0] and its[0]["output"] == "b" for its in answers.values())
-    for its in answers.values():
-        assert [output["output"] for output in its[1:]] == [output["shown"][1] for output in its[1:]]
-    records = {record["id"]: record for record in json.loads(dataset.read_text())}
+    requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
     texts = [messages[-1]["content"] for messages in requests]
-    for key, its in answers.items():
-        for output in its[1:]:
-            options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
-            assert sum(options_text(options) in text for text in texts) >= 1
-    assert "0 chose (a), 96 chose (b), 0 chose (c), 0 chose (d), 50 % of prompt tokens" in capsys.readouterr().out
+    answers, shown = json.loads(out.read_text()), set()
+    records = {record["id"]: record for record in json.loads(dataset.read_text())}
+    for key, [first, output] in answers.items():
+        assert "shown" not in first and first["output"] == "b" and output["output"] == output["shown"][1]
+        assert sorted(output["shown"]) == list(LETTERS)
+        shown.add(output["shown"])
+        options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
+        assert any(options_text(options) in text for text in texts)
+    assert len(shown) > 8
     assert vary(records[FIRST], 2, 7).record == vary(records[FIRST], 2, 7).record != vary(records[FIRST], 2, 8).record
 
 
-def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
+def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     texts = ["<final_answer>(b)", "a pity; my choice: b", "no idea", "(a) or (b)"]
     order = [record["id"] for record in json.loads(dataset.read_text())]
     server.reply = lambda request: Reply(texts[order.index(question_of(request["messages"])["question_id"]) % 4])
-    out = tmp_path / "out.json"
+    out, found = tmp_path / "out.json", []
     ask(server, dataset, out, "--max_retries", 0, code=1)  # half of the answers have no letter
     for reading in ([], ["--reading", "official"]):
         scores = tmp_path / f"scores{len(reading)}.json"
         flags = ["--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores, *reading]
         assert evaluate_responses.main(list(map(str, flags))) == 0
-    ours, official = (json.loads((tmp_path / f"scores{n}.json").read_text()) for n in (0, 2))
-    targets = {key: row["correct_answer"][1] for key, row in ROWS.items()}
-    by_text = [[key for number, key in enumerate(order) if number % 4 == kind] for kind in range(4)]
-    right = sum(targets[key] == "b" for key in by_text[0] + by_text[1])
-    assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (right / 24, 12, 1.0)
+        found.append(json.loads(scores.read_text()))
+    ours, official = found
+    right = [sum(ROWS[key]["correct_answer"] == "(b)" for key in order[kind::4]) for kind in (0, 1)]
+    assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (sum(right) / 24, 12, 1.0)
     # Its article is a letter to the public rule, so two letters are in the second text.
-    assert official["score"] == sum(targets[key] == "b" for key in by_text[0]) / 24
+    assert official["score"] == right[0] / 24
     assert official["strategy"] == "accuracy-official" and official["num_unanswered"] == 0
     assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
-    table = ["--system", "whole", tmp_path / "scores0.json"]
-    assert make_table.main(list(map(str, table))) == 0
-    assert "| revisit_reasons_behind_preference_updates |" in capsys.readouterr().out
 
 
 # Likelihood
@@ -504,19 +488,6 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
-
-
-def test_a_tokenized_history_fills_its_budget(chat):
-    messages = next(iter(HISTORIES.values()))
-    others = [[place] for place, one in enumerate(messages) if one["role"] != "system"]
-    history = History(messages, [0], others[::-1])
-    prompt, values = load_prompt("personamem/choice"), {"question": "q?", "options": "(a) x"}
-    sizes = [len(chat.render(prompt.messages(turns=history.first(n), **values))) for n in range(len(others) + 1)]
-    for budget in (100, 700, 2500):
-        fitted = fit_history(prompt, history, chat, budget, **values)
-        most = max((n for n, size in enumerate(sizes) if size <= budget), default=None)
-        assert (fitted and fitted.num_contexts_used) == most
-        assert fitted is None or len(fitted.prompt) == sizes[most]
 
 
 # With a real engine
