@@ -1,7 +1,6 @@
 """Posts as they are read from dumps and from SE-PQA, and found again by author."""
 
 import json
-import os
 import sqlite3
 import tracemalloc
 from collections import Counter
@@ -283,18 +282,6 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     index.fill([one, two])
     assert "made anew" in capsys.readouterr().err
     assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
-
-
-@pytest.mark.parametrize(
-    ("name", "make"), [("cooking/Users.xml", os.mkfifo), ("data.jsonl", lambda path: path.symlink_to("/dev/zero"))]
-)
-def test_an_input_that_may_never_end_is_refused(tmp_path, name, make):
-    paths = [write_dump(tmp_path, question(1), "cooking"), tmp_path / "data.jsonl"]
-    (tmp_path / "data.jsonl").write_text(sepqa())
-    (tmp_path / name).unlink(missing_ok=True)
-    make(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name}: a pipe or a device; give a regular file"):
-        PostIndex(tmp_path / "posts.sqlite").fill(paths)
 
 
 @pytest.mark.parametrize(

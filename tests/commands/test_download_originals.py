@@ -350,18 +350,3 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
 
 
 # Large files
-
-
-PEAK = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read()))"
-
-
-def test_memory_does_not_grow_with_the_file(download, server):
-    peaks = []
-    for num_bytes in (12_000_000, 48_000_000):
-        server.files |= large(num_bytes)
-        shutil.rmtree(download.cache, ignore_errors=True)
-        printed, _ = download.run("LaMP-4", "--source_url", server.url, "--overwrite", do=f"{HURRY}; {PEAK}")
-        assert len(download.records(split="train")) > num_bytes // 50_000
-        shutil.rmtree(download.data)
-        peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", printed)[1]))
-    assert peaks[1] < peaks[0] + 20_000

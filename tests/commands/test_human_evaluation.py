@@ -378,25 +378,6 @@ def test_what_is_drawn_has_the_groups_in_proportion_and_half_of_a_groups_pairs_s
     assert len({tuple(i for i in its if i in drawn[:12]) for its in shares.values()}) == 3  # each has its own order
 
 
-@needs_chromium
-def test_a_browser_that_keeps_nothing_says_so_and_loses_nothing_until_it_is_closed(study, open_page):
-    study.make("--draw", 4)
-    page = open_page(study.page)
-    page.run("Storage.prototype.setItem = () => { throw new Error('full') }")
-    rater = Rater(page, study.folder / "ratings")
-    rater.click("#main button")
-    rater.press("1")
-    assert page.texts("#said")[0].startswith("This browser keeps nothing of this page: download the result before")
-    rater.click("#who")
-    rater.click("#main button", 1)
-    assert rater.status() == "Bo: question 1, 0 of 4 done"
-    rater.click("#who")
-    [first, second, *_] = json.loads(study.key_addr.read_text())["raters"]["Ann"]
-    rater.load(study.result("Ann", {second: {"choice": 2}}))
-    assert rater.status() == "Ann: question 3, 2 of 4 done"
-    assert [answer["id"] for answer in json.loads(rater.download().read_text())["answers"]] == [first, second]
-
-
 def test_a_study_of_several_raters(study, capsys):
     study.records[0]["rubric_aspects"] = []
     study.responses = {"Alpha": study.respond("Alpha", rpg_1=None, rpg_2=" \n"), "Beta": study.respond("Beta")}

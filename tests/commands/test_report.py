@@ -302,33 +302,6 @@ def test_filters_search_and_keys(files, open_page):
         assert page.run("document.querySelector('[aria-current]').hash") == place
 
 
-GAPS = """
-[...document.querySelectorAll('.pair li')].map((line) => [line.querySelector('strong').textContent,
-  line.querySelector('a').hash, ...[...line.querySelectorAll('.points')].map((part) => part.textContent)].join(' '))
-"""  # the difference, the question, the scores
-
-
-@needs_chromium
-def test_largest_differences_lead_to_their_questions(files, open_page):
-    arguments = []
-    for name, verdicts in [
-        ("one", {"rpg_1": [2, 2], "law_3": [0, 0], "diy_2": [1]}),
-        ("two", {"rpg_1": [2, 1], "law_3": [2, 1], "diy_2": [1]}),
-        ("three", {"rpg_1": [0, 0], "law_3": [None, 0], "diy_2": [2]}),
-    ]:
-        answers = files.responses(f"{name}.json", dict.fromkeys(verdicts, "x"))
-        arguments += ["--system", name, answers, files.scores(f"{name}_s.json", verdicts)]
-    page = open_page(files.report(*arguments))
-    assert page.run("[$('first').value, $('second').value]") == ["0", "2"]
-    assert page.run(GAPS) == ["+1.00 #rpg_1 A 1.00 C 0.00", "+0.50 #diy_2 A 0.50 C 1.00"]
-    [count] = page.texts("#differences > p")
-    assert count == "Of 2 questions with a score of both: 1 where A is higher, 1 where C is, 0 where they are equal."
-    page.set("second", "1")
-    assert page.run(GAPS) == ["+0.25 #rpg_1 A 1.00 B 0.75", "+0.75 #law_3 A 0.00 B 0.75"]
-    page.run("new Promise((go) => { addEventListener('hashchange', go); document.querySelector('.pair a').click(); })")
-    assert page.run("document.querySelector('h2').textContent") == "Question rpg_1?"
-
-
 @needs_chromium
 def test_whatever_was_written_changes_nothing(files, open_page):
     """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""

@@ -67,29 +67,6 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
     assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
 
 
-def place_of(row):
-    return row.columns["persona_id"], row.columns["topic"], row.entry["period"]
-
-
-def test_of_equal_blocks_every_seed_asks_all_about_ts_last_one_and_one_per_type_about_the_others(tmp_path):
-    folder = save(tmp_path / "in", make_inputs(1, 2, counts=(12, 8, 8, 8), lengths=(1, 1)))
-    parts = [parts_of(folder, "32k", 2, seed)[1] for seed in range(8)]
-    ids = [row.columns["question_id"] for part in parts for row in part.rows]
-    assert len({*ids}) == len(ids)
-    asked = {}
-    for part in parts:
-        [last] = {place_of(row) for row in part.rows if row.entry["place"]}
-        own = {row.entry["id"] for row in part.rows if place_of(row) == last}
-        others = sorted((*place_of(row), row.entry["type"]) for row in part.rows if place_of(row) != last)
-        assert asked.setdefault(last, (own, others)) == (own, others)
-        assert {*Counter(others).values()} == {2}  # a pair
-    entries = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
-    for (persona, topic, period), (own, _) in asked.items():
-        its = entries[f"{persona}/{topic}"]["value"]
-        assert period == "next_year" and own == {entry["id"] for entry in its if entry["period"] == period}
-    assert len(asked) == 2  # each topic may be T
-
-
 # Small ones, by hand
 
 

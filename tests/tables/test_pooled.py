@@ -1,18 +1,13 @@
-"""Intervals, tests and tables of scores that are no means of their questions': macro F1 and RMSE; and of errors."""
+"""Intervals and tests of scores that are no means of their questions': macro F1 and RMSE."""
 
 import itertools
-import json
 import math
 import random
 
 import numpy as np
 import pytest
 
-from utils import make_table
-from utils.benchmarks import tasks
-from utils.records.scores import read_scores, score_file
 from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
-from utils.scoring.verdicts import no_answer
 from utils.tables import clusters
 from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import bootstrap_interval, mean_over_strata, permutation_test
@@ -78,54 +73,6 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     score = ROOT_MEAN_SQUARE.score(errors)
     expected = [score + (error**2 - score**2) / 2 / score for error in (1, 3)]
     assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
-
-
-# Tables
-
-
-@pytest.fixture
-def table_of(tmp_path, capsys):
-    """A table of systems, given by name with their answers, against the first of them."""
-
-    def make(task_name, strategy, targets, systems, *arguments):
-        task = tasks()[task_name]
-        metric = task.metrics[strategy]
-        records = [{"id": str(i), "question": "?", "target": target} for i, target in enumerate(targets)]
-        given = []
-        for name, answers in systems.items():
-            verdicts = {
-                (record["id"], 0): no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
-                for record, answer in zip(records, answers, strict=True)
-            }
-            path = tmp_path / f"{name}.json"
-            path.write_text(json.dumps(score_file(task, strategy, records, set(), verdicts)))
-            read_scores(path)
-            given += ["--system", name, str(path)]
-        capsys.readouterr()
-        assert make_table.main([*given, "--baseline", next(iter(systems)), *arguments]) == 0
-        return capsys.readouterr().out
-
-    return make
-
-
-RATINGS = [str(1 + i % 5) for i in range(40)]
-NEAR = [rating if i % 4 else "3" for i, rating in enumerate(RATINGS)]
-FAR = ["3"] * 39 + [None]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "means", "test"),
-    [("MAE", ("1.2500", "0.3000"), "t-test"), ("RMSE", ("1.5166", "0.7071"), "permutation test")],
-)
-def test_of_errors_the_lowest_is_best(strategy, means, test, table_of):
-    """Of 40 ratings, 8 of each: errors 2, 1, 0, 1, 2 but for one answer that is missing, 4; and 2, 2, 1, 0, 1 twice."""
-    text = table_of("LaMP-3", strategy, RATINGS, {"far": FAR, "near": NEAR}, "--holm")
-    far, near = means
-    assert f"| far | {far} | 40 | 1 |" in text
-    assert f"| near | **{near}**† | 40 | 0 |" in text
-    assert f"†: better than far (two-sided paired {test}, p < 0.05, Holm's correction over 1 comparison)." in text
-    assert "far: 1 question without an answer, which counts as the rating that is farthest off." in text
-    assert "Scores are errors: lower is better." in text
 
 
 def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():

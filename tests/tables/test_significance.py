@@ -1,4 +1,4 @@
-"""The paired statistics: by hand, against SciPy, on simulated systems, and where there is next to nothing to test."""
+"""The paired statistics: by hand, against SciPy, and where there is next to nothing to test."""
 
 import itertools
 import math
@@ -107,12 +107,6 @@ def test_interval_is_that_of_all_resamples(strata):
     low, high = bootstrap_interval(strata)
     assert np.quantile(means, 0.02) - 1e-12 <= low <= np.quantile(means, 0.03) + 1e-12
     assert np.quantile(means, 0.97) - 1e-12 <= high <= np.quantile(means, 0.98) + 1e-12
-
-
-# Simulated systems. The bounds are four standard errors wide.
-
-
-# Cost
 
 
 def test_means_and_t_tests_by_hand():
