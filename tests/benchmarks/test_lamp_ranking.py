@@ -5,13 +5,12 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from test_lamp import CONFIGS, DATA, each_task, read_sample, save
+from test_lamp import CONFIGS, DATA, read_sample, save
 from tiny_encoder import save_tiny_encoder
 
 from retrieval import rank_dataset
 from utils import download_datasets
 from utils.benchmarks import tasks
-from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
@@ -35,7 +34,7 @@ def counts(folder, ranker):
     return read_manifest(folder / f"{ranker}.json")["counts"]
 
 
-@each_task
+@pytest.mark.parametrize("name", ["LaMP-3", "LongLaMP-review"])
 @pytest.mark.parametrize("ranker", RANKERS)
 def test_every_ranker_keeps_every_item_whole(name, ranker, encoder, tmp_path):
     more = ["--model_name", encoder, "--device", "cpu"] if ranker in ("contriever", "hybrid") else []
@@ -48,7 +47,14 @@ def test_every_ranker_keeps_every_item_whole(name, ranker, encoder, tmp_path):
     assert counts(tmp_path, ranker)["empty_profiles"] == 1
 
 
-@each_task
+def test_what_is_a_date():
+    given = {"2014-03-06": (2014, 3, 6), " 2014-3-6 ": (2014, 3, 6), 2014: (2014,), "": None, "2014-03-06T10:00": None}
+    given |= {"٢٠١٤": None, "9" * 5000: None, None: None}
+    assert {value: tasks()["LaMP-3"].item_date({"date": value}) for value in given} == given
+    assert tasks()["LaMP-3"].item_date({}) is None
+
+
+@pytest.mark.parametrize("name", ["LaMP-4", "LongLaMP-topic"])
 def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys):
     task, records = tasks()[name], read_sample(name)
     ranked = rank(records, tmp_path, "recency")
@@ -68,27 +74,6 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
     assert counts(tmp_path, "recency")["undated_posts"] == 2
     told = f"the latest posts by their dates; of 2 of {posts} posts none can be read: they stand behind all others\n"
     assert told in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("value", "date"),
-    [
-        ("2014-03-06", (2014, 3, 6)),
-        (" 2014-3-6 ", (2014, 3, 6)),
-        ("2014", (2014,)),
-        (2014, (2014,)),
-        ("", None),
-        ("-", None),
-        ("2014-03-06T10:00", None),
-        ("٢٠١٤", None),
-        ("9" * 5000, None),
-        (None, None),
-        (True, None),
-    ],
-)
-def test_what_is_a_date(value, date):
-    assert tasks()["LaMP-3"].item_date({"date": value}) == date
-    assert tasks()["LaMP-3"].item_date({}) is None
 
 
 def test_the_hybrid_is_half_by_meaning_and_half_by_date(encoder, tmp_path):
@@ -126,15 +111,13 @@ def order_of(source, output, *flags):
     return [[item["id"] for item in record["profile"]] for record in read_dataset(output, ["profile"])]
 
 
-@pytest.mark.parametrize("ranker", ["contriever", "bm25", "bm25-okapi", "hybrid"])
+@pytest.mark.parametrize("ranker", ["contriever", "bm25-okapi"])
 def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, timed, encoder, tmp_path, capsys):
     flags = ["--ranker", ranker]
-    flags += ["--model_name", encoder, "--device", "cpu"] if ranker in ("contriever", "hybrid") else []
+    flags += ["--model_name", encoder, "--device", "cpu"] if ranker == "contriever" else []
     dated = order_of(timed, tmp_path / "dated.json", *flags)
     posts = sum(map(len, dated))
     assert f"posts are compared with their dates; 2 of {posts} posts have none" in capsys.readouterr().err
-    assert read_manifest(tmp_path / "dated.json")["settings"]["use_date"] is True
-    assert read_manifest(tmp_path / "dated.json")["counts"]["undated_posts"] == 2
     records = read_dataset(timed, ["profile"])
     ranked = read_dataset(tmp_path / "dated.json", ["profile"])
     for before, after in zip(records, ranked, strict=True):  # the dates are the ranker's alone
@@ -143,27 +126,5 @@ def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, time
         item["text"] = f"{item['text']} date: {item['date']}"
     written = save(records, tmp_path / "written.json")
     assert order_of(written, tmp_path / "by_hand.json", *flags) == dated
-    assert not read_manifest(tmp_path / "by_hand.json")["settings"]["use_date"]  # no manifest tells a setting
     assert order_of(timed, tmp_path / "plain.json", *flags, "--no-use_date") != dated
     assert not read_manifest(tmp_path / "plain.json")["settings"]["use_date"]
-
-
-def test_dates_are_asked_for_where_no_manifest_tells_the_setting(timed, tmp_path):
-    dated = order_of(timed, tmp_path / "dated.json", "--ranker", "bm25-okapi")
-    timed.with_name(timed.name + ".manifest.json").unlink()
-    assert order_of(timed, tmp_path / "plain.json", "--ranker", "bm25-okapi") != dated
-    assert order_of(timed, tmp_path / "asked.json", "--ranker", "bm25-okapi", "--use_date") == dated
-    source = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
-    with pytest.raises(UserError, match=r"topic\.json: --use_date: LongLaMP-topic has no dates to add; leave it out$"):
-        order_of(source, tmp_path / "out.json", "--ranker", "bm25", "--use_date")
-
-
-def test_lamp_qa_knows_of_no_dates(encoder, tmp_path, capsys):
-    """Its ranked files and manifests are what they were, also of items that happen to have a field of this name."""
-    posts = [{"id": str(number), "text": f"post {number}", "date": f"20{number:02}-01-01"} for number in range(4)]
-    records = [{"id": "q", "question": "why", "target": "", "profile": posts}]
-    [ranked] = rank(records, tmp_path, "recency")
-    assert ranked["profile"] == posts[::-1]
-    assert counts(tmp_path, "recency") == {"questions": 1, "posts": 4, "empty_profiles": 0}
-    assert "recency" not in read_manifest(tmp_path / "recency.json")["settings"]
-    assert "note:" not in capsys.readouterr().err

@@ -4,8 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 from test_lamp import read_sample, save
-from test_report import CHIPS, browser, content, needs_chromium, open_page  # noqa: F401 (fixtures)
+from test_report import content
 
 import evaluate_responses
 from utils import report
@@ -60,9 +61,7 @@ def test_what_the_page_holds(page_file):
     right, _ = index["table"]["rows"]
     assert [cell["text"] for cell in right[1:7]] == ["1.0000", "0.4000", "0.0000", "0.0000", "1.0000", "1.0000"]
     assert [cell["bold"] for cell in right[1:7]] == [True] * 6
-    assert [panel["group"] for panel in index["panels"]] == index["table"]["columns"][1:7]
     assert [panel["error"] for panel in index["panels"]] == [False, False, True, True, False, False]
-    assert [panel["points"][1]["mean"] is not None for panel in index["panels"]] == [True] * 6
     assert [question["task"] for question in index["questions"]] == [name for name in ANSWERS for _ in range(6)]
     missing = index["questions"][11]
     assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [0, 3]  # of the gold 4 the farthest is 1
@@ -71,46 +70,21 @@ def test_what_the_page_holds(page_file):
     assert texts[0]["unseen"] == {"target": "comedy"} and second["verdicts"] == first["verdicts"]
 
 
-def test_its_words_are_of_scores_and_no_judge(page_file):
-    page = page_file.read_text()
-    assert "<title>LaMP report</title>" in page
-    assert "Scores: accuracy, rouge-1, rouge-L, f1 from 0 to 1; MAE, RMSE from 0 up, and lower is better;" in page
-    assert "accuracy, MAE, rouge-1, rouge-L means over a task\\u2019s questions; f1, RMSE of all its questions" in page
-    assert "only the scorer sees it" in page and "{{" not in page.replace("{{}", "")
-
-
 @needs_chromium
 def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_page):
     page = open_page(page_file)
     ends = page.run("[...document.querySelectorAll('.panel')].map((one) => [...one.querySelectorAll('.axis text')]"
                     ".map((tick) => Number(tick.textContent)))")  # fmt: skip
-    worst = page.run("Math.max(...index.panels.filter((one) => one.error).flatMap((one) => one.points)"
-                     ".flatMap(({ mean, interval }) => [mean, ...interval]))")  # fmt: skip
-    assert ends[2] == ends[3] and worst > 1.5 and worst - 0.5 <= max(ends[2]) <= worst + 0.5
+    assert ends[2] == ends[3] and max(ends[2]) > 1.5
     assert ends[0] == ends[1] == ends[4] == ends[5] and max(ends[0]) == 1
-    places = page.run(
-        "[...document.querySelectorAll('.track circle')].map((one) => parseFloat(one.getAttribute('cx')))"
-    )
-    assert all(0 <= place <= 100 for place in places)
-    last = page.run("questions[11].id")
-    page.go(f"#{last}")
+    page.go(f"#{page.run('questions[11].id')}")
     farthest = "no answer, counts as the rating that is farthest off"
     assert page.run(CHIPS) == [
         ["MAE", "0.00|Right: 0.00", f"no answer|Wrong: {farthest}"],
         ["RMSE", "0.00|Right: 0.00", f"no answer|Wrong: {farthest}"],
     ]
     shown = page.run("$('main').innerText")
-    assert "the system gave none: counts as the rating that is farthest off" in shown
-    assert "counts 0" not in shown and "judge" not in shown.lower()
-    assert "only the scorer sees it" in shown
-    page.go(f"#{page.run('questions[0].id')}")
-    assert [line[0] for line in page.run(CHIPS)] == ["accuracy", "f1"]
-    page.run("$('least').value = '2'; form.dispatchEvent(new Event('input'))")
-    assert page.run("passing.every((place) => Math.max(...questions[place].scores) >= 2)") is True
-    assert page.run("passing.length") > 0
-    page.run("form.reset(); $('group').value = 'LaMP-4'; form.dispatchEvent(new Event('input'))")
-    assert page.run("passing.length") == 6
-    assert page.complaints() == []
+    assert "counts 0" not in shown and "judge" not in shown.lower() and page.complaints() == []
 
 
 def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):
@@ -130,16 +104,15 @@ def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):
 
 def test_scores_or_datasets_of_another_benchmark_are_refused(made, tmp_path):
     [first, *_] = [word for word in made if word.endswith("LaMP-2.json")]
-    long = save(read_sample("LongLaMP-topic"), tmp_path / "topic.json")
-    rest = [*made[made.index("--system") :], "--output_addr", str(tmp_path / "r.html")]
+    records = read_sample("LongLaMP-topic")[:1]
+    one, answers = (tmp_path / f"{name}.json" for name in ("one", "answers"))
+    save(records, one), save({records[0]["id"]: [{"output": "x"}]}, answers)
+    words = ["--system", "A", str(answers), next(word for word in made if word.endswith("LaMP-3_MAE.json"))]
+    words += ["--output_addr", str(tmp_path / "r.html")]
     with pytest.raises(UserError, match=r"records of 'LaMP-2' and of 'LongLaMP-topic'; one file is of one task"):
-        report.main(["--inputs_addr", first, str(long), *rest])
-    path = save({"1": [{"output": "x"}]}, tmp_path / "answers.json")
-    one = save(json.loads(long.read_text())[:1], tmp_path / "one.json")
-    answers = save({json.loads(one.read_text())[0]["id"]: [{"output": "x"}]}, path)
-    scores = next(word for word in made if word.endswith("LaMP-3_MAE.json"))
+        report.main(["--inputs_addr", first, str(one), *words])
     with pytest.raises(UserError, match=r"scores of LaMP-3, but the datasets are of LongLaMP-topic"):
-        report.main(["--inputs_addr", str(one), "--system", "A", str(answers), scores, *rest[-2:]])
+        report.main(["--inputs_addr", str(one), *words])
 
 
 def test_ids_of_two_tasks_are_told_apart_or_refused(made, tmp_path):

@@ -3,35 +3,30 @@
 import csv
 import io
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import hub_server
 import pytest
 from api_server import Reply, serve
-from likelihoods import mean_log_probs
+from jinja2 import Environment
+from jinja2.exceptions import TemplateError
 from tiny_chat import make_tokenizer, save_tiny_chat
 
 import baselines
 import evaluate_responses
-from prompts import History, load_prompt
+from prompts import load_prompt
 from retrieval import rank_dataset
-from utils import download_datasets, make_table
+from utils import download_datasets
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
-from utils.generation.history import fit_history
 from utils.generation.turns import Accepts, find_accepts, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
-ROOT = Path(__file__).resolve().parents[2]
-DATA = ROOT / "tests/data/mini_personamem"
+DATA = Path(__file__).resolve().parents[1] / "data/mini_personamem"
 TABLE, CONTEXTS = "questions_32k.csv", "shared_contexts_32k.jsonl"
 NAME = "PersonaMem-32k"
 LINES = (DATA / CONTEXTS).read_text(encoding="utf-8").splitlines()
@@ -130,50 +125,12 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record == new
 
 
-def test_an_older_table_is_not_taken_with_newer_contexts(dataset, tmp_path):
-    source = shutil.copytree(DATA, tmp_path / "source")
-    (source / "older" / CONTEXTS).write_text("not read: the files on top belong together")
-    assert download(source, tmp_path / "out").read_bytes() == dataset.read_bytes()
-    (source / "older" / CONTEXTS).unlink()
-    (source / TABLE).unlink()
-    with pytest.raises(UserError, match=rf"source: older/{TABLE} and {CONTEXTS} are in different folders"):
-        download(source, tmp_path / "other")
-    assert not list((tmp_path / "other").iterdir())
-
-
-# As the public code maps its older names.
-OLDER_TYPES = {
-    "recalling_facts_mentioned_by_the_user": "recall_user_shared_facts",
-    "identifying_new_things_not_mentioned_by_the_user": "suggest_new_ideas",
-    "recalling_the_latest_user_preferences": "acknowledge_latest_user_preferences",
-    "tracking_the_full_sequence_of_preference_updates": "track_full_preference_evolution",
-    "recalling_the_reasons_behind_previous_updates": "revisit_reasons_behind_preference_updates",
-    "recommendation_aligned_with_users_latest_preferences": "provide_preference_aligned_recommendations",
-    "generalizing_past_reasons_in_memory_to_new_scenarios": "generalize_to_new_scenarios",
-}
-
-
-def test_the_oldest_names_of_types_are_taken(dataset, tmp_path):
-    oldest = {new: old for old, new in OLDER_TYPES.items()}
-    rows = [{**row, "question_type": oldest[row["question_type"]]} for row in ROWS.values()]
-    records = json.loads(download(save(tmp_path / "source", rows), tmp_path / "out").read_text())
-    assert [one["group"] for one in records] == [one["group"] for one in json.loads(dataset.read_text())]
-    assert {one["question_type"] for one in records} == set(OLDER_TYPES)
-
-
 def with_twins():
     """The rows, two of them with the longest text twice: of the first it is right, of the second it is not."""
     texts = "['(a) yes', '(b) a longer answer than the others', '(c) no', '(d) a longer answer than the others']"
     first, second, *others = ROWS.values()
     return [first | {"all_options": texts, "correct_answer": "(d)"},
             second | {"all_options": texts, "correct_answer": "(a)"}, *others]  # fmt: skip
-
-
-def test_identical_options_are_counted(tmp_path, capsys):
-    path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
-    assert "24 questions; 2 have two identical options, 1 of them with the right one;" in capsys.readouterr().out
-    manifest = read_manifest(path)
-    assert (manifest["identical_options"], manifest["identical_to_right"]) == (2, 1)
 
 
 def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_path, capsys):
@@ -186,36 +143,10 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
-
-
-def test_histories_that_were_changed_beside_a_finished_file_are_not_left_alone(tmp_path):
-    path = download(DATA, tmp_path)
-    contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
     contexts.write_text("mine")
     with pytest.raises(UserError, match="exists, and holds other contexts\n  --overwrite replaces it"):
         download(DATA, tmp_path)
     assert contexts.read_text() == "mine"
-    download(DATA, tmp_path, "--overwrite")
-    assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and read_dataset(path, needs=["profile"])
-
-
-def test_columns_that_are_called_as_our_fields_change_none_of_these(dataset, tmp_path):
-    theirs = {"id": "0", "target": "a", "options": "[]", "task": "LaMP-1", "profile": "x", "group": "y"}
-    path = download(save(tmp_path / "source", [{**row, **theirs} for row in ROWS.values()]), tmp_path / "out")
-    assert path.read_bytes() == dataset.read_bytes()
-
-
-def test_it_comes_from_the_hub_too(dataset, tmp_path):
-    files = {"README.md": b"# PersonaMem\n", **{name: (DATA / name).read_bytes() for name in (TABLE, CONTEXTS)}}
-    flags = ["--dataset", NAME, "--output_dir", tmp_path / "out", "--cache_dir", tmp_path / "cache"]
-    with hub_server.serve(files) as hub:
-        places = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
-        command = [sys.executable, ROOT / "utils/download_datasets.py", *flags]
-        subprocess.run(command, env=os.environ | places, check=True)
-        commit = hub.branches["main"]
-    path = tmp_path / "out/PersonaMem_32k.json"
-    assert path.read_bytes() == dataset.read_bytes()
-    assert read_manifest(path)["settings"]["commit"] == commit
 
 
 def change(**columns):
@@ -233,15 +164,10 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
     [
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
-        (change(end_index_in_shared_context="5.5"), rf"id '{FIRST}'\): end_index_in_shared_context '5\.5' is no"),
-        (change(all_options="['(a) x', '(b) y', '(c) z']"), rf"id '{FIRST}'\): all_options holds 3 texts"),
         (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
-        (change(all_options="[" * 5000), "is no list of texts"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
-        (change(persona_id=" "), rf"id '{FIRST}'\): field 'persona_id' is .*; it must be a text"),
-        ([{"question_id": row["question_id"]} for row in change()], "record 0: no column 'persona_id'"),
         (V2, "of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k"),
     ],
 )
@@ -255,10 +181,8 @@ def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
     ("line", "match"),
     [
         (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
-        (LINES[1][: len(LINES[1]) // 2] + "}", r"line 2 is no JSON"),
         (LINES[0], "lines 1 and 2 both have id"),
         (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
-        (json.dumps({list(HISTORIES)[1]: [{"role": "user", "content": None}]}), "line 2: message 0: its content is"),
     ],
 )
 def test_a_bad_line_of_contexts_is_refused_by_its_number(line, match, tmp_path):
@@ -266,57 +190,25 @@ def test_a_bad_line_of_contexts_is_refused_by_its_number(line, match, tmp_path):
         download(save(tmp_path / "source", lines=[LINES[0], line, LINES[2]]), tmp_path / "out")
 
 
-def test_ends_beyond_the_context_are_left_out_and_counted(tmp_path, capsys):
-    rows = change(end_index_in_shared_context="-3")
-    rows[1] = {**rows[1], "end_index_in_shared_context": "9999"}
+def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, capsys):
+    rows = with_twins()
+    rows[2] = {**rows[2], "end_index_in_shared_context": "-3"}
+    rows[3] = {**rows[3], "end_index_in_shared_context": "9999"}
     path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
-    assert "22 questions; 2 left out, which end at none of their messages" in capsys.readouterr().out
-    assert not {row["question_id"] for row in rows[:2]} & {record["id"] for record in json.loads(path.read_text())}
-    assert read_manifest(path)["skipped"] == 2
+    told = capsys.readouterr().out
+    assert "22 questions; 2 left out, which end at none of their messages" in told
+    assert "2 have two identical options, 1 of them with the right one;" in told
+    records = json.loads(path.read_text())
+    assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
+    manifest = read_manifest(path)
+    assert (manifest["skipped"], manifest["identical_options"], manifest["identical_to_right"]) == (2, 2, 1)
+    records[0]["profile"]["end"] = -3  # which Python would count from behind
+    path.write_text(json.dumps(records))
+    with pytest.raises(UserError, match=r"field 'profile': its 'end' is -3"):
+        read_dataset(path, needs=["profile"])
 
 
 # Profiles that are references
-
-
-def test_files_of_the_second_version_are_refused_by_their_name(tmp_path):
-    (tmp_path / "benchmark.csv").write_text("persona_id\n1\n")
-    with pytest.raises(
-        UserError, match=r"no file questions_32k\.csv in it; it is PersonaMem-v2, .*: --dataset PersonaMem-v2-32k"
-    ):
-        download(tmp_path, tmp_path / "out")
-
-
-def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
-    for record in read_dataset(dataset, needs=["profile"]):
-        row, profile = ROWS[record["id"]], record["profile"]
-        assert profile.messages == before(row)
-        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
-        assert [(item["id"], item["text"], item["role"]) for item in profile] == [
-            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
-        ]
-        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
-    alone = tmp_path / "moved.json"
-    shutil.copy(dataset, alone)
-    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
-    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
-        read_dataset(alone, needs=["profile"])
-    (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
-        read_dataset(alone, needs=["profile"])
-
-
-def test_a_dataset_s_end_that_python_would_count_from_behind_is_refused(dataset, tmp_path):
-    records = json.loads(dataset.read_text())
-    records[0]["profile"]["end"] = -3
-    (tmp_path / "edited.json").write_text(json.dumps(records))
-    with pytest.raises(UserError, match=r"edited\.json: .*field 'profile': its 'end' is -3"):
-        read_dataset(tmp_path / "edited.json", needs=["profile"])
-
-
-def test_no_history_stands_for_another_user_s_where_it_may_be_the_same_user_s(dataset, tmp_path):
-    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
-    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
-        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))
 
 
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
@@ -326,15 +218,9 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
             profile = record["profile"]
             assert (profile["unit"], profile["contexts"]) == (unit, "../PersonaMem_32k_contexts.jsonl")
             assert sorted(profile["order"]) == list(range(len(profile["order"]))) == list(range(len(read["profile"])))
-    again = tmp_path / "again.json"
-    flags = ["--ranker", "recency", "--input_dataset_addr", ranked["session"], "--output_dataset_addr", again]
-    rank_dataset.main(list(map(str, flags)))
-    for first, second in zip(records["session"], json.loads(again.read_text()), strict=True):
-        assert second["profile"]["order"] == first["profile"]["order"][::-1]
-    broken = json.loads(ranked["message"].read_text())
-    broken[0]["profile"]["order"] = [0, 1]
+    records["message"][0]["profile"]["order"] = [0, 1]
     path = ranked["message"].with_name("broken.json")
-    path.write_text(json.dumps(broken))
+    path.write_text(json.dumps(records["message"]))
     with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
 
@@ -350,12 +236,11 @@ def test_the_whole_history_before_the_question_and_nothing_else(dataset, server,
         assert messages == [*before(row), asked(row)]
     order = [question_of(messages)["question_id"] for messages in requests]
     assert order == [record["id"] for record in json.loads(dataset.read_text())]
-
-
-def test_no_history_at_all(dataset, server, tmp_path, capsys):
-    for messages in ask(server, dataset, tmp_path / "out.json", "--rag", "--num_contexts", 0):
+    for messages in ask(server, dataset, tmp_path / "none.json", "--rag", "--num_contexts", 0):
         assert messages == [asked(question_of(messages))]
-    assert "ranked" not in capsys.readouterr().err
+    # A change of a prompt changes every number measured with it.
+    digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
+    assert load_prompt("personamem/choice").digest == digest
 
 
 @pytest.mark.parametrize("unit", ["message", "session"])
@@ -425,55 +310,40 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
 # Letters
 
 
-def test_options_in_another_order_are_read_back(dataset, server, tmp_path, capsys):
+def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
-    requests = ask(server, dataset, out, "--num_generated_outputs", 4, "--seed", 7)
-    answers = json.loads(out.read_text())
-    shown = [output["shown"] for its in answers.values() for output in its[1:]]
-    assert len(set(shown)) > 12 and all(sorted(letters) == list(LETTERS) for letters in shown)
-    assert all("shown" not in its[0] and its[0]["output"] == "b" for its in answers.values())
-    for its in answers.values():
-        assert [output["output"] for output in its[1:]] == [output["shown"][1] for output in its[1:]]
-    records = {record["id"]: record for record in json.loads(dataset.read_text())}
+    requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
     texts = [messages[-1]["content"] for messages in requests]
-    for key, its in answers.items():
-        for output in its[1:]:
-            options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
-            assert sum(options_text(options) in text for text in texts) >= 1
-    assert "0 chose (a), 96 chose (b), 0 chose (c), 0 chose (d), 50 % of prompt tokens" in capsys.readouterr().out
+    answers, shown = json.loads(out.read_text()), set()
+    records = {record["id"]: record for record in json.loads(dataset.read_text())}
+    for key, [first, output] in answers.items():
+        assert "shown" not in first and first["output"] == "b" and output["output"] == output["shown"][1]
+        assert sorted(output["shown"]) == list(LETTERS)
+        shown.add(output["shown"])
+        options = [records[key]["options"][LETTERS.index(letter)] for letter in output["shown"]]
+        assert any(options_text(options) in text for text in texts)
+    assert len(shown) > 8
     assert vary(records[FIRST], 2, 7).record == vary(records[FIRST], 2, 7).record != vary(records[FIRST], 2, 8).record
 
 
-def test_a_letter_in_a_cut_text_does_not_end_the_tries(dataset, server, tmp_path):
-    replies = [Reply("Well, (b) is out. Next, the", finish_reason="length"), Reply("It is <final_answer>(d)")]
-    server.reply = lambda request: replies[len(server.requests) % 2 == 0]
-    requests = ask(server, dataset, tmp_path / "out.json", "--limit", 3)
-    outputs = [output for [output] in json.loads((tmp_path / "out.json").read_text()).values()]
-    assert len(requests) == 6 and {(one["output"], one["attempts"]) for one in outputs} == {("d", 2)}
-
-
-def test_scores_by_type_in_both_readings(dataset, server, tmp_path, capsys):
+def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     texts = ["<final_answer>(b)", "a pity; my choice: b", "no idea", "(a) or (b)"]
     order = [record["id"] for record in json.loads(dataset.read_text())]
     server.reply = lambda request: Reply(texts[order.index(question_of(request["messages"])["question_id"]) % 4])
-    out = tmp_path / "out.json"
+    out, found = tmp_path / "out.json", []
     ask(server, dataset, out, "--max_retries", 0, code=1)  # half of the answers have no letter
     for reading in ([], ["--reading", "official"]):
         scores = tmp_path / f"scores{len(reading)}.json"
         flags = ["--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores, *reading]
         assert evaluate_responses.main(list(map(str, flags))) == 0
-    ours, official = (json.loads((tmp_path / f"scores{n}.json").read_text()) for n in (0, 2))
-    targets = {key: row["correct_answer"][1] for key, row in ROWS.items()}
-    by_text = [[key for number, key in enumerate(order) if number % 4 == kind] for kind in range(4)]
-    right = sum(targets[key] == "b" for key in by_text[0] + by_text[1])
-    assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (right / 24, 12, 1.0)
+        found.append(json.loads(scores.read_text()))
+    ours, official = found
+    right = [sum(ROWS[key]["correct_answer"] == "(b)" for key in order[kind::4]) for kind in (0, 1)]
+    assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (sum(right) / 24, 12, 1.0)
     # Its article is a letter to the public rule, so two letters are in the second text.
-    assert official["score"] == sum(targets[key] == "b" for key in by_text[0]) / 24
+    assert official["score"] == right[0] / 24
     assert official["strategy"] == "accuracy-official" and official["num_unanswered"] == 0
     assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
-    table = ["--system", "whole", tmp_path / "scores0.json"]
-    assert make_table.main(list(map(str, table))) == 0
-    assert "| revisit_reasons_behind_preference_updates |" in capsys.readouterr().out
 
 
 # Likelihood
@@ -521,7 +391,7 @@ def take_log(folder):
     return [json.loads(line) for line in lines]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["whole", "messages"])
 def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, dataset, ranked, choose, tmp_path):
     unit, flags = WAYS[way]
     path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
@@ -555,15 +425,6 @@ def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
     assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
 
 
-def test_a_score_file_says_that_no_text_was_held_to_anything(choose, dataset, tmp_path):
-    output, scores = tmp_path / "out.json", tmp_path / "scores.json"
-    assert choose(output).wait() == 0
-    flags = ["--inputs_addr", dataset, "--response_addr", output, "--score_addr", scores]
-    assert evaluate_responses.main(list(map(str, flags))) == 0
-    [origin] = read_manifest(scores)["answers"]
-    assert origin["constrained_decoding"] == "no text, by likelihood" and list(origin["prompt"]) == ["likelihood"]
-
-
 # Templates
 
 
@@ -576,54 +437,40 @@ TURNS = [
     {"role": "assistant", "content": "again"},
     {"role": "user", "content": "question"},
 ]
-GEMMA = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}{% for m in messages %}"
-    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
-    "[{{ m.role }}]{{ m.content }}{% endfor %}"
-)
-
-
-def renderer(template):
-    from jinja2 import Environment
-    from jinja2.exceptions import TemplateError
-
-    def refuse(text):
-        raise TemplateError(text)
-
-    compiled = Environment().from_string(template)
-    return lambda messages: compiled.render(messages=messages, raise_exception=refuse)
-
-
-def test_a_template_that_takes_all_gets_the_turns_as_they_are():
-    accepts = find_accepts(renderer("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"))
-    assert accepts == Accepts(True, True, True, True)
-    assert fold(TURNS, accepts) == TURNS
-
-
-def test_turns_are_folded_for_a_template_that_wants_them_to_alternate():
-    render = renderer(GEMMA)
-    accepts = find_accepts(render)
-    assert accepts == Accepts(False, False, False, False)
-    text = render(fold(TURNS, accepts))
-    assert text == "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question"
-    assert render(fold(TURNS[2:3] + TURNS[-1:], accepts)) == "[user]hi\n\nquestion"
 
 
 LAST_SYSTEM_FIRST = (
     "{% set ns = namespace(system='') %}{% for m in messages if m.role == 'system' %}{% set ns.system = m.content %}"
     "{% endfor %}{{ ns.system }}{% for m in messages if m.role != 'system' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 )
-ALL_SYSTEMS_FIRST = LAST_SYSTEM_FIRST.replace("= m.content", "= ns.system ~ m.content")
 
 
-@pytest.mark.parametrize("template", [LAST_SYSTEM_FIRST, ALL_SYSTEMS_FIRST])
-def test_a_template_that_drops_or_moves_later_system_turns_gets_them_folded(template):
-    """As those of DeepSeek's models do: the last system message stands first, in place of all others."""
-    render = renderer(template)
-    accepts = find_accepts(render)
-    assert accepts == Accepts(system=True, later_system=False, repeats=True, assistant_first=True)
-    text = "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question"
-    assert render(fold(TURNS, accepts)) == text
+@pytest.mark.parametrize(
+    ("template", "accepts", "text"),
+    [
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", Accepts(True, True, True, True), None),
+        (  # as Gemma's
+            "{% if messages[0].role == 'system' %}{{ raise_exception('') }}{% endif %}{% for m in messages %}"
+            "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('') }}{% endif %}"
+            "[{{ m.role }}]{{ m.content }}{% endfor %}",
+            Accepts(False, False, False, False),
+            "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question",
+        ),
+        (  # as DeepSeek's: the last system message stands first, in place of all others
+            LAST_SYSTEM_FIRST,
+            Accepts(system=True, later_system=False, repeats=True, assistant_first=True),
+            "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question",
+        ),
+    ],
+)
+def test_turns_are_folded_for_a_template_that_does_not_take_them_all(template, accepts, text):
+    def refuse(text):
+        raise TemplateError(text)
+
+    compiled = Environment().from_string(template)
+    render = lambda messages: compiled.render(messages=messages, raise_exception=refuse)  # noqa: E731
+    assert find_accepts(render) == accepts
+    assert (render(fold(TURNS, accepts)) == text) if text else (fold(TURNS, accepts) == TURNS)
 
 
 @pytest.fixture(scope="module")
@@ -643,67 +490,26 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
-@pytest.mark.parametrize("budget", [100, 700, 2500])
-def test_a_tokenized_history_fills_its_budget(chat, budget):
-    messages = next(iter(HISTORIES.values()))
-    others = [[place] for place, one in enumerate(messages) if one["role"] != "system"]
-    history = History(messages, [0], others[::-1])
-    prompt, values = load_prompt("personamem/choice"), {"question": "q?", "options": "(a) x"}
-    fitted = fit_history(prompt, history, chat, budget, **values)
-    sizes = [len(chat.render(prompt.messages(turns=history.first(n), **values))) for n in range(len(others) + 1)]
-    most = max((n for n, size in enumerate(sizes) if size <= budget), default=None)
-    assert (fitted and fitted.num_contexts_used) == most
-    assert fitted is None or len(fitted.prompt) == sizes[most]
-
-
 # With a real engine
 
 
-@pytest.mark.engine
-def test_the_cache_serves_what_questions_of_a_context_share(tmp_path, small_model, warm_engine):
-    """16 questions, each a turn later, behind a history of which they are a small part; of a model of two layers."""
-    key, messages = next(iter(HISTORIES.items()))
-    messages, rows = messages * 2, []
-    for end in range(len(messages) - 15, len(messages) + 1):
-        place = {"shared_context_id": key, "end_index_in_shared_context": end}
-        rows.append({**next(iter(ROWS.values())), "question_id": f"{key[:6]}-{end}", **place})
-    path = download(save(tmp_path / "source", rows, [json.dumps({key: messages})]), tmp_path / "data")
-    flags = ["--model_addr", small_model, "--inputs_addr", path, "--output_addr", tmp_path / "out.json"]
-    flags += ["--max_tokens", 6, "--max_model_len", 8192, "--constrained_decoding", "always"]
-    done = warm_engine.run("baselines.py", flags)
-    assert done.returncode == 0, done.errors
-    tokens = read_manifest(tmp_path / "out.json")["tokens"]
-    share = tokens["cached_tokens"] / tokens["prompt_tokens"]
-    assert share >= 0.8, tokens
-    assert f"{round(100 * share)} % of prompt tokens from the cache" in done.printed
-    assert all(output["output"] in LETTERS for [output] in json.loads((tmp_path / "out.json").read_text()).values())
-
-
-@pytest.mark.engine
-def test_the_likeliest_option_is_that_of_transformers(tmp_path, warm_engine):
-    """Of the questions with the shortest histories, one a context, behind the whole of them."""
-    rows = [row for row in ROWS.values() if int(row["end_index_in_shared_context"]) < 20]
-    dataset = download(save(tmp_path / "source", rows), tmp_path / "data")
-    output, model = tmp_path / "out.json", ROOT / "demo/models/chat"
-    flags = ["--model_addr", model, "--inputs_addr", dataset, "--output_addr", output, "--choose", "likelihood"]
-    done = warm_engine.run("baselines.py", [*flags, "--dtype", "float32", "--max_model_len", 4096])
-    assert done.returncode == 0, done.errors
-    answers, asked_for = json.loads(output.read_text()), []
-    for record in read_dataset(dataset, needs=["options"]):
-        messages = [*before(ROWS[record["id"]]), {"role": "user", "content": record["question"]}]
-        asked_for.append((messages, dict(zip(LETTERS, record["options"], strict=True))))
-    off = 0.0
-    for [answer], (expected, _) in zip(answers.values(), mean_log_probs(model, asked_for), strict=True):
-        off = max(off, *(abs(answer["mean_log_probs"][letter] - expected[letter]) for letter in LETTERS))
-        assert answer["output"] == max(expected, key=expected.get)
-    tokens = read_manifest(output)["tokens"]
-    print(f"at most {off:.1e} off; {tokens['cached_tokens']} of {tokens['prompt_tokens']} prompt tokens cached")
-    assert off < 1e-3
-
-
-def test_every_size_is_a_task_of_its_own_with_one_prompt():
-    for name in (NAME, "PersonaMem-128k", "PersonaMem-1M"):
-        task = tasks()[name]
-        assert set(task.prompts.values()) == {"personamem/choice"} and task.groups == tuple(TYPES)
-    digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
-    assert load_prompt("personamem/choice").digest == digest
+def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
+    for record in read_dataset(dataset, needs=["profile"]):
+        row, profile = ROWS[record["id"]], record["profile"]
+        assert profile.messages == before(row)
+        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
+        assert [(item["id"], item["text"], item["role"]) for item in profile] == [
+            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
+        ]
+        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
+    alone = tmp_path / "moved.json"
+    shutil.copy(dataset, alone)
+    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
+    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
+        read_dataset(alone, needs=["profile"])
+    (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
+        read_dataset(alone, needs=["profile"])
+    flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
+    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))

@@ -1,17 +1,15 @@
 """Posts as they are read from dumps and from SE-PQA, and found again by author."""
 
 import json
-import os
 import sqlite3
 import tracemalloc
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from utils.building import posts
 from utils.building.candidates import Terms, choose, profile_of
-from utils.building.index import LAYOUT, PostIndex
+from utils.building.index import PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, text_of
 from utils.cli import UserError
 
@@ -40,32 +38,38 @@ def question(number, **more):
 @pytest.mark.parametrize(
     ("markup", "text"),
     [
-        ("", ""),
         ("<p>One</p>\n\n\n\n<p>two</p>\n", "One\n\ntwo"),
         ("a<br>b<br />c<hr>d", "a\nb\nc\nd"),
         ("<ul>\n<li>a</li>\n<li>b</li>\n</ul>", "a\nb"),
         ("<pre><code>if a &lt; b:\n    c(&quot;&amp;amp;&quot;)\n</code></pre>", 'if a < b:\n    c("&amp;")'),
         ('<a href="http://x.y">link</a> <img src="a" alt="b">end', "link end"),
         ("a<script>alert(1)</script>b<style>p {}</style>c", "abc"),
-        ("10<sup>2</sup> m<sup>-1</sup> x<sub>1</sub>, H<sub>2</sub>O", "10^2 m^-1 x_1, H_2O"),
-        ("2<sup>n+1</sup>, 2<sup>a<sup>b</sup></sup>; e<SUP><em>x</em> y</SUP>.", "2^(n+1), 2^(a^b); e^(x y)."),
+        ("2<sup>n+1</sup>, 2<sup>a<sup>b</sup></sup>; H<sub>2</sub>O.", "2^(n+1), 2^(a^b); H_2O."),
         ("the 1<sup>st</sup> and 22<sup>ND</sup><sup></sup> one", "the 1st and 22ND one"),
         ("<s>20</s> 30 <strike>old</strike>, <del>x<sup>2</sup></del> <DEL>gone</DEL>kept", "30 ,  kept"),
-        ("<dl><dt>Rent</dt><dd>None.</dd><dt>Pets</dt><dd>Two.</dd></dl>end", "Rent\nNone.\nPets\nTwo.\n\nend"),
         ("<table><tr><th>a</th><td>b</td></tr><tr><TD>c</TD> <td>d</td></tr></table>e", "a b\nc d\n\ne"),
         ("never <b>closed <i>here", "never closed here"),
         ("1 < 2 and a <unknown>tag</unknown>", "1 < 2 and a tag"),
         ("null \0 and half \ud83d", "null � and half ?"),
         ("猫 &#128512; &eacute;&nbsp;x", "猫 😀 é\xa0x"),
+        ("<div>" * 200 + "deep" + "</div>" * 200, "deep"),
     ],
 )
 def test_a_posts_text_is_what_a_reader_sees(markup, text):
     assert text_of(markup) == text
 
 
-def test_markup_a_thousand_deep_is_read():
-    assert "deep" in text_of("<div>" * 200 + "deep" + "</div>" * 200)
-    text_of("<div>" * 100_000 + "deep")  # ends
+def test_a_question_of_a_dump(tmp_path):
+    counts = Counter()
+    (post,) = read_dump(write_dump(tmp_path, ROW), {5: User("88", "Ann <b>")}, counts)
+    assert (post.id, post.author, post.date) == ("cooking_7", "account:88", "2019-03-01T10:00:00.123")
+    assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
+    at = "https://cooking.stackexchange.com"
+    assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
+    # Without its account an author is of one community.
+    rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
+    first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
+    assert first.author == second.author == "askubuntu.com:5" and second.licence.startswith("CC BY-SA 3.0, by user 5 ")
 
 
 @pytest.mark.parametrize(
@@ -78,23 +82,6 @@ def test_the_licence_goes_by_the_date(date, version):
 
 
 # Dumps
-
-
-def test_a_question_of_a_dump(tmp_path):
-    counts = Counter()
-    (post,) = read_dump(write_dump(tmp_path, ROW), {5: User("88", "Ann <b>")}, counts)
-    assert (post.id, post.author, post.date) == ("cooking_7", "account:88", "2019-03-01T10:00:00.123")
-    assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
-    at = "https://cooking.stackexchange.com"
-    assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
-
-
-def test_without_its_account_an_author_is_of_one_community(tmp_path):
-    rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
-    first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
-    assert first.author == second.author == "askubuntu.com:5"
-    at = "https://askubuntu.com"
-    assert second.licence == f"CC BY-SA 3.0, by user 5 ({at}/users/5), {at}/q/2"
 
 
 def test_what_is_no_usable_question_is_counted(tmp_path):
@@ -145,28 +132,6 @@ def test_a_reference_to_no_character_is_left_out(chunk, tmp_path, monkeypatch):
     assert sum(sizes) == path.stat().st_size
 
 
-def test_a_folder_that_names_no_community_is_refused(tmp_path):
-    with pytest.raises(UserError, match="called as its community is"):
-        list(read_dump(write_dump(tmp_path, ROW, "my dump"), {}, Counter()))
-
-
-LARGE = ["9" * 19, "9" * 5000]  # more than SQLite holds, and than Python reads
-
-
-@pytest.mark.parametrize("number", LARGE)
-def test_a_number_that_the_index_cannot_hold_is_counted(tmp_path, number):
-    rows = question(1) + question(number, CreationDate="2019-01-02") + question(2, OwnerUserId=number)
-    path = write_dump(tmp_path, rows)
-    users = f'<row Id="{number}" AccountId="9"/><row Id="5" AccountId="{number}"/>'
-    path.with_name("Users.xml").write_text(f"<users>{users}</users>")
-    index = PostIndex(tmp_path / "posts.sqlite")
-    index.fill([path])
-    [(_, author, *_)] = index.authors_posts()
-    assert author == f"account:{number}"  # an account is a text
-    kept = {"questions": 1, "no title, date or number": 1, "no author": 1}
-    assert index.counts() == {"cooking.stackexchange.com/Posts.xml": kept}
-
-
 # SE-PQA
 
 
@@ -188,12 +153,9 @@ def test_a_question_of_sepqa(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "counted"),
-    [
-        *(({"timestamp": wrong}, "no title, date or number") for wrong in (10**18, -(10**30), -(10**15), True)),
-        ({"title": 5}, "no title, date or number"),
-        *(({"user_id": wrong}, "no author") for wrong in (True, 1.5, [])),
-    ],
-)
+    [({"timestamp": 10**18}, "no title, date or number"), ({"timestamp": True}, "no title, date or number"),
+     ({"title": 5}, "no title, date or number"), ({"user_id": True}, "no author"), ({"user_id": []}, "no author")],
+)  # fmt: skip
 def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, counted, tmp_path):
     (tmp_path / "data.jsonl").write_text(sepqa(**wrong) + sepqa(id="law_4", text=7))
     counts = Counter()
@@ -203,8 +165,7 @@ def test_a_question_of_sepqa_with_a_value_that_is_none_is_counted(wrong, counted
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "q1"}', "no que")]
-    + [(f'{{"id": "law_{number}"}}', "no que") for number in LARGE],
+    [("{", "no JSON"), ("[]", "no question of SE-PQA"), ('{"id": "law_9999999999999999999"}', "no que")],
 )
 def test_another_file_than_sepqas_is_refused(line, said, tmp_path):
     (tmp_path / "data.jsonl").write_text(sepqa() + line)
@@ -263,7 +224,6 @@ BODY = "I moved here in May and need a quiet flat that takes two old cats"  # 15
         ("MOVED  here in May and need a\nquiet flat", True),  # a part of it
         ("he moved here in May and needed a quiet flat that takes two old cats", False),  # 5 of its 11 runs are shared
         ("I moved here in May and needed a quiet flat that takes two old cats", True),  # 6 of 11
-        ("a quiet flat that is for my two old cats", False),
         ("old cats", False),  # too short to tell
         (f"{BODY} . {' '.join(map(str, range(500)))}", True),  # the whole of it, in a long post
     ],
@@ -273,6 +233,22 @@ def test_a_repost_of_the_question_is_not_in_its_profile(earlier, is_dropped, tmp
     profile, num_reposts = profile_of(index, AUTHOR, "2030", BODY, 9)
     kept = ["cooking_2"] if is_dropped else ["cooking_1", "cooking_2"]
     assert ([item["id"] for item in profile], num_reposts) == (kept, is_dropped)
+
+
+def test_an_input_that_is_refused_leaves_nothing(tmp_path):
+    good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
+    index = PostIndex(tmp_path / "posts.sqlite")
+    with pytest.raises(UserError, match="no whole XML"):
+        index.fill([good, bad])
+    assert list(index.counts()) == ["law/Posts.xml"] and len(list(index.authors_posts())) == 1
+    for given, told in (
+        (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
+        (tmp_path / "nowhere" / "Posts.xml", "cannot be read"),
+        (good.parent, "a folder, give the Posts"),
+        (write_dump(tmp_path, ROW, "my dump"), "called as its community is"),
+    ):
+        with pytest.raises(UserError, match=told):
+            index.fill([good, given])
 
 
 def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
@@ -308,76 +284,32 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
 
 
-def test_an_input_that_is_refused_leaves_nothing(tmp_path):
-    good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
-    index = PostIndex(tmp_path / "posts.sqlite")
-    with pytest.raises(UserError, match="no whole XML"):
-        index.fill([good, bad])
-    assert list(index.counts()) == ["law/Posts.xml"] and len(list(index.authors_posts())) == 1
-    with pytest.raises(UserError, match="no question with title, author and date"):
-        index.fill([good, write_dump(tmp_path, question(1, PostTypeId=2), "rpg")])
-    with pytest.raises(UserError, match="cannot be read"):
-        index.fill([good, tmp_path / "nowhere" / "Posts.xml"])
-    with pytest.raises(UserError, match="a folder, give the Posts"):
-        index.fill([good.parent])
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["a pipe", "/dev/zero"])
-@pytest.mark.parametrize("name", ["cooking/Posts.xml", "cooking/Users.xml", "data.jsonl"])
-def test_an_input_that_may_never_end_is_refused(tmp_path, name, make):
-    paths = [write_dump(tmp_path, question(1), "cooking"), tmp_path / "data.jsonl"]
-    (tmp_path / "data.jsonl").write_text(sepqa())
-    (tmp_path / name).unlink(missing_ok=True)
-    make(tmp_path / name)
-    with pytest.raises(UserError, match=f"{name}: a pipe or a device; give a regular file"):
-        PostIndex(tmp_path / "posts.sqlite").fill(paths)
-
-
-DAMAGES = {
-    "cut": lambda content: content[:-4096],
-    "zeros in the middle": lambda its: its[: len(its) // 2] + bytes(4096) + its[len(its) // 2 + 4096 :],
-    "another page behind the first": lambda content: content[:4096] + content[-4096:] + content[8192:],
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_index_is_refused(tmp_path, damage):
-    made_index(tmp_path, "".join(question(number % 28 + 1, Id=number) for number in range(400))).close()
-    path = tmp_path / "posts.sqlite"
-    path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    message = r"posts\.sqlite: cannot be used as the file of all posts: .*; move it away"
-    with pytest.raises(UserError, match=message) as told:
-        PostIndex(path)
-    assert "\n" not in str(told.value)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ("DROP TABLE posts", "cannot be read or written: no such table: posts\n  if it is damaged, delete it"),
-        ("UPDATE posts SET date = CAST(x'ff' AS TEXT)", "cannot be read or written: Could not decode to UTF-8"),
-        ("UPDATE inputs SET identity = 'x'", "damaged; delete it"),
         ("UPDATE inputs SET counts = NULL", "damaged; delete it"),
+        ("", "cannot be used as the file of all posts: .*; move it away"),
     ],
 )
 def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
-    made_index(tmp_path, question(1)).close()
-    with sqlite3.connect(tmp_path / "posts.sqlite") as file:
-        file.execute(change)
-    index = PostIndex(tmp_path / "posts.sqlite")
+    made_index(tmp_path, "".join(question(number % 28 + 1, Id=number) for number in range(400))).close()
+    path = tmp_path / "posts.sqlite"
+    if change:
+        with sqlite3.connect(path) as file:
+            file.execute(change)
+    else:
+        path.write_bytes(path.read_bytes()[:-4096])
     with pytest.raises(UserError, match=rf"posts\.sqlite: {said}"):
+        index = PostIndex(path)
         index.counts()
         list(index.authors_posts())
 
 
-@pytest.mark.parametrize("column", ["author", "body", "crc32"])
+@pytest.mark.parametrize("column", ["author", "body"])
 def test_a_post_that_is_not_as_it_was_written_is_refused(tmp_path, column):
     """A flipped bit within a text is no damage to SQLite."""
-    index = made_index(tmp_path, question(1))
-    [(place, author, *_)] = index.authors_posts()
-    assert [post.number for post in index.posts([place])] == [1]
-    assert [post.number for post in index.earlier(author, "9", 5)] == [1]
-    index.close()
+    made_index(tmp_path, question(1)).close()
     with sqlite3.connect(tmp_path / "posts.sqlite") as file:
         file.execute(f"UPDATE posts SET {column} = {column} || '0'")
     index = PostIndex(tmp_path / "posts.sqlite")
@@ -387,16 +319,6 @@ def test_a_post_that_is_not_as_it_was_written_is_refused(tmp_path, column):
             read()
 
 
-@pytest.mark.parametrize("target", ["/dev/zero", "nowhere", "theirs"])
-def test_an_index_that_is_a_link_is_not_followed(tmp_path, target):
-    (tmp_path / "theirs").touch()
-    (tmp_path / "posts.sqlite").symlink_to(target)
-    with pytest.raises(UserError, match=r"posts\.sqlite: (a symbolic link|not a regular file); move it away"):
-        PostIndex(tmp_path / "posts.sqlite")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["posts.sqlite", "theirs"]
-    assert (tmp_path / "theirs").read_bytes() == b"" and not Path("/dev/zero-journal").exists()
-
-
 def test_somebody_elses_database_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
         theirs.execute("CREATE TABLE posts (text)")
@@ -404,18 +326,6 @@ def test_somebody_elses_database_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="cannot be used as the file of all posts: made by something else; move it"):
         PostIndex(tmp_path / "posts.sqlite")
     assert theirs.execute("SELECT * FROM posts").fetchall() == [("theirs",)]
-    (tmp_path / "text.sqlite").write_text("something else, and long enough to be no empty file")
-    with pytest.raises(UserError, match="cannot be used as the file of all posts"):
-        PostIndex(tmp_path / "text.sqlite")
-    assert (tmp_path / "text.sqlite").read_text().startswith("something else")
-
-
-def test_the_index_of_an_earlier_version_is_made_anew(tmp_path):
-    path = tmp_path / "posts.sqlite"
-    index = PostIndex(path)
-    index.fill([write_dump(tmp_path, question(1))])
-    index.close()
-    with sqlite3.connect(path) as file:
-        file.execute("PRAGMA user_version = 999")
-    assert PostIndex(path).counts() == {}
-    assert sqlite3.connect(path).execute("PRAGMA user_version").fetchone() == (LAYOUT,)
+    (tmp_path / "link.sqlite").symlink_to("theirs")
+    with pytest.raises(UserError, match=r"link\.sqlite: a symbolic link; move it away"):
+        PostIndex(tmp_path / "link.sqlite")

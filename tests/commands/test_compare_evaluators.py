@@ -6,7 +6,6 @@ import math
 from functools import partialmethod
 
 import pytest
-from api_server import Reply
 from test_strategies import judging, shown  # noqa: F401
 
 from utils.cli import UserError
@@ -141,16 +140,11 @@ class TestByHand:
         # c and g are ties of both. Of four and two right answers one is common: three and one remain. Of 16 throws of
         # four coins 10 are as uneven.
         assert rows[4] == r"| A\|1 | P | 8 | 0 | 0.2500 | +0.0000 | – | 3 | 1 | 0.6250 |"
-        assert (
-            "- Two intervals of the same questions are not a comparison, whether they overlap or not. The next" in out
-        )
-        assert (
-            "- Sign test (exact, two-sided, without ties): first 4, second 2, p = 0.6875; share of first 0.6667" in out
-        )
+        told = "- Sign test (exact, two-sided, without ties): first 4, second 2, p = 0.6875; share of first 0.6667"
+        assert told in out
         assert "- Humans, 1 rater: first 4, second 2, tie 2.\n" in out
         unknown = ", ".join(map(str, [*files, pairs]))
         assert f"- Not known by which judge and prompt: {unknown} (no manifest beside it" in out
-        assert out.count("Not known by which judge") == 1
 
     def test_evaluators_with_each_other(self, study):
         one = study.pairwise("one.json", dict(zip("abcdx", ["win", "win", "tie", "loss", "win"], strict=True)))
@@ -161,76 +155,27 @@ class TestByHand:
         # + 1 * 2 of 16. Ranks less 2.5: 1, 1, -0.5, -1.5 and 1.5, -0.5, 0.5, -1.5; products 1.5 - 0.5 - 0.25 + 2.25,
         # squares 4.5 and 5: (12 - 5) / (16 - 5), and 3 / sqrt(4.5 * 5).
         assert "| one | other | 4 | 2 | 0.7500 | +0.6364 | +0.6325 |\n" in out
-        assert figures["human"] is None and "Accuracy" not in out
+        assert figures["human"] is None
 
 
-@pytest.mark.parametrize(
-    ("choices", "expected"),
-    [("1", "1"), ("00", "0"), ("12", None), ("121", "1"), ("120", None), ("1120", None)],  # half is not more than half
-)
-def test_the_majority_is_more_than_half(choices, expected):
-    assert majority(choices) == expected
-
-
-def test_files_a_category_are_pooled_by_name(study):
-    groups = []
-    for name, ids in (("A", "abc"), ("A \n", "defgh")):
-        systems = ("first", FIRST), ("second", SECOND)
-        files = [study.aspect(f"{system}_{ids}.json", {i: scores[i] for i in ids}) for system, scores in systems]
-        groups += ["--evaluator", name, *files]
-    whole = study.row(study.human(HUMAN), study.aspect("f.json", FIRST), study.aspect("s.json", SECOND))
-    _, figures = study.run("--human_addr", study.folder / "human.json", *groups)
-    assert figures["evaluators"] == [whole]
-
-
-class TestLeftOut:
-    def test_what_is_not_compared_is_counted_and_shown(self, study):
-        # Compared: a. b lacks the second's score, c is only in the first's file, d and e in none; f is not rated.
-        human = study.human({"a": "first", "b": "first", "c": "second", "d": "tie", "e": "tie"})
-        files = [study.aspect("1.json", {"a": 1, "b": 1, "c": 1, "f": 0.5})]
-        files += [study.aspect("2.json", {"a": 0, "b": None, "f": 1})]
-        out, figures = study.run("--human_addr", human, "--evaluator", "A", *files)
-        [row] = figures["evaluators"]
-        assert [row[name] for name in ("num_questions", "unscored", "not_in_files", "not_rated")] == [1, 2, 2, 1]
-        assert (row["accuracy"], row["kappa"], row["spearman"]) == (1, None, None)
-        assert row["mean_score"] == pytest.approx((1 + 1 + 1 + 0.5 + 0 + 1) / 6)
-        assert "| A | aspect | 1 | 4 | 1.0000 |" in out
-        assert (
-            "- A: questions left out: 2 rated but not in its files, 2 rated but without a score of both systems, "
-            "1 scored but not rated.\n"
-        ) in out
-
-
-TWO_RATERS = {
-    "a": ["first"] * 2, "b": ["first", "tie"], "c": ["tie"] * 2, "d": ["second"] * 2, "e": ["second", "first"],
-}  # fmt: skip
-
-
-SQRT = math.sqrt(0.975)
+def test_what_is_not_compared_is_counted_and_shown(study):
+    # Compared: a. b lacks the second's score, c is only in the first's file, d and e in none; f is not rated.
+    human = study.human({"a": "first", "b": "first", "c": "second", "d": "tie", "e": "tie"})
+    files = [study.aspect("1.json", {"a": 1, "b": 1, "c": 1, "f": 0.5})]
+    files += [study.aspect("2.json", {"a": 0, "b": None, "f": 1})]
+    out, figures = study.run("--human_addr", human, "--evaluator", "A", *files)
+    [row] = figures["evaluators"]
+    assert [row[name] for name in ("num_questions", "unscored", "not_in_files", "not_rated")] == [1, 2, 2, 1]
+    assert (row["accuracy"], row["kappa"], row["spearman"]) == (1, None, None)
+    assert row["mean_score"] == pytest.approx((1 + 1 + 1 + 0.5 + 0 + 1) / 6)
+    told = "- A: questions left out: 2 rated but not in its files, 2 rated but without a score of both systems, "
+    assert told in out
+    _, figures = study.run("--human_addr", human, "--evaluator", "A", *files, "--unscored_as_zero")
+    [row] = figures["evaluators"]  # b: two verdicts of 2 and none, so 2 and none count 1/2 against 1
+    assert (row["num_questions"], row["unscored"], row["accuracy"]) == (2, 1, 1)
 
 
 class TestHumans:
-    def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study):
-        files = [
-            study.direct("1.json", {**dict.fromkeys("abce", 0.5), "d": 0}),
-            study.direct("2.json", dict.fromkeys("abcde", 0.5)),
-        ]
-        out, figures = study.run("--human_addr", study.human(TWO_RATERS), "--evaluator", "A", *files)
-        # The raters agree on 3 of 5; chance: first 2 * 2, second 2 * 1, tie 1 * 2 of 25.
-        kappa = (15 - 8) / (25 - 8)
-        assert figures["human"] == {
-            **{"num_questions": 5, "num_raters": 2, "num_rated_by_all": 5, "raters": []},
-            **{"first": 1, "second": 1, "tie": 3, "no_majority": 2},
-            # One of two: the exact limits are 1 - sqrt(0.975) and its root.
-            "sign_test": {"share": 0.5, "interval": [pytest.approx(1 - SQRT), pytest.approx(SQRT)], "p": 1},
-            "kappa": pytest.approx(kappa),
-        }
-        assert figures["evaluators"][0]["accuracy"] == 4 / 5  # b and e are ties like c
-        assert (
-            "- Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
-            "Cohen's kappa of the first and the second choice: +0.4118 (the paper's two raters: 0.726).\n"
-        ) in out
-
     @pytest.mark.parametrize(
         ("raters", "said"),
         [
@@ -241,135 +186,67 @@ class TestHumans:
              "agreement of each two."),
         ],
     )  # fmt: skip
-    def test_a_kappa_of_the_two_raters_is_of_two(self, study, raters, said):
-        files = [study.direct(name, dict.fromkeys("abcde", 0.5)) for name in ("1.json", "2.json")]
-        human = study.human({"choices": TWO_RATERS, "responses": [[], []], "raters": raters})
+    def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study, raters, said):
+        files = [study.direct("1.json", {**dict.fromkeys("abce", 0.5), "d": 0})]
+        files += [study.direct("2.json", dict.fromkeys("abcde", 0.5))]
+        choices = ["first first", "first tie", "tie tie", "second second", "second first"]
+        choices = {i: its.split() for i, its in zip("abcde", choices, strict=True)}
+        human = study.human({"choices": choices, "responses": [[], []], "raters": raters})
         out, figures = study.run("--human_addr", human, "--evaluator", "A", *files)
         assert f"- {said}\n" in out
-        assert (figures["human"]["kappa"] is None) == (len(raters) == 3)
-
-    def test_without_a_preference_there_is_no_sign_test(self, study):
-        pairs = study.pairwise("p.json", {"a": "tie"})
-        out, figures = study.run("--human_addr", study.human({"a": "tie"}), "--evaluator", "P", pairs)
-        assert figures["human"]["sign_test"] is None
-        assert "- Sign test: none, for no question has a preference.\n" in out
-
-    @pytest.mark.parametrize(
-        ("content", "expected"),
-        [
-            ({}, """: not an object {question id: "first", "second" or "tie"}, or an empty one"""),
-            ({"choices": {"a": "first"}, "responses": [["aa"], [1]]},
-             ": field 'responses': [['aa'], [1]] where a list of SHA-256 a system belongs"),
-            ({"choices": {"a": "first"}, "responses": [[], []], "raters": "Ann"},
-             ": field 'raters': 'Ann' where a list of names belongs"),
-        ],
-    )  # fmt: skip
-    def test_a_file_with_something_else_than_choices(self, study, content, expected):
-        pairs, human = study.pairwise("p.json", {"a": "win"}), study.human(content)
-        assert refusal("--human_addr", human, "--evaluator", "P", pairs) == f"{human}{expected}"
+        # The raters agree on 3 of 5; chance: first 2 * 2, second 2 * 1, tie 1 * 2 of 25.
+        assert figures["human"]["kappa"] == (pytest.approx((15 - 8) / (25 - 8)) if len(raters) == 2 else None)
+        # One of two: the exact limits are 1 - sqrt(0.975) and its root.
+        root = math.sqrt(0.975)
+        limits = [pytest.approx(1 - root), pytest.approx(root)]
+        assert figures["human"]["sign_test"] == {"share": 0.5, "interval": limits, "p": 1}
+        assert figures["evaluators"][0]["accuracy"] == 4 / 5  # b and e are ties like c
 
 
-class TestRefusals:
-    @pytest.fixture
-    def human(self, study):
-        return study.human(HUMAN)
-
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one file or two"),
-            ("HUMANS --evaluator A a.json", "--evaluator 'A': 1 of aspect at a time, which takes two files, the first"),
-            ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': 2 of pairwise at a time, which takes one file\n"),
-            ("AB --evaluator A p.json", "p.json: its strategy is pairwise, but --evaluator 'A' has files of aspect\n"),
-            ("HUMANS --evaluator A a.json d.json", "d.json: its strategy is direct, but --evaluator 'A' has files of"),
-            ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
-            ("AB --evaluator A x.json y.json", "x.json: question 'c' stands in an earlier file of --evaluator 'A' too"),
-            ("HUMANS --evaluator P p.json --evaluator P q.json", "q.json: question 'a' stands in an earlier file"),
-            ("HUMANS --evaluator A a.json d2.json", "d2.json: question 'd' stands twice; a question counts once"),
-            ("HUMANS --evaluator A a.json a.json", "a.json: is given twice; every file stands once"),
-            ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
-            ("HUMANS --evaluator A a.json z.json", "a.json and z.json: have no question in common\n  give two "),
-            ("--human_addr others.json --evaluator A a.json b.json",
-             "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the choices on"),
-            ("--evaluator A a.json b.json", "--evaluator: one alone has nothing to be compared with; give another"),
-            ("HUMANS --evaluator A empty.json b.json", "empty.json: holds no questions; leave it out, or judge the r"),
-        ],
-    )  # fmt: skip
-    def test_a_mistake_is_named_and_the_output_left_alone(self, study, human, monkeypatch, words, message):
-        monkeypatch.chdir(study.folder)
-        made = {"b": SECOND, "x": {"x": 1, "c": None}, "y": {"x": 1}, "z": {"z": 1}, "empty": {}, "d2": SECOND}
-        paths = {name: study.aspect(f"{name}.json", scores) for name, scores in made.items()}
-        study.aspect("a.json", FIRST, judge="j")
-        study.aspect("j.json", SECOND, judge="other")
-        study.direct("d.json", SECOND)
-        content = json.loads(paths["d2"].read_text())
-        content["per_question_scores"].append(content["per_question_scores"][3])
-        study.write("d2.json", content)
-        for name in "pq":
-            study.pairwise(f"{name}.json", {"a": None})
-        study.write("others.json", {"nobody's": "first"})
-        (study.folder / "link.json").symlink_to("a.json")
-        study.output.write_text("mine")
-        words = words.replace("AB", "HUMANS --evaluator A a.json b.json").replace("HUMANS", "--human_addr human.json")
-        assert refusal(*words.split(), "--output_addr", study.output, "--overwrite").startswith(message)
-        assert study.output.read_text() == "mine"
-
-    def test_two_evaluators_may_have_two_judges(self, study, human):
-        words = []
-        for judge in ("small", "large"):
-            files = [study.aspect(f"{judge}{i}.json", s, judge=judge) for i, s in enumerate((FIRST, SECOND))]
-            words += ["--evaluator", judge, *files]
-        _, figures = study.run("--human_addr", human, *words)
-        assert figures["pairs"][0]["agreement"] == 1
-
-    def test_systems_in_another_order_are_noticed_by_their_responses(self, study, human):
-        first = study.aspect("1.json", FIRST, responses="aa")
-        second = study.aspect("2.json", SECOND, responses="bb")
-        pairs = study.pairwise("p.json", dict.fromkeys(HUMAN, "win"), responses=["bb", "aa"])
-        assert refusal("--human_addr", human, "--evaluator", "A", first, second, "--evaluator", "P", pairs) == (
-            f"{pairs}: its first system's responses are the second system's in {second}\n"
-            "  give all evaluators' files in one order, which is the order of the human file"
-        )
-        pairs.write_text(pairs.read_text() + " ")  # changed since: its manifest tells nothing
-        study.run("--human_addr", human, "--evaluator", "A", first, second, "--evaluator", "P", pairs)
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one file or two"),
+        ("HUMANS --evaluator A a.json", "--evaluator 'A': 1 of aspect at a time, which takes two files, the first"),
+        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': 2 of pairwise at a time, which takes one file\n"),
+        ("AB --evaluator A p.json", "p.json: its strategy is pairwise, but --evaluator 'A' has files of aspect\n"),
+        ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
+        ("AB --evaluator A x.json y.json", "x.json: question 'c' stands in an earlier file of --evaluator 'A' too"),
+        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
+        ("HUMANS --evaluator A a.json z.json", "a.json and z.json: have no question in common\n  give two "),
+        ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
+        ("--human_addr others.json --evaluator A a.json b.json",
+         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the choices on"),
+        ("--human_addr none.json --evaluator A a.json b.json", "none.json: not an object {question id: "),
+        ("--evaluator A a.json b.json", "--evaluator: one alone has nothing to be compared with; give another"),
+        ("AB --evaluator P p.json", "p.json: its first system's responses are the second system's in b.json\n  give "),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_and_the_output_left_alone(study, monkeypatch, words, message):
+    monkeypatch.chdir(study.folder)
+    for name, scores in {"x": {"x": 1, "c": None}, "y": {"x": 1}, "z": {"z": 1}}.items():
+        study.aspect(f"{name}.json", scores)
+    study.aspect("a.json", FIRST, judge="j", responses="aa")
+    study.aspect("b.json", SECOND, judge="j", responses="bb")
+    study.aspect("j.json", SECOND, judge="other", responses="bb")
+    study.change(study.aspect("other.json", SECOND), "a", question_sha256="another")
+    for name in "pq":
+        study.pairwise(f"{name}.json", {"a": None}, judge="j", responses=["bb", "aa"])
+    for name, content in (("human", HUMAN), ("others", {"nobody's": "first"}), ("none", {})):
+        study.write(f"{name}.json", content)
+    (study.folder / "link.json").symlink_to("a.json")
+    study.output.write_text("mine")
+    words = words.replace("AB", "HUMANS --evaluator A a.json b.json").replace("HUMANS", "--human_addr human.json")
+    assert refusal(*words.split(), "--output_addr", study.output, "--overwrite").startswith(message)
+    assert study.output.read_text() == "mine"
 
 
-def test_score_files_as_the_judge_writes_them(judging, capsys):
-    """Response A<i> is the better one for odd i; the pairwise judge sees that only for q1, else it takes the first."""
-
-    def reply(request):
-        prompt = request["messages"][1]["content"]
-        if "response 1:" in prompt:
-            pair = shown(request)
-            return Reply(json.dumps({"better_response": pair.index("A1") + 1 if "A1" in pair else 1}))
-        good = any(f"\n{name}\n" in prompt for name in ("A1", "B2", "A3"))
-        return Reply(json.dumps({"match_score": 2 * good, "score": float(good)}))
-
-    judging.server.reply = reply
-    judging.data(1, 2, 3)
-    files = [judging.responses(system, **{f"q{i}": f"{system}{i}" for i in (1, 2, 3)}) for system in "AB"]
-    for strategy in ("aspect", "direct"):
-        for system, file in zip("AB", files, strict=True):
-            judging.run(strategy, [file], to=f"{strategy}{system}.json")
-    judging.run("pairwise", files, to="pairs.json")
-    human = judging.write("human.json", {"q1": ["first", "first"], "q2": ["second", "tie"], "q3": ["first", "first"]})
-    scores = {s: [str(judging.folder / f"{s}{system}.json") for system in "AB"] for s in ("aspect", "direct")}
-    pairs = str(judging.folder / "pairs.json")
-    capsys.readouterr()
-    evaluators = ["--evaluator", "aspect", *scores["aspect"], "--evaluator", "direct", *scores["direct"]]
-    evaluators += ["--evaluator", "pairwise", pairs]
-    assert main(["--human_addr", str(human), *evaluators]) == 0
-    out = capsys.readouterr().out
-    # The humans: first, tie (no majority), first. Aspect and direct: first, second, first; pairwise: first, tie, tie.
-    assert "| aspect | aspect | 3 | 0 | 0.6667 |" in out and "| direct | direct | 3 | 0 | 0.6667 |" in out
-    assert "| pairwise | pairwise | 3 | 0 | 0.6667 |" in out
-    assert "| aspect | direct | 3 | 0 | 1.0000 | +1.0000 | +1.0000 |" in out
-    assert "| aspect | pairwise | 3 | 0 | 0.3333 |" in out
-    assert "Not known" not in out
-
-    assert refusal("--evaluator", "aspect", *scores["aspect"][::-1], "--evaluator", "pairwise", pairs).startswith(
-        f"{pairs}: its first system's responses are the second system's in {scores['aspect'][0]}"
-    )
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [("1", "1"), ("00", "0"), ("12", None), ("121", "1"), ("120", None), ("1120", None)],  # half is not more than half
+)
+def test_the_majority_is_more_than_half(choices, expected):
+    assert majority(choices) == expected
 
 
 # Missing answers
@@ -381,21 +258,3 @@ def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_
     human = study.human({"a": "first", "b": "tie", "c": "tie"})
     row = study.row(human, pairs)
     assert (row["num_questions"], row["accuracy"], row["position_swap_rate"]) == (3, 1.0, 0.5)
-
-
-def test_two_systems_judged_on_other_narratives_are_no_pair(study):
-    one, other = study.aspect("1.json", {"a": 0.5}), study.aspect("2.json", {"a": 0.25})
-    study.change(other, "a", question_sha256="another")
-    message = refusal("--evaluator", "A", one, other, "--human_addr", study.human({"a": "first"}))
-    assert message.startswith(f"{other}: not what was judged in {one} under the same ids: 'a'")
-
-
-def test_unscored_as_zero_makes_a_preference_of_a_missing_verdict(study):
-    assert None in ASPECTS[None]
-    one, other = study.aspect("1.json", {"a": None, "b": 0.5}), study.aspect("2.json", {"a": 0.25, "b": 0.25})
-    human = study.human({"a": "first", "b": "first"})
-    assert study.row(human, one, other)["unscored"] == 1
-    _, figures = study.run("--human_addr", human, "--evaluator", "A", one, other, "--unscored_as_zero")
-    [row] = figures["evaluators"]
-    as_zero = sum(verdict or 0 for verdict in ASPECTS[None]) / 4
-    assert (row["unscored"], row["mean_score"]) == (0, (as_zero + 0.5 + 0.25 + 0.25) / 4)

@@ -3,18 +3,12 @@
 import csv
 import io
 import json
-import signal
-import struct
-import subprocess
-import sys
-import warnings
 from collections import Counter
 from pathlib import Path
 
 import pytest
-from hub_server import QUESTIONS
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, paper_files
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
 from utils.cli import UserError
 from utils.dataset_statistics import main
 from utils.tables.dataset_counts import (
@@ -25,7 +19,6 @@ from utils.tables.dataset_counts import (
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
-PAPER = paper_files()
 METHOD = (
     "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
     "The paper says neither which deviation it prints nor what its lengths are counted in."
@@ -51,13 +44,6 @@ TWO = [
 ]
 # Means (3 + 6) / 2, (10 + 40) / 2, (0 + 5) / 2, (2 + 5) / 2; of two numbers the deviation is half their distance.
 TWO_CELLS = ["2", "3.5 ± 1.5", "2.5 ± 2.5", "4.5 ± 1.5", "25.0 ± 15.0"]
-LABELS = [
-    "Questions (users)",
-    "Aspects per question",
-    "Profile size (posts)",
-    "Question length (words)",
-    "Narrative length (words)",
-]
 
 
 @pytest.fixture
@@ -91,13 +77,6 @@ def refusal(*arguments):
 # The numbers
 
 
-def test_means_and_deviations(dataset, capsys):
-    head, rows, notes = table(capsys, dataset("own.json", *TWO))
-    assert head == ["", "own.json"]
-    assert rows == [list(pair) for pair in zip(LABELS, TWO_CELLS, strict=True)]
-    assert notes == [METHOD, "own.json: an empty 'profile' in 1 of 2 questions, counted as 0."]
-
-
 def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
@@ -122,34 +101,6 @@ def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
 # What the paper prints
 
 
-def test_the_papers_files_are_the_downloaded_ones():
-    printed = {tuple(stem.rsplit("_", 1)): entry["questions"] for stem, entry in PAPER.items()}
-    assert printed == QUESTIONS
-    assert list(dict.fromkeys(entry["group"] for entry in PAPER.values())) == list(CATEGORIES)
-    assert all(stem.endswith(f"_{entry['split']}") for stem, entry in PAPER.items())
-
-
-def test_its_row_stands_below_ours(dataset, capsys):
-    path = dataset("Society_and_Culture_test.json", *(r | {"category": "law"} for r in TWO))
-    head, rows, notes = table(capsys, path)
-    assert head == ["", "Society & Culture, test"]
-    printed = ["1074", "4.8 ± 1.0", "115.8 ± 203.6", "12.9 ± 5.4", "167.9 ± 143.4"]
-    assert rows[::2] == [list(pair) for pair in zip(LABELS, TWO_CELLS, strict=True)]
-    assert rows[1::2] == [["– in the paper", cell] for cell in printed]
-    assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
-
-
-def test_files_are_in_the_papers_order_and_others_behind_them(dataset, capsys):
-    names = ["z\n\x1b[31m.json", "Society_and_Culture_train.json", "Art_and_Entertainment_test.json", "a*b.jsonl"]
-    names += ["Art_and_Entertainment_validation.json", "Art_and_Entertainment_train_ranked.json"]
-    head, rows, _ = table(capsys, *(dataset(name, *TWO) for name in names))
-    assert head[1:] == [
-        "Arts & Entertainment, validation", "Arts & Entertainment, test", "Society & Culture, train",
-        "z \\x1b[31m.json", "a\\*b.jsonl", "Art_and_Entertainment_train_ranked.json",
-    ]  # fmt: skip
-    assert rows[1] == ["– in the paper", "801", "767", "7614", "", "", ""]
-
-
 # What is missing or empty
 
 
@@ -170,38 +121,7 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
     ]
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("profile", {"p1": "text"}, "field 'profile' is {'p1': 'text'}; it must be a list or missing"),
-        ("rubric_aspects", 3, "field 'rubric_aspects' is 3; it must be a list or missing"),
-        ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
-        ("category", ["rpg"], "field 'category' is ['rpg']; it must be a text or missing"),
-    ],
-)
-def test_a_field_of_another_kind_is_refused(dataset, field, value, expected):
-    path = dataset("own.json", TWO[0], record(2, **{field: value}))
-    assert refusal(path) == f"{path}: record 1 (id 'q2'): {expected}"
-
-
 # Communities
-
-
-def test_a_file_of_more_than_one_category_is_named(dataset, capsys):
-    _, _, notes = table(capsys, dataset("own.json", record(1, category="law"), record(2, category="money")))
-    assert not any("more than one" in note for note in notes)
-    _, _, notes = table(capsys, dataset("own2.json", record(1, category="law"), record(2, category="writers")))
-    assert notes[-1] == (
-        "own2.json: questions of more than one category: Society & Culture, Lifestyle & Personal Development; "
-        "the hub's files hold one each."
-    )
-
-
-def test_a_community_in_another_categorys_file_is_named(dataset, capsys):
-    records = [record(n, category=c) for n, c in enumerate(("rpg", "law", "astrology", "diy"))]
-    *_, unknown, elsewhere = table(capsys, dataset("Society_and_Culture_test.json", *records))[2]
-    told = "utils/benchmarks/lampqa_communities.toml has another category for 'diy', 'rpg'."
-    assert elsewhere == f"Society & Culture, test: {told}" and "'astrology', which" in unknown
 
 
 # Forms
@@ -226,103 +146,7 @@ def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys)
 # The figure
 
 
-def bars_of(figure, number):
-    """The lengths of a panel's bars by the labels on the left, and the numbers printed at their ends."""
-    panel = figure.axes[number]
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    lengths = {labels[round(bar.get_y() + bar.get_height() / 2)]: int(bar.get_width()) for bar in panel.patches}
-    return lengths, [text.get_text() for text in panel.texts]
-
-
-def make_figure(panels):
-    """The figure of files, a panel each, with these questions by community."""
-    columns = []
-    for name, counts in panels.items():
-        group_of = {community: COMMUNITIES.get(community) for community in counts}
-        columns.append(Column(name, name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
-    return communities_figure(columns)
-
-
-NO_CATEGORY = "Communities without a category"
-
-
-def test_the_bars_are_the_counts_grouped_and_largest_first():
-    train = Counter({"law": 1200, "rpg": 30, "anime": 30, "astrology": 2})
-    figure = make_figure({"train": train, "test": Counter({"law": 5, "music": 9, "anime": 1})})
-    assert [panel.get_title() for panel in figure.axes] == ["train\n1,262 questions", "test\n15 questions"]
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels == [CATEGORIES[0], "anime", "rpg", "music", CATEGORIES[2], "law", NO_CATEGORY, "astrology"]
-    assert bars_of(figure, 0) == (
-        {"anime": 30, "rpg": 30, "music": 0, "law": 1200, "astrology": 2},
-        ["30", "30", "0", "1,200", "2"],
-    )
-    lengths, _ = bars_of(figure, 1)
-    assert lengths == {"anime": 1, "rpg": 0, "music": 9, "law": 5, "astrology": 0}
-    bold = [label.get_text() for label in figure.axes[0].get_yticklabels() if label.get_fontweight() == "bold"]
-    assert bold == [CATEGORIES[0], CATEGORIES[2], NO_CATEGORY]
-
-
-def no_text_is_cut(figure):
-    """Every text lies within the figure, and no label reaches into its panel."""
-    figure.draw_without_rendering()
-    frame = figure.bbox
-    texts = [text for panel in figure.axes for text in (panel.title, *panel.texts)]
-    texts += [*figure.axes[0].get_yticklabels(), figure._supxlabel]
-    boxes = [text.get_window_extent() for text in texts]
-    labels = [label.get_window_extent() for label in figure.axes[0].get_yticklabels()]
-    inside = all(b.x0 >= 0 and b.y0 >= 0 and b.x1 <= frame.x1 and b.y1 <= frame.y1 for b in boxes)
-    return inside and all(box.x1 <= figure.axes[0].bbox.x0 for box in labels)
-
-
-@pytest.mark.parametrize(
-    "series",
-    [
-        {"train": Counter({"rpg": 123456, "interpersonal": 1, "c" * 200: 5}), "test": Counter({"law": 99999})},
-        {"f" * 120 + ".json": Counter({"rpg": 1}), "validation": Counter({"vegetarianism": 10})},
-    ],
-)
-def test_no_label_is_cut(series):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a layout that does not fit is only a warning
-        assert no_text_is_cut(make_figure(series))
-
-
-def test_the_script_draws_the_same_bytes_again(tmp_path, capsys):
-    arguments = ["--inputs_addr", str(SAMPLE / "train.json"), str(SAMPLE / "test.json"), "--plot_addr"]
-    first, second = tmp_path / "new" / "first.png", tmp_path / "second"
-    main([*arguments, str(first)])
-    main([*arguments, str(second)])
-    assert first.read_bytes() == second.read_bytes()
-    # 33 communities and 3 headings: 1 + 36 * 0.19 inches high; 2.4 + 2 * 2.3 inches wide
-    assert struct.unpack(">II", first.read_bytes()[16:24]) == (1050, 1176)
-    assert f"{second}: 33 communities" in capsys.readouterr().err
-
-
 # The script
-
-
-WAITING = """
-import os, time
-from utils import cli, dataset_statistics
-from utils.tables import dataset_counts
-def count_file(path):
-    os.write(1, b"reading\\n")  # in one piece: print may mix with the other process's
-    time.sleep(3600)
-dataset_counts.count_file = count_file
-dataset_counts.os.sched_getaffinity = lambda _: {0, 1}
-cli.run_script(lambda: dataset_statistics.main(["--inputs_addr", "a.json", "b.json"]))
-"""
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_processes_too(number):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
-        assert [process.stdout.readline() for _ in range(2)] == ["reading\n"] * 2
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=600)  # as long as a process has them open
-    assert (process.returncode, stdout) == (130, "")
-    assert stderr == "interrupted; what is finished is kept, run the same command again\n"
 
 
 def test_what_cannot_be_read_or_drawn_is_refused_and_nothing_is_printed(dataset, tmp_path, capsys):
@@ -336,8 +160,55 @@ def test_what_cannot_be_read_or_drawn_is_refused_and_nothing_is_printed(dataset,
     assert capsys.readouterr().out == ""
 
 
-def test_an_error_in_another_process_is_this_one_s(tmp_path):
-    bad = tmp_path / "bad.json"
-    bad.write_text('[{"id": "q1"}]')
-    told = refusal(SAMPLE / "test.json", bad, SAMPLE / "train.json")
-    assert told == f"{bad}: record 0 (id 'q1'): field 'question' is missing or null; it must be a text"
+LABELS = ["Questions (users)", "Aspects per question", "Profile size (posts)", "Question length (words)",
+          "Narrative length (words)"]  # fmt: skip
+
+
+def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys):
+    own = dataset("own.json", *TWO)
+    path = dataset(
+        "Society_and_Culture_test.json", *(r | {"category": c} for r, c in zip(TWO, ("law", "diy"), strict=True))
+    )
+    head, rows, notes = table(capsys, own, path)
+    assert head == ["", "Society & Culture, test", "own.json"]
+    printed = ["1074", "4.8 ± 1.0", "115.8 ± 203.6", "12.9 ± 5.4", "167.9 ± 143.4"]
+    assert rows[::2] == [[label, cell, cell] for label, cell in zip(LABELS, TWO_CELLS, strict=True)]
+    assert rows[1::2] == [["– in the paper", cell, ""] for cell in printed]
+    assert notes[0] == METHOD
+    assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
+    assert "own.json: an empty 'profile' in 1 of 2 questions, counted as 0." in notes
+    other = "utils/benchmarks/lampqa_communities.toml has another category for 'diy'."
+    assert f"Society & Culture, test: {other}" in notes
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("profile", {"p1": "text"}, "field 'profile' is {'p1': 'text'}; it must be a list or missing"),
+        ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
+    ],
+)
+def test_a_field_of_another_kind_is_refused_also_by_another_process(dataset, field, value, expected):
+    path = dataset("own.json", TWO[0], record(2, **{field: value}))
+    assert refusal(SAMPLE / "test.json", path) == f"{path}: record 1 (id 'q2'): {expected}"
+
+
+def test_the_bars_are_the_counts_grouped_and_largest_first():
+    columns = []
+    for name, counts in (
+        ("train", Counter({"law": 1200, "rpg": 30, "anime": 30, "astrology": 2})),
+        ("test", Counter({"law": 5, "music": 9, "anime": 1})),
+    ):
+        group_of = {community: COMMUNITIES.get(community) for community in counts}
+        columns.append(Column(name, name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
+    figure = communities_figure(columns)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    groups = CATEGORIES[0], CATEGORIES[2], "Communities without a category"
+    assert labels == [groups[0], "anime", "rpg", "music", groups[1], "law", groups[2], "astrology"]
+    assert [
+        {labels[round(bar.get_y() + bar.get_height() / 2)]: int(bar.get_width()) for bar in panel.patches}
+        for panel in figure.axes
+    ] == [
+        {"anime": 30, "rpg": 30, "music": 0, "law": 1200, "astrology": 2},
+        {"anime": 1, "rpg": 0, "music": 9, "law": 5, "astrology": 0},
+    ]

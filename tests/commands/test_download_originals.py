@@ -28,7 +28,6 @@ ON_HUB = {path: content for path, content in ROWS.items() if not path.startswith
 LICENSED = ("LaMP-6", "LongLaMP-email")
 NAMES = [name for name in tasks() if re.match("LaMP-[1-7]|LongLaMP-", name)]
 TRAIN, DEV = "LaMP_4/train/train_questions.json", "LaMP_4/dev/dev_questions.json"  # on the server
-HINT = "interrupted; what is finished is kept, run the same command again\n"
 HURRY = "import utils.files.web_files as w; w.WAIT = 0"
 
 
@@ -78,14 +77,12 @@ class Download:
         self.data, self.cache = folder / "data", folder / "cache"
         self._zygote, self._url = zygote, url
 
-    def arguments(self, name, *flags):
+    def start(self, name, *flags, **setup):
         """Of LaMP from the server on loopback, if the flags name no other place."""
         if not flags and name in NAMES and name.startswith("LaMP") and name not in LICENSED:
             flags = ("--source_url", self._url)
-        return ["--dataset", name, "--output_dir", self.data, "--cache_dir", self.cache, *flags]
-
-    def start(self, name, *flags, **setup):
-        return self._zygote.start("utils.download_datasets", self.arguments(name, *flags), **{"do": HURRY, **setup})
+        words = ["--dataset", name, "--output_dir", self.data, "--cache_dir", self.cache, *flags]
+        return self._zygote.start("utils.download_datasets", words, **{"do": HURRY, **setup})
 
     def run(self, name="LaMP-4", *flags, code=0, **setup):
         """Its stdout and stderr."""
@@ -127,7 +124,7 @@ def splits_of(name):
 # What comes out
 
 
-@pytest.mark.parametrize("name", ["LaMP-4", "LaMP-6", "LongLaMP-topic", "LongLaMP-email"])
+@pytest.mark.parametrize("name", ["LaMP-6", "LongLaMP-email"])
 def test_from_a_folder(download, name):
     folder = LONG if name in CONFIGS else LAMP
     printed, errors = download.run(name, "--source_dir", folder)
@@ -144,7 +141,7 @@ def test_from_a_folder(download, name):
     assert download.run(name, "--source_dir", folder)[0].count(": already there, left alone\n") == 3
 
 
-@pytest.mark.parametrize("name", ["LaMP-2", "LaMP-4", "LongLaMP-topic"])
+@pytest.mark.parametrize("name", ["LaMP-2", "LongLaMP-topic"])
 def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
     assert download.run(name)[1] == ""
     for split in splits_of(name):
@@ -155,9 +152,8 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
         settings = read_manifest(download.file(name, split=split))["settings"]
         assert settings == {**place, "task": name, "setting": "user", "split": split}
     if name not in CONFIGS:
-        folder = "LaMP_2/new" if name == "LaMP-2" else name.replace("-", "_")
         splits = [f"{split}/{split}_{kind}" for split in ("train", "dev") for kind in ("questions", "outputs")]
-        asked = [f"{folder}/{file}.json" for file in (*splits, "test/test_questions")]
+        asked = [f"LaMP_2/new/{file}.json" for file in (*splits, "test/test_questions")]
         assert [path for path, _ in server.asked] == asked
     server.asked.clear()
     hub.fetched.clear()
@@ -165,7 +161,6 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
     shutil.rmtree(download.data)
     download.run(name)  # what is in the cache is not fetched again
     assert (server.asked, hub.fetched) == ([], [])
-    assert download.records(name, split="test") == sample(name, "test")
 
 
 def test_where_lamp_and_longlamp_are_published():
@@ -180,48 +175,8 @@ def test_where_lamp_and_longlamp_are_published():
     assert len(places) == 11 * 2
 
 
-def test_the_paper_s_sizes_are_of_the_time_based_splits(download, server):
-    printed, _ = download.run()
-    assert f"{download.file()}: 6 questions\n" in printed and "published_questions" not in read_manifest(
-        download.file()
-    )
-    printed, _ = download.run("LaMP-2", "--setting", "time", "--source_url", server.url)
-    path = download.file("LaMP-2", "time")
-    assert any(one.startswith("time/LaMP_2/new/dev/") for one, _ in server.asked)
-    assert f"{path}: 6 questions; the paper, from memory, says 1410\n" in printed
-    assert read_manifest(path)["published_questions"] == {"number": 1410, "source": "the paper, from memory,"}
-
-
-@pytest.mark.parametrize("where", ["", "LaMP_4/{}", "downloads/of/LaMP_4"])
-def test_a_folder_may_hold_the_files_in_any_way_they_were_fetched(download, tmp_path, where):
-    for path in (LAMP / "LaMP_4").iterdir():
-        place = tmp_path / "mine" / where.format(path.name.partition("_")[0]) / path.name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    if where.startswith("downloads"):  # not any: what lies deeper may be another task's
-        told = download.refuse("LaMP-4", "--source_dir", tmp_path / "mine")
-        assert told.startswith(f"{tmp_path}/mine: no file {TRAIN} in it, nor one of that name in a folder above\n")
-    else:
-        download.run("LaMP-4", "--source_dir", tmp_path / "mine")
-        assert download.records() == sample("LaMP-4", "dev")
-
-
-def test_emails_as_their_builder_writes_them(download, tmp_path):
-    """It calls the second split dev, and writes no answers to the test set."""
-    shutil.copytree(LONG / "email_user", tmp_path / "mine", ignore=shutil.ignore_patterns("test_outputs.json"))
-    flags = ("--setting", "temporal", "--source_dir", tmp_path / "mine")
-    download.run("LongLaMP-email", *flags)
-    for split in ("train", "val"):
-        assert download.records("LongLaMP-email", "temporal", split) == sample("LongLaMP-email", split)
-    tests = sample("LongLaMP-email", "test")
-    assert all(record.pop("target") for record in tests)
-    assert download.records("LongLaMP-email", "temporal", "test") == tests
-    (tmp_path / "mine/dev_outputs.json").unlink()
-    assert "dev_outputs.json in it, the answers to " in download.refuse("LongLaMP-email", *flags, "--overwrite")
-
-
 def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
-    """Its plain folder has the news categories."""
+    """Its plain folder has the news categories. What lies deeper than on the server may be another task's."""
     news = json.loads(ORIGINALS["LaMP_2/new/dev/dev_questions.json"])
     news[0]["profile"][0]["category"] = "sports"
     for path, content in {**ORIGINALS, "LaMP_2/dev/dev_questions.json": json.dumps(news).encode()}.items():
@@ -229,23 +184,8 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
         (tmp_path / path).write_bytes(content)
     download.run("LaMP-2", "--source_dir", tmp_path)
     assert download.records("LaMP-2") == sample("LaMP-2", "dev")
-    download.run("LaMP-2", "--setting", "time", "--source_dir", tmp_path)
-
-
-def test_a_finished_file_is_not_read_again(download, originals):
-    """By sizes and times it is told that nothing was changed; where they differ the content decides."""
-    flags = ("--source_dir", originals.folder)
-    download.run("LaMP-4", *flags)
-    no_hash = "import hashlib; hashlib.file_digest = None"
-    assert download.run("LaMP-4", *flags, do=no_hash)[0].count("left alone") == 3
-    (originals.folder / QUESTIONS).touch()
-    download.run("LaMP-4", *flags, do=no_hash, code=1)  # it may be another file: nothing but a hash can tell
-    assert download.run("LaMP-4", *flags)[0].count("left alone") == 3
-    path = download.file()
-    changed = path.read_bytes().replace(b"headline", b"HEADLINE")
-    path.write_bytes(changed)
-    assert download.refuse("LaMP-4", *flags).startswith(f"{path}: exists, and was not written by this script or was ch")
-    assert path.read_bytes() == changed
+    told = download.refuse("LaMP-4", "--source_dir", tmp_path.parent)
+    assert told.startswith(f"{tmp_path.parent}: no file {TRAIN} in it, nor one of that name in a folder above\n")
 
 
 # Flags
@@ -255,15 +195,11 @@ def test_a_finished_file_is_not_read_again(download, originals):
     ("flags", "message"),
     [
         ("LaMP-4 --setting temporal", "--setting temporal: LaMP-4 has no such setting; its settings: user and time\n"),
-        ("LaMP-QA --setting user", "--setting user: LaMP-QA has no such setting; its settings: none\n"),
         ("LaMP-4 --source_dir none", "--source_dir none: no such folder\n"),
         ("LaMP-4 --source_url ciir.cs", "--source_url ciir.cs: not an address; it begins with http:// or https://\n"),
-        ("LongLaMP-topic --source_dir tests --revision v1", "--revision v1: tests is a folder, which has none\n"),
         ("LongLaMP-topic --source_dir docs", "docs, topic_writing_user, train: cannot be downloaded: no file"),
-        *((name, f"{name}_user: its texts are of the Avocado corpus, which needs a licence, so nobody may publish "
-           "them\n  docs/lamp.md says how to build its files; give their folder as --source_dir\n")
-          for name in LICENSED),
-        ("LaMP-8", "argument --dataset: invalid choice: 'LaMP-8' (choose from 'LaMP-QA', 'LaMP-1', "),
+        ("LaMP-6", "LaMP-6_user: its texts are of the Avocado corpus, which needs a licence, so nobody may publish "
+         "them\n  docs/lamp.md says how to build its files; give their folder as --source_dir\n"),
     ],
 )  # fmt: skip
 def test_flags_that_cannot_be_followed(download, flags, message):
@@ -289,9 +225,6 @@ def originals(tmp_path):
     return change
 
 
-QUESTIONS = "LaMP_4/dev_questions.json"
-
-
 def put(name, value):
     """A change of the first question's field."""
     return lambda questions: [{**questions[0], name: value}, *questions[1:]]
@@ -303,11 +236,9 @@ def put(name, value):
         ("LaMP_2/dev_outputs.json", lambda golds: json.loads(json.dumps(golds).replace('"comedy"', '"western"')),
          r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target' is .*'western', not one of sci-fi, "),
         ("LaMP_2/dev_questions.json", put("profile", [{"id": "1", "text": "t", "category": "sports"}]),
-         r"LaMP_2/dev_questions\.json: record 0: of the news categories that LaMP-2 was before; this is movie tagging\n"
-         "  LaMP's server has it in "),
+         r"LaMP_2/dev_questions\.json: record 0: of the news categories that LaMP-2 was before; this is movie tagg"),
         ("LaMP_6/dev_questions.json", put("input", "038-000512-EM"),
-         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id: the texts are not "
-         r"put in yet\n  docs/lamp.md"),
+         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id: the texts are not "),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_and_nothing_replaced(download, originals, path, change, told):
@@ -318,17 +249,6 @@ def test_bad_input_is_told_and_nothing_replaced(download, originals, path, chang
     # What was made of the files as they were is not replaced unasked.
     assert download.refuse(name, *flags).startswith(f"{download.file(name)}: was made with other settings")
     assert re.match(f"{originals.folder}/{told}", download.refuse(name, *flags, "--overwrite"))
-    download.file(name).unlink()
-    errors = download.refuse(name, *flags)
-    assert errors.endswith("\n  copy it again\n") or errors.count("\n") == 2
-    assert not download.file(name).exists()
-
-
-def test_a_web_page_in_place_of_a_file(download, originals):
-    (originals.folder / QUESTIONS).write_bytes(b"<!DOCTYPE html><p>Gone")
-    errors = download.run("LaMP-4", "--source_dir", originals.folder, code=2)[1]
-    assert errors.startswith(f"error: {originals.folder / QUESTIONS}: a web page, not JSON") and errors.count("\n") == 2
-    assert not download.file().exists() and not list(download.data.glob("*.tmp"))
 
 
 # A server in trouble
@@ -356,7 +276,6 @@ def test_a_server_that_recovers(download, server):
         (Trouble(503), 6, "cannot be downloaded: the server answers 503\n  run it again later, or copy the files "),
         (Trouble(404), 1, "the server answers 404; is the address right?\n"),
         (Trouble(page=b"\n <!doctype html>"), 1, "the server sends a web page, not JSON; is the address right?\n"),
-        (Trouble(page=b"\x1f\x8b"), 1, "the server sends something else than JSON; is the address right?\n"),
     ],
 )
 def test_a_server_that_does_not(download, server, trouble, tries, message):
@@ -368,27 +287,7 @@ def test_a_server_that_does_not(download, server, trouble, tries, message):
     assert download.file(split="train").exists() and not download.file().exists()
     assert not list(download.cache.rglob("dev_questions.json*"))
     server.trouble = lambda path: FINE
-    printed, _ = download.run()
-    assert printed.count("left alone") == 1 and download.records() == sample("LaMP-4", "dev")
-
-
-def test_without_the_internet_it_is_told_at_once(download):
-    errors = download.run("LaMP-4", "--source_url", "http://127.0.0.1:9/LaMP", code=2)[1]
-    assert errors == (
-        f"error: http://127.0.0.1:9/LaMP/{TRAIN}: cannot be downloaded: the connection failed (ConnectError)\n"
-        "  run it again later, or copy the files here and give their folder as --source_dir\n"
-    )
-
-
-def test_a_file_over_the_limit_is_refused_before_it_is_fetched(download, server, hub):
-    limit = r"0.0 GB, over the limit of 0 GB a file; is the"
-    server.files |= large(2_000_000)
-    told = download.refuse(do=f"{HURRY}; w.LARGEST = 1_000_000")
-    assert re.fullmatch(rf"\S+: the server sends {limit} address right\?\n", told)
-    assert download.cached(".json") == download.cached(".part") == []
-    told = download.refuse("LongLaMP-topic", do="import utils.records.downloads as d; d.LARGEST = 1")
-    assert re.fullmatch(rf"LongLaMP/LongLaMP: \S+: {limit} name right\?\n", told)
-    assert not [path for path in hub.fetched if "topic" in path]
+    assert download.run()[0].count("left alone") == 1
 
 
 def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
@@ -396,9 +295,8 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
     server.in_turn(*[Trouble(503)] * 6)
     told = download.run("LaMP-4", "--source_url", url, code=2)[1] + download.run("LaMP-4", "--source_url", url)[0]
     files = [*download.data.iterdir(), *download.cached()]
-    assert "c0ffee" not in told and not [
-        path for path in files if b"c0ffee" in path.read_bytes() or "c0ffee" in str(path)
-    ]
+    assert "c0ffee" not in told
+    assert not [path for path in files if b"c0ffee" in path.read_bytes() or "c0ffee" in str(path)]
     assert read_manifest(download.file())["settings"]["dataset_name"] == server.url
 
 
@@ -415,17 +313,15 @@ def large(num_bytes):
     return {TRAIN: json.dumps(questions).encode(), TRAIN.replace("questions", "outputs"): json.dumps(golds).encode()}
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
-def test_ended_in_the_middle_of_a_file_it_goes_on_there(download, server, signum):
+def test_ended_in_the_middle_of_a_file_it_goes_on_there(download, server):
     server.files |= large(2_000_000)
     server.trouble = lambda path: Trouble(hold_after=1_000_000) if path == TRAIN else FINE
     run = download.start("LaMP-4")
     server.wait_until(lambda: server.sent >= 1_000_000)
     while not (parts := [path for path in download.cached(".part") if path.stat().st_size >= 900_000]):
         time.sleep(0.001)
-    run.send(signum)
-    assert run.wait() == (-signum if signum == signal.SIGKILL else 130)
-    assert run.errors == ("" if signum == signal.SIGKILL else HINT)
+    run.send(signal.SIGKILL)
+    assert run.wait() == -signal.SIGKILL
     assert list(download.data.glob("*.json")) == []
     size = parts[0].stat().st_size
     server.released.set()
@@ -454,44 +350,3 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
 
 
 # Large files
-
-
-def test_progress_is_shown_while_a_large_file_comes_and_is_read(download, server):
-    server.files |= large(12_000_000)
-    lines = download.run(do=f"{HURRY}; import utils.cli.progress as p; p.LINE_SECONDS = 0; p.LARGE = 10**7")[
-        1
-    ].splitlines()
-    written = next(number for number, line in enumerate(lines) if line.startswith("writing "))
-    assert lines[written].startswith(f"writing {download.file(split='train')} (")
-    size = len(server.files[TRAIN]) // 10**6
-    for told, end in ((lines[:written], ""), (lines[written + 1 :], " read")):
-        assert told[0] == f"0/{size} MB of train_questions.json{end}"
-        assert re.fullmatch(rf"{size}/{size} MB of train_questions.json{end}, [\d.]+/\w+, took 0:\d\d:\d\d", told[-1])
-
-
-def test_a_large_file_that_is_cut_short_is_not_read_as_a_whole(download, originals):
-    """json.loads would take ten times its size."""
-    content = large(2_000_000)[TRAIN][:1_000_000]
-    (originals.folder / "LaMP_4/train_questions.json").write_bytes(content)
-    code = "import utils.cli.progress as p, utils.records.originals as o; p.LARGE = 10**5; p.LINE_SECONDS = 600"
-    golds = large(2_000_000)[TRAIN.replace("questions", "outputs")]
-    (originals.folder / "LaMP_4/train_outputs.json").write_bytes(golds)
-    errors = download.refuse("LaMP-4", "--source_dir", originals.folder, do=code)
-    told = re.match(r"(\S+): cut short, or no array of questions: not to be read from byte (\d+) on\n  copy it", errors)
-    assert told[1] == str(originals.folder / "LaMP_4/train_questions.json") and 900_000 < int(told[2]) < 1_000_000
-
-
-PEAK = "import atexit; atexit.register(lambda: print(open('/proc/self/status').read()))"
-
-
-def test_memory_does_not_grow_with_the_file(download, server):
-    peaks = []
-    for num_bytes in (12_000_000, 48_000_000):
-        server.files |= large(num_bytes)
-        shutil.rmtree(download.cache, ignore_errors=True)
-        printed, _ = download.run("LaMP-4", "--source_url", server.url, "--overwrite", do=f"{HURRY}; {PEAK}")
-        assert len(download.records(split="train")) > num_bytes // 50_000
-        shutil.rmtree(download.data)
-        peaks.append(int(re.search(r"VmHWM:\s+(\d+) kB", printed)[1]))
-    print(peaks)
-    assert peaks[1] < peaks[0] + 20_000

@@ -1,21 +1,15 @@
 """utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-import prompts
 from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
-from utils.benchmarks.lampqa import PUBLIC_CODE, aspect_messages, gold_plan
+from utils.benchmarks.lampqa import aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.import_prompts import main, read_prompts
 from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
-from utils.tables.notes import wording
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -151,12 +145,6 @@ def clone(tmp_path, monkeypatch):
     return tmp_path / "LaMP-QA"
 
 
-@pytest.fixture
-def folder(clone):
-    assert run() == 0
-    return clone.parent / "prompts_paper"
-
-
 def run(*more):
     return main(["--code_dir", "LaMP-QA", "--output_dir", "prompts_paper", *more])
 
@@ -167,26 +155,19 @@ def change(path, old, new):
     path.write_text(text.replace(old, new), encoding="utf-8")
 
 
-def listing(folder):
-    return {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
-
-
 def refusal(clone):
     """What is said of a clone that lacks something; nothing may be written."""
-    before = listing(clone.parent)
+    before = sorted(clone.parent.rglob("*"))
     with pytest.raises(UserError) as raised:
         run()
-    assert listing(clone.parent) == before
-    assert 1 <= len(str(raised.value).splitlines()) <= 3
+    assert sorted(clone.parent.rglob("*")) == before
+    assert len(str(raised.value).splitlines()) <= 3
     return str(raised.value)
 
 
 # The messages
 
-POSTS = ["First post.\n\nIts body {profile}.", "Second post."]
-JOINED = "First post.\n\nIts body {profile}.\n\nSecond post."
 QUESTION = "Why {plan}?"
-PLAN = "Here (I think) is what counts.\n- Cost\n- Time\n"
 RECORD = {
     "question": QUESTION,
     "narrative": "I wonder.\n",
@@ -202,30 +183,29 @@ def contents(messages):
     return tuple(message["content"] for message in messages)
 
 
-RAG = 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n'
-NOW = "\n~ Now ~\nWhy {plan}? {sic}\n"
-
-
 @pytest.mark.parametrize(
-    ("name", "posts", "expected"),
+    ("name", "posts", "system", "user"),
     [
-        ("no_personalization", [], ("Just reply.\n - shortly", "Why {plan}?")),
-        ("rag", POSTS, (RAG, f"\n~ Earlier ~\n{JOINED}{NOW}")),
-        ("rag", [], (RAG, f"\n~ Earlier ~\n{NOW}")),
-        ("planner", POSTS, ("List what matters.\n\n", f"\n~ Earlier ~\n{JOINED}{NOW}")),  # asked as RAG is
-        ("planpers", POSTS[:1], ("Greet like a neighbour, and mind the list. ",
-                                 f"\n~ Earlier ~\n{POSTS[0]}\n\n~ Now ~\nWhy {{plan}}?\n~ To cover ~\n{PLAN}\n")),
+        ("no_personalization", [], "Just reply.\n - shortly", "Why {plan}?"),
+        ("rag", [], 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
+         "\n~ Earlier ~\n\n~ Now ~\nWhy {plan}? {sic}\n"),
+        ("planner", ["First.\n\nIts body {profile}.", "Second."], "List what matters.\n\n",  # asked as RAG is
+         "\n~ Earlier ~\nFirst.\n\nIts body {profile}.\n\nSecond.\n~ Now ~\nWhy {plan}? {sic}\n"),
+        ("planpers", ["First."], "Greet like a neighbour, and mind the list. ",
+         "\n~ Earlier ~\nFirst.\n\n~ Now ~\nWhy {plan}?\n~ To cover ~\n- Cost\n- Time\n\n"),
     ],
 )  # fmt: skip
-def test_a_prompt_is_to_the_character_what_the_code_asks(folder, name, posts, expected):
-    values = {"question": QUESTION, "profile": join_posts(posts), "plan": PLAN}
-    prompt = load_prompt(f"lampqa/{name}", folder)
+def test_a_prompt_is_to_the_character_what_the_code_asks(clone, name, posts, system, user):
+    run()
+    values = {"question": QUESTION, "profile": join_posts(posts), "plan": "- Cost\n- Time\n"}
+    prompt = load_prompt(f"lampqa/{name}", "prompts_paper")
     needed = {field: value for field, value in values.items() if f"{{{field}}}" in prompt.user}
-    assert contents(prompt.messages(**needed)) == expected
+    assert contents(prompt.messages(**needed)) == (system, user)
 
 
-def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
-    prompt = load_prompt("lampqa/aspect_judge", folder)
+def test_the_judge_and_the_planners_target_are_to_the_character_the_codes(clone):
+    run()
+    prompt = load_prompt("lampqa/aspect_judge", "prompts_paper")
     first, second = (aspect_messages(prompt, RECORD, ["It {aspect}."], i) for i in range(2))
     assert contents(first) == (
         "Weigh it.\nReply as {'match_score': 0}.",
@@ -233,22 +213,27 @@ def test_the_judge_sees_the_aspect_in_the_middle_and_empty_fields_stay(folder):
         "  why: Poor.\n  where: wonder\n\nOnly the number.\n",
     )
     assert contents(second)[1].endswith("sought: * Time\n  why: \n  where: \n\nOnly the number.\n")
-
-
-# The planner's target
-
-
-def test_the_target_is_the_lead_in_and_a_dash_and_title_a_line(folder):
-    lead_in = choose_lead_in("reference", load_prompt("lampqa/planner", folder))
-    assert lead_in == "Here (I think) is what counts.\n"
+    planner = load_prompt("lampqa/planner", "prompts_paper")
+    lead_in = choose_lead_in("reference", planner)
     assert gold_text(gold_plan(RECORD), lead_in) == "Here (I think) is what counts.\n- Cost  of it\n- Time\n"
-    assert choose_lead_in("paper", load_prompt("lampqa/planner", folder)) is None
+    assert choose_lead_in("paper", planner) is None
     assert gold_text(gold_plan(RECORD)) == "Cost of it\nTime"
-
-
-def test_without_an_imported_prompt_the_target_is_refused_with_the_command():
     with pytest.raises(UserError, match=r"(?s)^--planner_target reference: .*utils/import_prompts\.py --code_dir"):
         choose_lead_in("reference", load_prompt("lampqa/planner"))
+
+
+def test_it_writes_the_five_prompts_once_and_runs_nothing_of_the_clone(clone, capsys):
+    assert run() == 0
+    out, err = capsys.readouterr()
+    assert out == "prompts_paper: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
+    assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]  # and nothing ran
+    assert run() == 0
+    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
+    Path("prompts_paper/rag.txt").write_text("mine")
+    assert refusal(clone).startswith("prompts_paper: exists, and does not hold these prompts\n")
+    assert Path("prompts_paper/rag.txt").read_text() == "mine"
 
 
 LEAD_IN = "What (she) wants: a+b?\n"
@@ -259,7 +244,6 @@ LEAD_IN = "What (she) wants: a+b?\n"
     [
         (f"{LEAD_IN}- Cost\n- Time\n", False, ["Cost", "Time"], "strict"),
         (f"{LEAD_IN}- Cost\n- Tim", True, ["Cost"], "repaired"),
-        (f"\n{LEAD_IN}- Cost\n- Cost", False, ["Cost"], "repaired"),
         ("- Cost\n- Time", False, ["Cost", "Time"], "strict"),
         (LEAD_IN, False, None, "none"),
     ],
@@ -283,70 +267,9 @@ def test_the_last_try_for_a_plan_is_held_to_the_form_it_learnt():
 # Files and folders
 
 
-def test_it_writes_the_five_prompts_and_says_whose_words_they_are(clone, capsys):
-    assert run() == 0
-    out, err = capsys.readouterr()
-    assert out == "prompts_paper: no_personalization, rag, planpers, planner, aspect_judge\n"
-    assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
-    assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
-    assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]
-    before = listing(clone.parent)
-    assert run() == 0
-    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
-    assert listing(clone.parent) == before
-
-
-def test_nothing_of_the_clone_is_run(clone):
-    command = [sys.executable, ROOT / "utils/import_prompts.py", "--code_dir", clone, "--output_dir", "out"]
-    done = subprocess.run(
-        command, cwd=clone.parent, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""}
-    )
-    assert done.returncode == 0, done.stderr
-    assert not list(clone.parent.rglob("ran")) and not list(clone.rglob("*.pyc"))
-
-
-@pytest.mark.parametrize("spoil", ["another prompt", "one missing", "a file", "a link to nothing"])
-def test_something_else_in_its_place_is_refused(clone, folder, spoil):
-    if spoil in ("a file", "a link to nothing"):
-        shutil.rmtree(folder)
-        folder.write_text("mine") if spoil == "a file" else folder.symlink_to("nothing")
-    elif spoil == "another prompt":
-        (folder / "rag.txt").write_text((folder / "rag.txt").read_text() + "\n")
-    else:
-        (folder / "rag.txt").unlink()
-    assert refusal(clone) == (
-        "prompts_paper: exists, and does not hold these prompts\n  give another --output_dir, or delete it"
-    )
-
-
-# A clone of another state
-
-
-CONSTANTS = dict.fromkeys(("_RAG_SYSTEM_PROMPT", "_RAG_USER_PROMPT", "_RAG_WITH_PLAN_SYSTEM_PROMPT"), FORMATTERS)
-CONSTANTS |= dict.fromkeys(("_RAG_WITH_PLAN_USER_PROMPT", "_PLANNER_PROMPT"), FORMATTERS)
-CONSTANTS |= dict.fromkeys(("_EVAL_PROMPT_SYSTEM", "_EVAL_PROMPT_USER"), EVALUATOR)
-FUNCTIONS = [
-    f"get_{name}_formatter" for name in ("baseline_no_rag", "baseline_rag", "planner", "generation_with_plan_rag")
-]
-FUNCTIONS += ["create_eval_prompt"]
-
-
-@pytest.mark.parametrize("name", [*CONSTANTS, *FUNCTIONS])
-def test_a_missing_constant_or_function_is_named(clone, name):
-    path = CONSTANTS.get(name, EVALUATOR if name == "create_eval_prompt" else FORMATTERS)
-    kind, old, new = (
-        ("constant", "\n{} = ", "\nOLD{} = ") if name in CONSTANTS else ("function", "def {}(", "def new_{}(")
-    )
-    change(clone / path, old.format(name), new.format(name))
-    assert refusal(clone).startswith(f"LaMP-QA/{path}: has no {kind} {name}\n")
-
-
 def test_what_cannot_be_read_at_all(clone):
     with pytest.raises(UserError, match=r"^--code_dir nowhere: no such folder$"):
         read_prompts(Path("nowhere"))
-    Path("file").write_text("")
-    with pytest.raises(UserError, match=r"\.prompts\.partial: cannot be made: "):
-        run("--output_dir", "file/prompts")
     (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
@@ -354,33 +277,24 @@ def test_what_cannot_be_read_at_all(clone):
     assert refusal(clone) == f"LaMP-QA/{FORMATTERS}: no such file\n  {remedy}"
 
 
-@pytest.mark.parametrize("name", ["_RAG_USER_PROMPT", "_EVAL_PROMPT_USER"])
-@pytest.mark.parametrize("value", ['f"{os.name}"', '"a" + name', 'open("x").read()', "[]", "b'bytes'"])
-def test_a_constant_that_is_no_text_as_it_stands(clone, name, value):
-    change(clone / CONSTANTS[name], f"\n{name} = ", f"\n{name} = {value}\nOLD{name} = ")
-    assert name in refusal(clone) or "a text that cannot be read without running the code" in refusal(clone)
-
-
 @pytest.mark.parametrize(
     ("path", "old", "new", "expected"),
     [
+        (FORMATTERS, "\n_PLANNER_PROMPT", "\nOLD", "has no constant _PLANNER_PROMPT\n"),
+        (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt\n"),
+        (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "a text that cannot be read without running the code"),
         (FORMATTERS, "{profile}\n~ Now", "~ Now", "_RAG_USER_PROMPT lacks the placeholder {profile}"),
-        (FORMATTERS, "{question} {{", "{query} {{", "_RAG_USER_PROMPT has a placeholder {query} that is not simply"),
         (FORMATTERS, "{question} {{", "{question!r} {{", "_RAG_USER_PROMPT has a placeholder {question} that is not"),
         (FORMATTERS, "\ndef get_planner", '\n_PLANNER_PROMPT += "more"\n\ndef get_planner',
          "_PLANNER_PROMPT is not a text that stands there as a whole"),
         (FORMATTERS, "{{sic}}", "{{sic}", "_RAG_USER_PROMPT is no text for str.format: Single '}'"),
         (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
-        (EVALUATOR, '{aspect["reason"]}', "", "must hold each of {aspect}, {details}, {evidence}, {question}, "),
         (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "a text that cannot be read without running the code"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "has 0 messages of the role system"),
         (FORMATTERS, '"\\n\\n".join', '"\\n".join', "joins the posts otherwise than by an empty line"),
         (FORMATTERS, '"- " + aspect', '"* " + aspect', "does not end in a line '- title' an aspect"),
-        (FORMATTERS, "counts.\\n{aspects}", "counts.\\n{aspects} Yes", "does not end in a line '- title' an aspect"),
         (FORMATTERS, "(I think)", "({user_prompt})", "the target's lead-in is not a fixed text"),
         (FORMATTERS, "~ To cover ~\n", "~ To cover ~\n[user]\n", "a line [user] or the like"),
-        (FORMATTERS, "~ To cover ~\n", "~ To cover ~\\r\\n", "a carriage return"),
-        (FORMATTERS, "def get_planner", "def def get_planner", "cannot be read as Python: invalid syntax"),
         (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read as Python: "),
         (FORMATTERS, '"""List what matters.', '"a" + ' * 5000 + '"""List', "nested too deeply"),
     ],
@@ -388,8 +302,7 @@ def test_a_constant_that_is_no_text_as_it_stands(clone, name, value):
 def test_what_is_otherwise_is_named(clone, path, old, new, expected):
     change(clone / path, old, new)
     said = refusal(clone)
-    assert said.startswith(f"LaMP-QA/{path}") or said.startswith("--code_dir LaMP-QA: ")
-    assert expected in said
+    assert said.startswith((f"LaMP-QA/{path}", "--code_dir LaMP-QA: ")) and expected in said
 
 
 # A file that is taken to the character
@@ -399,43 +312,18 @@ EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 def test_an_exact_prompt_is_all_that_stands_between_the_lines():
     prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
-    assert (prompt.system, prompt.user, prompt.exact, prompt.lead_in) == (" S \n\n", "\n{question}\n\n", True, None)
     assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
     assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")
     without = parse_prompt("lampqa/no_personalization", EXACT.removesuffix("[end]\n"), "f")
     assert (without.user, without.exact) == ("\n{question}", False)
-    empty = parse_prompt("lampqa/no_personalization", "[system]\n\n[user]\n{question}\n[end]", "f")
-    assert (empty.system, empty.user) == ("", "{question}")
-
-
-@pytest.mark.parametrize(
-    ("name", "target", "expected"),
-    [
-        ("planner", "Here:\n{plan} and so on", r"f: its \[assistant\] part must end with \{plan\}$"),
-        ("planner", "Here:", r"f: its \[assistant\] part: must hold each of \{plan\} exactly once"),
-        ("planner", "{plan}{plan}", r"f: its \[assistant\] part: must hold each of \{plan\} exactly once"),
-        ("rag", "Here:\n{plan}", r"f: a prompt is a line \[system\], its text, a line \[user\], its text$"),
-    ],
-)
-def test_a_target_that_cannot_be_used(name, target, expected):
-    text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
-    with pytest.raises(UserError, match=f"^{expected}"):
-        parse_prompt(f"lampqa/{name}", text, "f")
+    for name, target, told in (
+        ("planner", "Here:\n{plan} and so on", r"\[assistant\] part must end with \{plan\}$"),
+        ("planner", "Here:", r"\[assistant\] part: must hold each of \{plan\} exactly once"),
+        ("rag", "Here:\n{plan}", r"a prompt is a line \[system\], its text, a line \[user\], its text$"),
+    ):
+        text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
+        with pytest.raises(UserError, match=f"^f: .*{told}"):
+            parse_prompt(f"lampqa/{name}", text, "f")
 
 
 # Whose words
-
-
-def test_every_wording_is_named():
-    ours = {"aspect_judge", "planner", "planpers", "pairwise_judge", "factoid_filter"}
-    papers = {"no_personalization", "rag", "direct_judge", "aspect_extraction"}
-    assert ours | papers == {path.stem for path in (prompts.FOLDER / "lampqa").glob("*.txt")}
-    for name in ours | papers:
-        digest = load_prompt(f"lampqa/{name}").digest
-        assert wording(name, digest) == ("our own" if name in ours else "the paper's")
-        assert wording(name, "0" * 64) == "another"
-        assert wording("no such prompt", digest) == "another"
-    assert sorted(PUBLIC_CODE) == NAMES
-    for name, digest in PUBLIC_CODE.items():
-        assert wording(name, digest) == "the public code's"
-        assert wording("direct_judge", digest) == "another"

@@ -1,17 +1,16 @@
 """make_controls.py: what stands in its files, and how they are judged and shown."""
 
 import json
-from pathlib import Path
 
 import pytest
 from api_server import Reply
-from test_report import browser, content, files, needs_chromium, open_page  # noqa: F401
+from browser import browser, needs_chromium, open_page  # noqa: F401 (fixtures)
+from test_report import content, files  # noqa: F401 (a fixture)
 from test_strategies import judging, make_question  # noqa: F401
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.make_controls import draw_others, halve, main
-from utils.parsing.choices import parse_verdict
 
 NAMES = ("question", "other_answer", "half", "ceiling", "orders")
 TEXT = "The first sentence is short. The second one is a little longer than that! And here is a third, which ends it."
@@ -51,52 +50,6 @@ def test_each_control_is_what_its_name_says(study, capsys):
     )
 
 
-def test_an_order_is_a_verdict_to_a_reader_without_judgement(study):
-    """Whoever repeats it, or reads it for the judge's output, gives the highest score."""
-    [order] = make(study.folder)["orders"]["q1"]
-    assert parse_verdict(order["output"], False).value == 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "half", "cut_at"),
-    [
-        ("One. Two three four five six seven eight.", "One. Two three four", "word"),  # the sentence is too short
-        ("First line\nand the second one, longer", "First line", "sentence"),
-        ("He said \"so.\" Then he went away from here", 'He said "so."', "sentence"),
-        ("Version 3.5 runs, and 3.6 does not run", "Version 3.5 runs,", "word"),
-        ("漢字の文。次の文も同じ。", "漢字の文。", "sentence"),
-        ("漢字漢字漢字", "漢字漢", "character"),
-        ("x", "x", "character"),
-    ],
-)  # fmt: skip
-def test_half_an_answer_ends_where_a_reader_would_end_it(answer, half, cut_at):
-    assert halve(answer) == {"output": half, "cut_at": cut_at}
-    assert halve(f"  {answer}\n") == {"output": half, "cut_at": cut_at}
-
-
-@pytest.mark.parametrize("count", [2, 50])
-def test_no_question_has_its_own_answer_and_a_seed_draws_others(count):
-    ids = [f"q{i}" for i in range(count)]
-    drawn = [draw_others(ids, seed) for seed in range(20)]
-    assert all(sorted(its) == sorted(its.values()) == sorted(ids) for its in drawn)
-    assert not any(one == other for its in drawn for one, other in its.items())
-    assert draw_others(ids, 0) == drawn[0] and (count == 2 or drawn[1] != drawn[0])
-
-
-def test_what_cannot_be_made_is_refused(study):
-    study.responses("one", q1=TEXT)
-    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
-        make(study.folder, responses="one.json")
-    study.responses("foreign", q9=TEXT)
-    with pytest.raises(UserError, match="its ids are not the dataset's"):
-        make(study.folder, responses="foreign.json")
-    assert not (study.folder / "controls").exists()
-    name = "LaMP-4"
-    study.write("lamp.json", [{"task": name, "id": "q1", "question": "Q?", "target": "A", "profile": []}])
-    with pytest.raises(UserError, match=rf"{name}'s answers are scored without a judge, so none can be tried$"):
-        make(study.folder, data="lamp.json")
-
-
 def judge(request):
     """A sound one: 2 for what it was told of the asker's wishes, 1 for a whole answer and for half of a long one."""
     user = request["messages"][1]["content"]
@@ -130,37 +83,30 @@ def test_they_are_judged_as_any_system_and_stand_as_lines_in_the_report(study):
     assert society["controls"] == [["ceiling", 1], ["question", 0]]
 
 
-def test_a_control_is_judged_as_the_systems_are(files):
-    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
-    scores = files.scores("s.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]})
-    weighed = files.scores("w.json", {"rpg_1": [1, 1], "diy_2": [1], "law_3": [1, 1]}, probabilities={})
-    other = json.loads(Path(weighed).read_text()) | {"verdicts": "probability"}
-    weighed = files.write("w.json", other)
-    with pytest.raises(UserError, match="verdicts of aspect, probability, but"):
-        files.report("--system", "A", answers, scores, "--control", "Half", weighed)
-    with pytest.raises(UserError, match="--control: no system has scores to stand beside"):
-        files.report("--system", "A", answers, "--control", "Half", weighed)
+@pytest.mark.parametrize(
+    ("answer", "half", "cut_at"),
+    [
+        ("One. Two three four five six seven eight.", "One. Two three four", "word"),  # the sentence is too short
+        ("First line\nand the second one, longer", "First line", "sentence"),
+        ("漢字の文。次の文も同じ。", "漢字の文。", "sentence"),
+        ("漢字漢字漢字", "漢字漢", "character"),
+        ("x", "x", "character"),
+    ],
+)
+def test_half_an_answer_ends_where_a_reader_would_end_it(answer, half, cut_at):
+    assert halve(answer) == {"output": half, "cut_at": cut_at}
 
 
-@needs_chromium
-def test_a_control_is_a_line_in_each_panel(files, open_page):
-    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
-    scores = files.scores("s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [1, 1]})
-    half = files.scores("h.json", {"rpg_1": [1, 0], "diy_2": [1], "law_3": [0, 0]})
-    page = open_page(files.report("--system", "A", answers, scores, "--control", "Half <b>", half))
-    lines = "[...document.querySelectorAll('.panel')].map((panel) => panel.querySelectorAll('.level').length)"
-    assert page.run(lines) == [2, 2, 2, 2]  # in the system's track and in its own, in three groups and the average
-    row = "[...document.querySelectorAll('.panel .control')].map((row) => row.innerText.replace(/\\s+/g, ' ').trim())"
-    assert page.run(row) == ["Half <b> 0.25", "Half <b> 0.50", "Half <b> 0.00", "Half <b> 0.25"]
+def test_no_question_has_its_own_answer_and_a_seed_draws_others():
+    ids = [f"q{i}" for i in range(50)]
+    drawn = [draw_others(ids, seed) for seed in range(20)]
+    assert all(sorted(its) == sorted(its.values()) == sorted(ids) for its in drawn)
+    assert not any(one == other for its in drawn for one, other in its.items())
+    assert draw_others(ids, 0) == drawn[0] != drawn[1]
 
 
-def test_of_questions_of_no_known_group_a_control_has_its_line_too(files):
-    """As of a dataset that was built from other communities."""
-    files.data[1]["category"] = "chess"
-    files.inputs = files.write("data.json", files.data)
-    answers = files.responses("a.json", {"rpg_1": "A", "diy_2": "B", "law_3": "C"})
-    scores = files.scores("s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [1, 1]})
-    half = files.scores("h.json", {"rpg_1": [1, 0], "diy_2": [0], "law_3": [0, 0]})
-    index, _ = content(files.report("--system", "A", answers, scores, "--control", "Half", half))
-    [unknown] = [panel for panel in index["panels"] if panel["group"] == "unknown"]
-    assert [point["mean"] for point in unknown["points"]] == [0.5] and unknown["controls"] == [["Half", 0.0]]
+def test_what_cannot_be_made_is_refused(study):
+    study.responses("one", q1=TEXT)
+    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
+        make(study.folder, responses="one.json")
+    assert not (study.folder / "controls").exists()

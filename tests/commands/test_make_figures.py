@@ -5,27 +5,20 @@ import json
 import warnings
 from pathlib import Path
 
+import matplotlib
 import pytest
 from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 
 from utils import compare_evaluators, make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.make_figures import main, output_files, read_evaluators
-from utils.tables.drawing import shorten
+from utils.make_figures import main, read_evaluators
 from utils.tables.paper_figures import (
-    DARK,
-    HATCHES,
-    LIGHT,
     Evaluator,
-    posts_figure,
-    posts_ticks,
-    score_limits,
-    systems_figure,
     trade_off_figure,
 )
 from utils.tables.score_table import Row
-from utils.tables.system_scores import Point, columns_of
+from utils.tables.system_scores import columns_of
 from utils.tables.training_figure import training_figure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,16 +54,6 @@ def drawn(monkeypatch, tmp_path):
     return run
 
 
-@pytest.fixture
-def evaluators_file(tmp_path):
-    def write(*entries, content=None):
-        path = tmp_path / "evaluators.json"
-        path.write_text(json.dumps({"evaluators": entries} if content is None else content), encoding="utf-8")
-        return str(path)
-
-    return write
-
-
 def entry(name, accuracy, mean_score, **more):
     return {"name": name, "strategy": "aspect", "accuracy": accuracy, "mean_score": mean_score, **more}
 
@@ -83,14 +66,8 @@ def row(name, *means):
     return Row(name, dict(zip(GROUPS, means, strict=True)), {})
 
 
-def points(*means, reach=0.02):
-    """The four groups of one system, each interval this far to both sides."""
-    return {group: Point(mean, (mean - reach, mean + reach)) for group, mean in zip(GROUPS, means, strict=True)}
-
-
 PAPER = [evaluator("0.5B", 0.48, 0.94), evaluator("3B", 0.6, 0.7), evaluator("7B", 0.66, 0.5)]
 PAPER += [evaluator("32B", 0.73, 0.44, (0.64, 0.81))]
-SWEEP = {k: points(0.3 + k / 100, 0.4, 0.5, 0.4 + k / 300) for k in (0, 2, 4, 6, 8, 10)}
 
 
 # Figures 2 and 16
@@ -132,47 +109,6 @@ def test_the_score_by_the_number_of_posts(number, drawn, score_file):
     assert intervals_of(panels[MACRO]) == {0: (1.25 / 3, 0.5), 10: (1.75 / 3, 2.75 / 3)}
 
 
-def test_all_panels_have_one_scale_and_it_is_said_where_that_does_not_start_at_0():
-    figure = posts_figure(SWEEP)
-    assert [panel.get_ylim() for panel in figure.axes] == [(pytest.approx(0.268), pytest.approx(0.532))] * 4
-    # 0.28 to 0.52, and a twentieth of 0.24 on both sides
-    assert [list(panel.get_xticks()) for panel in figure.axes] == [[0, 2, 4, 6, 8, 10]] * 4
-    about = ["k: number of posts from the profile", "bars: 95% bootstrap intervals over questions"]
-    assert figure._supxlabel.get_text().split("\n") == [*about, "the axis of scores does not start at 0"]
-    assert figure._supylabel.get_text() == "score (0 to 1)"
-    from_zero = posts_figure({0: points(0.02, 0.4, 0.5, 0.3), 1: points(0.1, 0.4, 0.5, 0.3)})
-    assert from_zero._supxlabel.get_text().split("\n") == about
-    assert from_zero.axes[0].get_ylim()[0] == 0
-    # Small differences are not blown up.
-    assert score_limits([Point(0.4, None), Point(0.41, (0.4, 0.42))]) == (pytest.approx(0.36), pytest.approx(0.46))
-    assert score_limits([Point(1.0, (1.0, 1.0)), Point(None, None)]) == (0.95, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "shown"),
-    [(list(range(11)), [0, 2, 4, 6, 8, 10]), ([0, 1, 50, 100], [0, 50, 100]), ([3, 9999], [3, 9999])],
-)
-def test_numbers_of_posts_that_would_overlap_are_not_labelled(numbers, shown):
-    assert posts_ticks(numbers) == shown
-    figure = posts_figure(dict.fromkeys(numbers, points(0.3, 0.4, 0.5, 0.4)))
-    check_texts(figure)
-    assert list(line_of(figure.axes[0])) == numbers
-
-
-def test_one_category_alone_has_one_panel_and_a_note(drawn, score_file, capsys):
-    first = score_file("0.json", *scored("law", 0.25, None))
-    second = score_file("4.json", *scored("law", 0.75, 1.0))
-    figure = drawn("--figure", "2", "--system", 0, first, "--system", 4, second)
-    [(title, panel)] = panels_of(figure).items()
-    # The question without a verdict is left out, as in a table; one question has no interval.
-    assert (title, line_of(panel)) == (SOCIETY, {0: 0.25, 4: 0.875})
-    assert list(intervals_of(panel)) == [4]
-    assert capsys.readouterr().err.splitlines() == [
-        "note: 0: 1 aspect without a verdict, in 1 question; these questions are left out of its means.",
-        f"note: No score in {ARTS}, {LIFESTYLE}, and so no average.",
-    ]
-
-
 # Figure 3
 
 
@@ -204,25 +140,6 @@ def test_gold_plans(drawn, score_file):
     assert figure._supxlabel.get_text() == "%: PlanPers (gold plans), relative to PlanPers"
     assert figure.axes[0].get_ylabel() == "score (0 to 1)"
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
-
-
-def test_what_was_selected_by_scores_is_marked_in_every_figure(drawn, score_file):
-    entries = [question(str(i), name, 2, 1) for i, name in enumerate(("rpg", "diy", "law"))]
-    files = [score_file("a.json", *entries), score_file("b.json", *entries, num_selected=3)]
-    for figure, names in {"3": ("RAG", "Best"), "groups": ("RAG", "Best"), "2": ("0", "10")}.items():
-        words = [word for name, path in zip(names, files, strict=True) for word in ("--system", name, path)]
-        found = drawn("--figure", figure, *words)
-        texts = [text.get_text() for legend in found.legends for text in legend.get_texts()]
-        assert texts == ([] if figure == "2" else ["RAG", "Best (selected by score)"])
-        assert ("k = 10: selected by score" in found.get_supxlabel()) is (figure == "2")
-
-
-def test_a_ratio_to_nothing_is_a_dash():
-    figure = systems_figure([row("a", 0.0, None, 0.5, None), row("b", 0.5, 0.5, None, None)])
-    assert [label.split("\n")[0] for label in labels_of(figure.axes[0].xaxis)] == ["–", "–", "–"]
-    assert bars_of(figure) == {"a": ([0, 0, 0.5], [".000", "–", ".500"]), "b": ([0.5, 0.5, 0], [".500", ".500", "–"])}
-    all_0 = systems_figure([row("a", 0.0, 0.0, 0.0, 0.0), row("b", 0.0, 0.0, 0.0, 0.0)])
-    assert all_0.axes[0].get_ylim() == (0, 1)
 
 
 # Figure 4
@@ -257,18 +174,15 @@ def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
     ("content", "expected"),
     [
         ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
-        ({"evaluators": [entry("a", 0.5, 0.5)]}, ": evaluators: 1 are given; "),
-        ({"evaluators": [entry(str(i), 0.5, 0.5) for i in range(10)]}, ": evaluators: 10 are given; "),
         ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
         ({"evaluators": [entry("a", None, 1)] * 2}, ": no evaluator has an accuracy\n  give utils/compare_evaluators"),
-        ({"evaluators": [entry("a", 1, None)] * 2}, ": no evaluator has a mean score\n  "),
     ],
 )
-def test_a_file_without_the_evaluators_figures_is_refused(content, expected, evaluators_file):
-    path = evaluators_file(content=content)
+def test_a_file_without_the_evaluators_figures_is_refused(content, expected, tmp_path):
+    (tmp_path / "evaluators.json").write_text(json.dumps(content))
     with pytest.raises(UserError) as error:
-        read_evaluators(path)
-    assert str(error.value).startswith(path + expected)
+        read_evaluators(str(tmp_path / "evaluators.json"))
+    assert str(error.value).startswith(f"{tmp_path}/evaluators.json{expected}")
 
 
 # Figure 5
@@ -289,220 +203,63 @@ def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
     assert list(intervals_of(panel)) == [-0.04, 0.96]
 
 
-def test_the_communities_of_a_panel_a_file(drawn):
-    figure = drawn("--figure", "5", "--inputs_addr", SAMPLE / "train.json", SAMPLE / "test.json")
-    assert [panel.get_title() for panel in figure.axes] == ["train.json\n24 questions", "test.json\n13 questions"]
-
-
 # For every reader
-
-
-def grey(color):
-    """How light a colour is in black-and-white print, 0 to 1 (Rec. 601)."""
-    from matplotlib.colors import to_rgb
-
-    red, green, blue = to_rgb(color)
-    return 0.299 * red + 0.587 * green + 0.114 * blue
-
-
-@pytest.mark.parametrize("count", [2, len(HATCHES)])
-def test_systems_differ_in_grey_by_lightness_and_by_hatch(count):
-    figure = systems_figure([row(f"s{i}", 0.5, 0.5, 0.5, 0.5) for i in range(count)])
-    figure.canvas.draw()
-    pixels = figure.canvas.buffer_rgba()
-    seen = []
-    for bars in figure.axes[0].containers:
-        box = bars[0].get_window_extent()
-        top = pixels.shape[0] - box.y1  # rows are counted from the top
-        rows, columns = range(int(top) + 4, int(top + box.height) - 4), range(int(box.x0) + 4, int(box.x1) - 4)
-        inside = sorted(grey([pixels[r, c, i] / 255 for i in range(3)]) for r in rows for c in columns)
-        seen.append(inside[len(inside) // 2])  # the median pixel is one between the hatches
-    assert all(lighter - darker > 0.07 for lighter, darker in itertools.pairwise(seen)), seen
-    assert len({bars[0].get_hatch() for bars in figure.axes[0].containers}) == count
-    for bars in figure.axes[0].containers[1:]:  # a hatch can be told from what is behind it
-        assert abs(grey(bars[0].get_hatchcolor()) - grey(bars[0].get_facecolor())) > 0.25
-
-
-def test_the_two_lines_differ_in_grey_in_line_style_and_in_marker():
-    accuracy, score = trade_off_figure(PAPER).axes[0].get_lines()[:2]
-    assert grey(LIGHT) - grey(DARK) > 0.3
-    assert 1 - grey(LIGHT) > 0.3  # and the paler one from the paper
-    for look in ("get_color", "get_linestyle", "get_marker", "get_markerfacecolor"):
-        assert getattr(accuracy, look)() != getattr(score, look)()
-
-
-def check_texts(figure):
-    """Every text lies within the figure, is large enough to read, and no two labels of an axis overlap."""
-    from matplotlib.text import Text
-
-    figure.draw_without_rendering()
-    frame = figure.bbox
-    for text in figure.findobj(Text):
-        if text.get_visible() and text.get_text() and (text.axes is None or text.axes.get_visible()):
-            box = text.get_window_extent()
-            inside = box.x0 >= -1 and box.y0 >= -1 and box.x1 <= frame.x1 + 1 and box.y1 <= frame.y1 + 1
-            assert inside, text
-            assert text.get_fontsize() >= 7
-    for panel in figure.axes:
-        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
-        assert all(one.x1 < other.x0 for one, other in itertools.pairwise(boxes)), labels_of(panel.xaxis)
-
-
-LONG = ["x" * 200, "RAG with a name of very many words, " * 5, "$x_1$ & 100%_", "日本\x1b", "_hidden", ""]
-
-
-@pytest.mark.parametrize(
-    ("figure", "width"),
-    [
-        (lambda: posts_figure(SWEEP), 3.3),
-        (lambda: systems_figure([row("PlanPers", 0.35, 0.48, 0.52, 0.45), row("Gold plans", 1, 1, 1, 1)]), 3.3),
-        (lambda: systems_figure([row(name, 0.35, 0.48, 0.52, 1) for name in "abcd"]), 6.9),
-        (lambda: systems_figure([row(name, 0.35, 0.48, 0.52, 1) for name in LONG]), 6.9),
-        (lambda: trade_off_figure([evaluator(name, 0.0, 1.0, (0, 0.1)) for name in LONG[:4]]), 3.3),
-        (lambda: trade_off_figure([evaluator(f"Aspects, {i}B instruct", 1.0, 0.0, (0.9, 1)) for i in range(9)]), 6.9),
-    ],
-)
-def test_no_text_is_cut_and_the_figure_fits_its_column(figure, width):
-    figure = figure()
-    assert figure.get_figwidth() == width
-    check_texts(figure)
-
-
-def test_names_are_drawn_as_they_are():
-    figure = systems_figure([row(name, 0.5, 0.5, 0.5, 0.5) for name in LONG[2:]])
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["$x_1$ & 100%_", "\\u65e5\\u672c\\x1b", "_hidden", ""]
-    assert not any(text.get_parse_math() for text in figure.legends[0].get_texts())
-    figure = systems_figure([row("a" * 99, 0.5, 0.5, 0.5, 0.5), row("b" * 99, 0.5, 0.5, 0.5, 0.5)])
-    assert figure._supxlabel.get_text().split() == ["%:", f"{'b' * 39}…,", "relative", "to", f"{'a' * 39}…"]
-    assert shorten("PlanPers with a planner that was trained by LoRA") == "PlanPers with a planner that was…"
-    panel = trade_off_figure([evaluator("a$b$ _c", 0.5, 0.5), evaluator("x" * 99, 0.5, 0.5)]).axes[0]
-    assert labels_of(panel.xaxis)[0] == "a$b$ _c"
-    assert labels_of(panel.xaxis)[1].replace("\n", "").strip("…") in "x" * 99
-
-
-# The files
-
-
-@pytest.fixture
-def two(score_file):
-    """Two systems on the same three questions."""
-    trained = score_file("trained.json", *scored("rpg", 0.25), *scored("diy", 0.5), *scored("law", 0.75))
-    gold = score_file("gold.json", *scored("rpg", 0.75), *scored("diy", 1.0), *scored("law", 0.75))
-    return ["--system", "PlanPers", trained, "--system", "$gold_plans$", gold]
-
-
-@pytest.mark.parametrize(
-    ("address", "stem"),
-    [("a/f", "a/f"), ("f.png", "f"), ("f.PDF", "f"), ("f.v1", "f.v1"), ("f.v1.pdf", "f.v1"), ("k.10", "k.10")],
-)
-def test_the_name_of_the_files(address, stem):
-    assert output_files(address) == {Path(f"{stem}.png"): "png", Path(f"{stem}.pdf"): "pdf"}
-
-
-# Mistakes
-
-
-GIVEN = {
-    "TWO": "--system PlanPers a.json --system Gold b.json",
-    "SEVEN": " ".join(f"--system {i} {i}.json" for i in range(7)),
-    "SAMPLE": f"{SAMPLE}/test.json",
-}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("3 TWO --by topic", "--by: not for --figure 3, but for --fig"),
-        ("groups SEVEN", "--system: given 7 times; figure groups has 1 to 6"),
-        ("3 SEVEN", "--system: given 7 times; figure 3 has 2 to 6 systems"),
-        ("3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
-        ("2", "--figure 2: is drawn from --system; give it"),
-        ("4", "--figure 4: is drawn from --agreement_addr; give it"),
-        ("5", "--figure 5: is drawn from --inputs_addr; give it"),
-        ("2 --agreement_addr e.json TWO", "--agreement_addr: not for --figure 2, which is drawn from --system"),
-        (
-            "4 --agreement_addr e.json --allow_partial",
-            "--allow_partial: not for --figure 4, which reads no score files",
-        ),
-        ("4 --agreement_addr e.json --unscored_as_zero", "--unscored_as_zero: not for --figure 4"),
-        ("2 --system 4 a.json --system 4 b.json", "--system '4' is given twice; put all its files"),
-        ("16 --system 4 a.json", "--system '4': is the only number of posts; give two or more"),
-        ("2 --system ٣ a.json --system 1 b.json", "--system '٣': not a number of posts"),
-        ("2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
-        ("3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
-        ("3 --system A none.json --system B none2.json", "none.json: no question of any system"),
-        ("5 --inputs_addr SAMPLE SAMPLE", f"--inputs_addr {SAMPLE}/test.json: given twice; give a file once"),
-        ("3 TWO --output_addr .", "--output_addr .: a folder; give the name of a file in it"),
-        ("3 TWO --output_addr later/", "--output_addr later/: a folder; give the name of a file in it"),
-        ("4 --agreement_addr e.png --output_addr e", "e.png: is an input too; give the output its own name"),
-    ],
-)
-def test_a_mistake_is_named_and_nothing_is_written(words, message, score_file, tmp_path, monkeypatch):
-    score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
-    score_file("b.json", *scored("rpg", 0.5), *scored("law", 0.75))
-    score_file("fewer.json", *scored("rpg", 0.5))
-    for name in ("none.json", "none2.json"):
-        score_file(name, *scored("rpg", None))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "e.png").write_text("{}")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for name, given in GIVEN.items():
-        words = words.replace(name, given)
-    with pytest.raises(UserError) as error:
-        main(["--output_addr", "out/figure", "--figure", *words.split()])
-    assert str(error.value).startswith(message) and len(str(error.value).splitlines()) <= 3
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_systems_on_other_questions_are_taken_where_that_is_asked_for(score_file, drawn, capsys):
-    one = score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
-    other = score_file("b.json", *scored("rpg", 0.5))
-    figure = drawn("--figure", "3", "--system", "A", one, "--system", "B", other, "--allow_partial")
-    assert bars_of(figure) == {"A": ([0.25, 0.5], [".250", ".500"]), "B": ([0.5, 0], [".500", "–"])}
-    assert "note: Warning: not all systems were scored on the same questions" in capsys.readouterr().err
-
-
-def test_unscored_as_zero_is_the_tables_rule(score_file, drawn):
-    entries = *scored("rpg", 1.0, None), *scored("diy", 0.5), *scored("law", 0.5)
-    words = [word for k in "01" for word in ("--system", k, score_file(f"{k}.json", *entries))]
-    figure = drawn("--figure", "2", *words, "--unscored_as_zero")
-    assert figure.axes[0].lines[0].get_ydata()[0] == 0.75  # 2 and no verdict: (1 + 2 / 4) / 2
-
-
-# A training
-
-
-def log_of(folder, *entries, end="\n"):
-    folder.mkdir()
-    (folder / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)) + end)
 
 
 def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
     """With a last line that the run is still writing, and values that no axis can hold."""
     entries = [{"step": 2, "loss": 2.5}, {"step": 1, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
     entries += [{"step": 2, "eval_loss": 2.75, "eval_aspect_recall": 0.25}, {"step": 4, "loss": 1e300}]
-    log_of(tmp_path / "planner", *entries, end='\n{"step": 5, "lo')
-    figure = training_figure(str(tmp_path / "planner"))
+    (tmp_path / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)) + '\n{"step": 5, "lo')
+    figure = training_figure(str(tmp_path))
     drawn = [[line.get_xydata().tolist() for line in panel.lines] for panel in figure.axes]
     assert drawn == [[[[1, 3.0], [2, 2.5]], [[2, 2.75]]], [[[2, 0.25]]]]
-    flags = ["--training_dir", f"{tmp_path}/planner", "--output_addr", f"{tmp_path}/t"]
-    assert main(["--figure", "training", *flags]) == 0
-    assert (tmp_path / "t.png").stat().st_size > 1000 and (tmp_path / "t.pdf").exists()
 
 
-def test_both_files_are_the_same_on_every_account(two, tmp_path, capsys):
-    import matplotlib
-
-    out = tmp_path / "new" / "figure3"
-    assert main(["--figure", "3", *two, "--output_addr", str(out)]) == 0
+def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
+    files = [score_file(name, *scored("rpg", 0.25), *scored("diy", 0.5)) for name in ("trained.json", "gold.json")]
+    words = ["--figure", "3", "--system", "PlanPers", files[0], "--system", "$gold_plans$", files[1], "--output_addr"]
+    out = tmp_path / "new" / "figure.v3"
+    assert main([*words, str(out)]) == 0
     assert capsys.readouterr().out == f"figure 3: {out}.png, {out}.pdf\n"
-    png, pdf = (out.with_suffix(suffix).read_bytes() for suffix in (".png", ".pdf"))
+    png, pdf = (Path(f"{out}.{kind}").read_bytes() for kind in ("png", "pdf"))
     assert (png[:8], pdf[:5], pdf.rstrip()[-5:]) == (b"\x89PNG\r\n\x1a\n", b"%PDF-", b"%%EOF")
     assert int.from_bytes(png[16:20]) == 990  # 3.3 inches at 300 dots
-    assert b"/FontFile2" in pdf  # a TrueType font: the text can be searched
-    assert b"CreationDate" not in pdf
+    assert b"/FontFile2" in pdf and b"CreationDate" not in pdf  # a TrueType font: the text can be searched
     own = {"font.size": 30, "text.usetex": True, "savefig.bbox": "tight", "pdf.fonttype": 3}  # of a matplotlibrc
     with matplotlib.rc_context(own):
-        main(["--figure", "3", *two, "--output_addr", f"{tmp_path}/other.pdf"])
+        main([*words, f"{tmp_path}/other.pdf"])
     assert [(tmp_path / f"other.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
+
+
+# The files
+
+
+# Mistakes
+
+
+# A training
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("3 TWO --by topic", "--by: not for --figure 3, but for --fig"),
+        ("3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
+        ("2 --agreement_addr e.json TWO", "--agreement_addr: not for --figure 2, which is drawn from --system"),
+        ("4 --agreement_addr e.json --unscored_as_zero", "--unscored_as_zero: not for --figure 4"),
+        ("16 --system 4 a.json", "--system '4': is the only number of posts; give two or more"),
+        ("2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
+        ("3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
+    ],
+)
+def test_a_mistake_is_named_and_nothing_is_written(words, message, score_file, tmp_path, monkeypatch):
+    score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
+    score_file("b.json", *scored("rpg", 0.5), *scored("law", 0.75))
+    score_file("fewer.json", *scored("rpg", 0.5))
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    words = words.replace("TWO", "--system PlanPers a.json --system Gold b.json").split()
+    with pytest.raises(UserError) as error:
+        main(["--output_addr", "out/figure", "--figure", *words])
+    assert str(error.value).startswith(message) and sorted(tmp_path.iterdir()) == before

@@ -6,20 +6,16 @@ import io
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
+from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
 from utils.make_table import main
 from utils.tables.formats import to_csv
 from utils.tables.score_table import Row, best_of
-from utils.tables.system_scores import columns_of
 
-ROOT = Path(__file__).resolve().parents[2]
 ROOT = Path(__file__).resolve().parents[2]
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 COLUMNS = ["System", *CATEGORIES, "Average (macro)", "Questions", "Unanswered", "Unscored aspects"]
@@ -111,19 +107,13 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     """Scores by hand: 1/4, 2/4 and 4/4 have the mean 7/12 and the sample deviation sqrt(7/48)."""
     files = [score_file(f"{i}.json", *scored("rpg", score)) for i, score in enumerate((0.25, 0.5, 1.0))]
     rows = systems_of({f"M, seed {i}": file for i, file in enumerate(files)})
-    main(rows)
-    alone = capsys.readouterr().out
     main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))])
-    first, _, second = capsys.readouterr().out.partition("\n| Over seeds | ")
-    assert first == alone
+    second = capsys.readouterr().out.partition("\n| Over seeds | ")[2]
     assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
-    assert "- Mean ± sample standard deviation over the n seeds of a method" in second
     assert "--seeds 'M': no --system is called 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
     assert "--seeds 'M': a spread needs two or more" in refusal(*rows, "--seeds", "M", "M, seed 0")
     twice = "--seeds 'M': 'M, seed 0' is given twice; a seed counts once"
     assert refusal(*rows, "--seeds", "M", "M, seed 0", "M, seed 1", "M, seed 0") == twice
-    words = [word for name in ("M", " M") for word in ("--seeds", name, "M, seed 0", "M, seed 1")]
-    assert refusal(*rows, *words) == "--seeds 'M' is given twice; put all its rows behind one --seeds"
 
 
 class TestNumbers:
@@ -152,24 +142,6 @@ class TestNumbers:
         assert notes == [f"- RAG: 2 aspects without a verdict, in 1 question; {rule}."]
 
 
-# As the dataset's three files have them, in an order of their own.
-HUB = {
-    ARTS: "sound scifi rpg musicfans music movies literature gaming boardgames anime",
-    LIFESTYLE: (
-        "writers workplace woodworking travel sustainability sports pets parenting outdoors martialarts lifehacks "
-        "health gardening freelancing fitness diy cooking bicycles"
-    ),
-    SOCIETY: (
-        "vegetarianism skeptics politics philosophy money linguistics law judaism islam interpersonal history hinduism "
-        "hermeneutics genealogy expatriates english christianity buddhism academia"
-    ),
-}
-
-
-def test_every_community_is_in_the_category_of_its_file():
-    assert {name: category for category, names in HUB.items() for name in names.split()} == COMMUNITIES
-
-
 class TestNotes:
     @pytest.mark.parametrize(
         ("questions", "more", "cells", "told"),
@@ -193,50 +165,19 @@ class TestNotes:
         assert rows["RAG"] == [cells[0], "–", "–", "–", *cells[1:], "0"]
         assert notes == [note.format(path=path) for note in told]
 
-    def test_a_file_of_more_than_one_category_is_named_once_for_all_systems(self, score_file, capsys):
-        mixed = [question("1", "rpg", 2), question("2", "writers", 1), question("3", "diy", 1)]
-        one, two = score_file("1.json", *mixed), score_file("2.json", *mixed)
-        pure = score_file("3.json", question("4", "law", 2))
-        main(["--system", "A", one, pure, "--system", "B", two, "--allow_partial"])
-        notes = [line for line in capsys.readouterr().out.splitlines() if "category" in line]
-        held = "Arts & Entertainment (rpg); Lifestyle & Personal Development (diy, writers)"
-        assert notes == [f"- Questions of more than one category in one score file, A, B: {held}."]
-
-    def test_systems_on_different_questions_draw_a_warning(self, complete, score_file, capsys):
-        other = score_file("b.json", question("1", "rpg", 2), question("9", "diy", 2))
-        _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", other, "--allow_partial")
-        assert notes[-1] == (
-            "- Warning: not all systems were scored on the same questions; their numbers do not compare: "
-            "None lacks 1 of 4, RAG lacks 2 of 4."
-        )
-
-    def test_systems_that_change_places_over_all_questions_are_named(self, three, capsys):
-        """RAG is better where there are most questions, Plan in the two other categories."""
-        rag, plan = three("a.json", [0.75] * 8, [0.25], [0.25]), three("b.json", [0.5] * 8, [0.75], [1.0])
-        expected = "- Over all questions, which is not the macro average, systems stand in another order: "
-        _, notes = table(capsys, "--system", "RAG", rag, "--system", "Plan", plan)
-        assert notes == [f"{expected}RAG 0.6500, Plan 0.5750."]
-        better = three("c.json", [1.0] * 8, [1.0], [1.0])
-        assert table(capsys, "--system", "RAG", rag, "--system", "Plan", better)[1] == []
-
 
 class TestJudges:
     """All score files of a table have to be one judge's, by the manifests beside them."""
 
-    @pytest.mark.parametrize("changed", [True, False])
-    def test_a_file_whose_manifest_does_not_tell_the_judge_is_named(self, complete, three, capsys, changed):
-        unknown = three("b.json", [1.0], [1.0], [1.0], judged=JUDGED if changed else None)
-        if changed:
-            Path(unknown).write_text(Path(unknown).read_text() + " ")
+    def test_a_file_whose_manifest_does_not_tell_the_judge_is_named(self, complete, three, capsys):
+        unknown = three("b.json", [1.0], [1.0], [1.0])
+        Path(unknown).write_text(Path(unknown).read_text() + " ")
         _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", unknown, "--allow_partial")
-        told = f"- Not known by which judge and prompt: {unknown} (no manifest beside it, or changed since)."
-        assert notes[-1] == told and complete not in notes[-1]
+        assert (
+            notes[-1] == f"- Not known by which judge and prompt: {unknown} (no manifest beside it, or changed since)."
+        )
 
-    @pytest.mark.parametrize(
-        ("setting", "value"),
-        [("judge", "judge@2"), ("prompt", {"aspect_judge": "cd34"}), ("strategy", "direct"), ("temperature", 0.7),
-         ("top_p", 1.0), ("max_tokens", 64), ("constrained_decoding", "never"), ("dtype", "float16")],
-    )  # fmt: skip
+    @pytest.mark.parametrize(("setting", "value"), [("judge", "judge@2"), ("temperature", 0.7), ("dtype", "float16")])
     def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value):
         unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
@@ -248,16 +189,8 @@ class TestJudges:
 
     def test_other_narratives_or_aspects_under_the_same_ids_are_refused(self, complete, score_file):
         entries = question("1", "rpg", 2), question("2", "diy", 1, question_sha256="other"), question("3", "law", 0)
-        other = score_file("b.json", *entries)
-        assert refusal("--system", "A", complete, "--system", "B", other) == (
-            f"{other}: not what was judged in {complete} under the same ids: '2'\n"
-            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
-        )
-
-    def test_other_settings_may_differ(self, complete, score_file, capsys):
-        questions = question("1", "rpg", 2), question("2", "diy", 1), question("3", "law", 0)
-        other = score_file("b.json", *questions, judged=JUDGED | {"inputs": "0" * 64, "max_model_len": 4096})
-        assert table(capsys, "--system", "A", complete, "--system", "B", other)[1] == []
+        said = refusal("--system", "A", complete, "--system", "B", score_file("b.json", *entries))
+        assert f"not what was judged in {complete} under the same ids: '2'\n" in said
 
 
 class TestBold:
@@ -308,25 +241,15 @@ def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, against
 
 
 class TestDaggers:
-    def test_where_a_system_is_significantly_better(self, against, capsys):
-        rows, notes = table(capsys, *against((BASE, BASE, BETTER), (BETTER, UNSURE, BASE)))
-        # Lifestyle: p = 0.2254; Society: p = 0.0377, but worse. Average: (5/12 + 1/4 - 5/12) / 3 = 1/12, variances
-        # 1/144 + 1/48 + 1/144 = 5/144, t = 1/4 / sqrt(5/144) = 1.34 with 4.5 degrees of freedom.
-        assert rows["Ours"][:4] == ["**0.6667**†", "**0.5000**", "0.2500", "**0.4722**"]
-        assert rows["RAG"][:4] == ["0.2500", "0.2500", "**0.6667**", "0.3889"]
-        tested = "(two-sided paired t-test, p < 0.05, not corrected for the 4 comparisons)."
-        assert notes == [f"- †: better than RAG {tested}"]
-        rows, notes = table(capsys, *against([BETTER] * 3, [BASE] * 3))
-        assert notes == [f"- No system is better than RAG {tested}"] and "†" not in str(rows)
-
     def test_holm_corrects_over_the_table(self, three, capsys):
         """Of 0.0001 and three times 0.0377 the first becomes 4 * 0.0001, the others 3 * 0.0377 = 0.113."""
         words = systems_of({" RAG\n10 ": three("a.json", *[BASE] * 3), "Ours": three("b.json", *[BETTER] * 3)})
-        rows, notes = table(capsys, *words, "--baseline", "RAG 10", "RAG\n10", "--holm")  # in one line, and once
-        assert list(rows) == ["RAG 10", "Ours"] and rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
-        tested = "(two-sided paired t-test, p < 0.05, Holm's correction over 4 comparisons)."
+        rows, notes = table(capsys, *words, "--baseline", "RAG 10")  # names are in one line
+        assert rows["Ours"][:4] == ["**0.6667**†"] * 4
+        tested = "(two-sided paired t-test, p < 0.05, not corrected for the 4 comparisons)."
         assert notes == [f"- †: better than RAG 10 {tested}"]
-        assert "is given twice" in refusal(*words, "--system", "RAG  10", words[-1])
+        rows, _ = table(capsys, *words, "--baseline", "RAG 10", "--holm")
+        assert rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
 
     def test_of_several_baselines_every_one_has_to_be_beaten(self, three, capsys):
         scores = {"None": (BASE, BASE, BETTER), "RAG": (BASE, UNSURE, BASE), "A": [BETTER] * 3, "B": [BASE] * 3}
@@ -340,54 +263,34 @@ class TestDaggers:
 
 
 class TestIntervals:
-    @pytest.fixture
-    def arguments(self, against):
-        return [*against((BASE, BASE, (*BASE, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5))), "--intervals"]
-
-    def test_the_second_table(self, arguments, capsys):
+    def test_the_second_table_and_its_csv(self, against, capsys):
+        scores = (BASE, BASE, (*BASE, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5))
+        arguments = [*against(*scores), "--intervals"]
         _, lines = table(capsys, *arguments)
-        start = lines.index("") + 1
+        start = lines.index("") + 3
         # Resampled means of 1/2, 1/2, 1/4 are 1/4 in one of 27 draws, 1/2 in 8 of 27: more than 2.5% each. Of the 8
         # flips of three signs, two give a mean as far from 0; of the 2^9 flips of all, two too. Effect size:
         # 5/12 / sqrt(1/48) = 2.89. Average: (5/12 + 1/4 + 5/12) / 3 = 13/36, t = 13/12 / sqrt(2/144) = 9.19 with
         # (2/144)^2 / (2 / 144^2 / 2) = 4 degrees of freedom: p = 0.0008. Its resampled sums: of the 729 pairs of draws
         # 1 gives 1/4 + 1/4, 12 give 1/4 + 1/3 (1.8% in all), 60 the next larger, (2/3 + 1/4) / 3 = 0.3056 on average.
-        assert lines[start : start + 6] == [
-            "| System | Baseline | Column | Difference | 95% interval | t-test p | Permutation p | Effect size | "
-            "Paired questions |",
-            "|:---|:---|:---|---:|---:|---:|---:|---:|---:|",
+        assert lines[start : start + 4] == [
             f"| Ours | RAG | {ARTS} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
             f"| Ours | RAG | {LIFESTYLE} | +0.2500 | [+0.2500, +0.2500] | – | 0.2500 | – | 3 |",
             f"| Ours | RAG | {SOCIETY} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
             "| Ours | RAG | Average (macro) | +0.3611 | [+0.3056, +0.4167] | 0.0008 | 0.0039 | – | 9 |",
         ]
         told = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither."
-        assert lines[-1] == told and lines.count(told) == 1
-        untested = "fewer than two paired questions in a category, or all differences equal."
-        assert f"- 1 comparison without a t-test: {untested}" in lines
-
-    def test_csv_has_a_row_a_system_and_full_precision(self, arguments, capsys):
+        assert lines[-1] == told
         (rag, ours), notes = csv_table(capsys, *arguments, "--holm")
-        assert list(ours)[:8] == COLUMNS
-        arts = {name.removeprefix(f"{ARTS}: "): value for name, value in ours.items() if name.startswith(f"{ARTS}: ")}
-        by_t_test = [arts.pop(f"{name} against RAG") for name in ("t-test p", "t-test p (Holm)", "effect size")]
+        found = [ours[f"{ARTS}: {name} against RAG"] for name in ("t-test p", "t-test p (Holm)", "effect size")]
         by_hand = [P_OF_THREE, 2 * P_OF_THREE, 5 / 12 * math.sqrt(48)]
-        assert list(map(float, by_t_test)) == pytest.approx(by_hand, abs=1e-12)
-        assert arts == {
-            "paired questions against RAG": "3",
-            "difference against RAG": "0.416666666667",
-            "permutation p against RAG": "0.25",
-            "permutation p (Holm) against RAG": "0.75",
-            "95% interval, low against RAG": "0.25",
-            "95% interval, high against RAG": "0.5",
-        }
-        left_out = [ours[f"Left out against RAG: scored {where}"] for where in ("here only", "there only", "nowhere")]
-        assert left_out == ["1", "0", "0"]
+        assert list(map(float, found)) == pytest.approx(by_hand, abs=1e-12)
+        assert ours[f"{ARTS}: difference against RAG"] == "0.416666666667"
+        assert ours[f"{ARTS}: permutation p (Holm) against RAG"] == "0.75"
         assert ours[f"{LIFESTYLE}: t-test p against RAG"] == ""
         assert {value for name, value in rag.items() if "against" in name} == {""}
         assert "note: t-test p: two-sided and paired, Holm's correction over 3 comparisons.\n" in notes
         assert "†" not in f"{ours}{notes}"  # numbers alone
-        assert "note: Ours and RAG: 9 paired questions" in notes
 
 
 class TestPaper:
@@ -404,124 +307,44 @@ class TestPaper:
         assert notes[0] == f"- With each mean: {title}, and the difference to it."
         assert len(notes) == 2  # and the wordings
 
-    def test_a_misprint_is_noted_where_it_is_shown(self, three, capsys):
-        file = three("a.json", BASE, BASE, BASE)
-        words = "--paper", "GPT-4o-mini", "--paper_table", "3", "--system"
-        _, notes = table(capsys, *words, "RAG (random profile)", file)
-        assert notes[-2] == (
-            "- RAG (random profile), Average (macro): the paper prints 0.3743, which is Table 2's; "
-            "the mean of the three printed categories is 0.3755."
-        )
-        assert len(table(capsys, *words, "PlanPers", file)[1]) == 2
-        _, notes = table(capsys, "--paper", "Qwen 2.5 7B", "--system", "RAG (random profile)", file)
-        assert "Table 2 and Table 3" in notes[-2]
-
-    def test_the_printed_averages_are_those_of_the_printed_categories_but_for_the_misprint(self):
-        printed = json.loads(TASK.paper_results.read_text(encoding="utf-8"))
-        assert printed["columns"] == columns_of(TASK)
-        rows = [
-            ((table, model, method), row["scores"])
-            for table, its in printed["tables"].items()
-            for model, methods in its["models"].items()
-            for method, row in methods.items()
-        ]
-        wrong = [where for where, (*its, mean) in rows if abs(sum(its) / 3 - mean) > 1.001e-4]  # all are rounded
-        first = printed["misprints"][0]
-        assert wrong == [(*first["tables"], first["model"], first["method"])]
-
-
-SPECIAL = r"[a] & % $ # _ { } ~ ^ \ <|> † − * é"
-
-
-def is_balanced(latex):
-    """Does every brace that LaTeX sees have its partner?"""
-    depth = 0
-    for brace in re.findall(r"(?<!\\)(?:\\\\)*([{}])", latex):
-        depth += 1 if brace == "{" else -1
-        if depth < 0:
-            return False
-    return depth == 0
-
-
-class TestLatex:
-    @pytest.fixture
-    def document(self, three, capsys):
-        """Every kind of cell and note there is."""
-        base, other = three("b_a%s.json", BASE, BASE, (*BASE, None)), three("o.json", BETTER, (0.25,) * 3, (*BASE, 1.0))
-        names = "--system", "PlanPers", base, "--system", SPECIAL, other, "--baseline", "PlanPers", "--holm"
-        Path(f"{base}.manifest.json").unlink()
-        main([*names, "--intervals", "--paper", "Qwen 2.5 7B", "--format", "latex"])
-        return capsys.readouterr().out
-
-    def test_its_form(self, document):
-        assert document.count(r"\begin{tabular}") == document.count(r"\end{tabular}") == 2
-        assert r"\begin{tabular}{@{}lrrrrrrr@{}}" in document
-        assert r"\begin{tabular}{@{}lrrrrrr@{}}" in document  # system and baseline stand above
-        assert document.count(r"\multicolumn{7}{@{}l@{}}{System: [a] \& ") == 1
-        assert r"{\quad in the paper} & {0.3518$^{\dag}$} & {" in document
-        assert r"{\quad difference to it} & {$-$0.1018} & {" in document
-        assert r"b\_a\%s.json" in document
-        assert is_balanced(document)
-        for line in document.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines():
-            assert len(re.findall(r"(?<!\\)&", line)) == 7
-        assert not set("†−–") & set(document)
-
 
 class TestForms:
     def test_latex(self, complete, score_file, capsys):
         other = score_file("b.json", question("1", "rpg", 1), question("2", "diy", None), question("3", "law", 1))
-        main(["--system", "No personalization", complete, "--system", "RAG", other, "--format", "latex"])
-        lines = capsys.readouterr().out.splitlines()
-        assert [line for line in lines if "more than one category" not in line] == [
-            r"% \usepackage{booktabs}",
-            r"\noindent\begin{minipage}{\linewidth}",
-            r"\footnotesize\centering\setlength{\tabcolsep}{3pt}",
+        names = "PlanPers (a planner that was trained with LoRA)", r"[a] & % $ # _ { } ~ ^ \ <|>"
+        main(["--system", names[0], complete, "--system", names[1], other, "--format", "latex"])
+        lines = [line for line in capsys.readouterr().out.splitlines() if "more than one category" not in line]
+        escaped = (
+            r"{[a] \& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} "
+            r"\textless{}\textbar{}\textgreater{}}"
+        )
+        assert lines[3:12] == [
             r"\begin{tabular}{@{}lrrrrrrr@{}}",
             r"\toprule",
             r"{System} & {Arts} & {Lifestyle} & {Society} & {Average} & {Qns.} & {Unans.} & {Unsc.} \\",
             r"\midrule",
-            r"{No personalization} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
-            r"{RAG} & {0.5000} & {--} & {\textbf{0.5000}} & {--} & {3} & {0} & {1} \\",
+            r"{PlanPers (a planner that was} & {\textbf{0.7500}} & {0.5000} & {0.0000} & {0.4167} & {3} & {0} & {0} \\",
+            r"{\quad trained with LoRA)} & {} & {} & {} & {} & {} & {} & {} \\",
+            rf"{escaped} & {{0.5000}} & {{--}} & {{\textbf{{0.5000}}}} & {{--}} & {{3}} & {{0}} & {{1}} \\",
             r"\bottomrule",
             r"\end{tabular}",
-            r"\par\smallskip\raggedright",
-            r"Arts: Arts \& Entertainment; Lifestyle: Lifestyle \& Personal Development; Society: Society \& Culture; "
-            r"Average: Average (macro); Qns.: Questions; Unans.: Unanswered; Unsc.: Unscored aspects.\par",
-            r"RAG: 1 aspect without a verdict, in 1 question; these questions are left out of its means.\par",
-            r"\end{minipage}",
         ]
 
-    def test_a_name_in_latex_is_escaped_and_a_long_one_goes_on_in_the_next_line(self, complete, capsys):
-        long = "PlanPers (a planner that was trained with LoRA)"
-        main(["--system", r"[a] & % $ # _ { } ~ ^ \ <|>", complete, "--format", "latex"])
-        main(["--system", long, complete, "--format", "latex"])
-        lines = capsys.readouterr().out.splitlines()
-        name = (
-            r"{[a] \& \% \$ \# \_ \{ \} \textasciitilde{} \textasciicircum{} \textbackslash{} "
-            r"\textless{}\textbar{}\textgreater{}}"
-        )
-        assert lines[7].startswith(name + " & ")
-        [start] = (i for i, line in enumerate(lines) if line.startswith(r"{PlanPers (a planner that was} & {0.7500}"))
-        assert lines[start + 1] == r"{\quad trained with LoRA)} & {} & {} & {} & {} & {} & {} & {} \\"
-
-    @pytest.mark.parametrize(
-        "name",
-        [
-            r"*RAG* **b** __c__ _d_ ~~e~~ `f` a_name a\|b \* \\ c:\dir =1+1 <0.05 [0.1, 0.2]",
-            "<img src=x onerror=alert(1)> <!-- <?x [here](https://example.org) ![x](https://x.org) &lt; &#60; R&D",
-        ],
-    )
-    def test_markdown_shows_any_name_as_it_is(self, complete, score_file, capsys, name):
+    def test_markdown_shows_any_name_as_it_is(self, complete, score_file, capsys):
         """As another library reads it; in the notes too."""
         markdown_it = pytest.importorskip("markdown_it")
         path = score_file("b.json", question("1", "rpg", 2, None), judged=None)
-        main(["--system", name, path])
-        tokens = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(capsys.readouterr().out)
-        shown = [token.children for token in tokens if token.type == "inline"]
-        texts = ["".join(child.content for child in children) for children in shown]
-        assert name in texts and any(text.startswith(f"{name}: 1 aspect without a verdict") for text in texts)
-        kinds = {child.type for children in shown for child in children}
-        assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
+        for name in (
+            r"*RAG* **b** __c__ _d_ ~~e~~ `f` a_name a\|b \* \\ c:\dir =1+1 <0.05 [0.1, 0.2]",
+            "<img src=x onerror=alert(1)> <!-- <?x [here](https://example.org) ![x](https://x.org) &lt; &#60; R&D",
+        ):
+            main(["--system", name, path])
+            tokens = markdown_it.MarkdownIt("gfm-like", {"linkify": False}).parse(capsys.readouterr().out)
+            shown = [token.children for token in tokens if token.type == "inline"]
+            texts = ["".join(child.content for child in children) for children in shown]
+            assert name in texts and any(text.startswith(f"{name}: 1 aspect without a verdict") for text in texts)
+            kinds = {child.type for children in shown for child in children}
+            assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
 
     @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
     def test_no_name_steers_the_terminal(self, score_file, capsys, form):
@@ -549,18 +372,14 @@ class TestRefusals:
             ("--system A a.json --system A b.json", "--system 'A' is given twice; put all its files behind one"),
             ("--system A a.json twice.json", "--system 'A': question '3' stands in a.json and in twice.json; "),
             ("--system A a.json --system B link.json", "link.json: stands behind --system 'A' and --system 'B'\n"),
-            ("--system A a.json empty.json", "empty.json: holds no questions; leave it out, or judge the responses"),
             ("--system A odd.json", f"{ASTROLOGY}\n  add it to the category it belongs to in {TASK.facts}"),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system; nothing is left to compare with them"),
             ("TWO --holm", "--holm: nothing to compare; name the rows to compare with by --baseline"),
-            ("TWO --intervals", "--intervals: nothing to compare; name the rows to compare with by --baseline"),
-            ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "
-             "Gemma 2 9B, Qwen 2.5 7B, GPT-4o-mini"),
-            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system is named as a method of the paper\n"
-             "  its methods are No personalization, RAG (random profile), RAG (asker's profile), PlanPers"),
+            ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
+            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system is named as a method of the paper"),
         ],
     )  # fmt: skip
     def test_a_mistake_is_named(self, complete, score_file, tmp_path, monkeypatch, words, message):
@@ -569,23 +388,6 @@ class TestRefusals:
         score_file("twice.json", question("3", "law", 2))
         score_file("odd.json", question("1", "astrology", 2))
         score_file("less.json", question("3", "law", 1), question("7", "law"))  # 7 is not scored anywhere
-        score_file("empty.json")
         (tmp_path / "link.json").symlink_to("a.json")
         said = refusal(*words.replace("TWO", "--system A a.json --system B b.json").split())
         assert said.startswith(message) and said.count("\n") <= 2
-
-    def test_a_category_of_ones_own_is_a_column(self, score_file):
-        """As docs/building_a_dataset.md says; by another process, which reads the file of categories with one more."""
-        path = score_file("a.json", question("1", "astrology", 2), question("2", "rpg", 1))
-        code = f"""
-import tomllib
-loads, own = tomllib.loads, '\\n[Stars]\\ncategory = "Stars & Signs"\\ncommunities = ["astrology"]\\n'
-tomllib.loads = lambda text: loads(text + own if "[Art_and_Entertainment]" in text else text)
-from utils import make_table
-make_table.main(["--system", "PlanPers", {path!r}, "--paper", "Qwen 2.5 7B"])
-"""
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
-        head, _, row, *_ = done.stdout.splitlines()
-        assert head.startswith(f"| System | {ARTS} | {LIFESTYLE} | {SOCIETY} | Stars & Signs | Average (macro) |")
-        cells = [cell.strip() for cell in row.split("|")[2:7]]
-        assert cells[0].startswith("0.5000") and cells[3].startswith("1.0000") and "0.4525" not in cells[4]

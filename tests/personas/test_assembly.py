@@ -8,12 +8,9 @@ import pytest
 from check_files import check
 from made_up import make_inputs
 
-from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest
-from utils.personas import assembly
-from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, of_persona, read_inputs, write_files
-from utils.personas.choosing import is_guessed
+from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
 
@@ -48,30 +45,14 @@ def write(folder, parts, size):
 # Made-up files as large as real ones
 
 
-@pytest.mark.parametrize(("size", "variants"), [("32k", 2), ("128k", 2), ("1M", 2), ("32k", 3)])
+@pytest.mark.parametrize(("size", "variants"), [("128k", 2), ("32k", 3)])
 def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
     parts = parts_of(big, size, variants)
     paths = write(tmp_path, parts, size)
     assert [len(part.contexts) for part in parts] == [0, variants, variants]
     assert check(*paths, big, 0.9 * SIZES[size][0], count_words, variants) == []
-
-
-def test_the_checker_finds_what_is_wrong(big, tmp_path):
-    _, part, _ = parts_of(big, "128k")
-    (name, messages), first, row = next(iter(part.contexts.items())), part.rows[0], part.rows[0].columns
-    starts = [number for number, one in enumerate(messages) if one["role"] == "system"]
-    week_first = messages[starts[1] : starts[2]] + messages[: starts[1]] + messages[starts[2] :]
-    cells = dict.fromkeys(COLUMNS[4:10], "9") | {"correct_answer": "(x)", "end_index_in_shared_context": "9"}
-    cells |= {"question_type": "x", "user_question_or_message": "x", "stereotypical": "x"}
-    spoilt = [part._replace(rows=[first._replace(columns={**row, column: value}), *part.rows[1:]])
-              for column, value in cells.items()]  # fmt: skip
-    spoilt += [part._replace(rows=rows) for rows in (part.rows[1:], [*part.rows[:1], *part.rows[:-1]])]
-    changes = (week_first, messages[:-1], [*messages, *messages[1:3]], messages[: starts[-1]])
-    spoilt += [part._replace(contexts={**part.contexts, name: changed}) for changed in changes]
-    for number, one in enumerate([*spoilt, part]):
-        faults = check(*write(tmp_path, [one], "128k"), big, 115_200, count_words)
-        assert (faults == []) == (number == 17), number
-    assert check(*write(tmp_path, [part], "128k"), big, 10_000, count_words) != []
+    spoilt = parts[1]._replace(rows=parts[1].rows[1:])  # of which the check would tell
+    assert check(*write(tmp_path, [spoilt], size), big, 0.9 * SIZES[size][0], count_words, variants) != []
 
 
 def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas(big, tmp_path):
@@ -84,78 +65,6 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
     assert [path.read_bytes() for path in write(tmp_path, parts_of(turned), "1M")] == before
     del files["personas"]["0"]
     assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
-
-
-def test_another_seed_orders_the_blocks_in_another_way(big):
-    ones, others = ([name for part in parts_of(big, seed=seed) for name in part.contexts] for seed in (0, 1))
-    assert len({*ones, *others}) == 8
-
-
-def test_t_comes_last_in_the_first_variant_and_early_in_the_second(big):
-    for part in parts_of(big)[1:]:
-        lengths = [{}, {}]
-        for row in part.rows:
-            number = [*part.contexts].index(row.columns["shared_context_id"])
-            lengths[number][row.entry["id"]] = int(row.columns["context_length_in_tokens"])
-        in_text = {row.entry["id"] for row in part.rows if row.entry["place"]}
-        assert in_text and all(lengths[0][name] > 3 * lengths[1][name] for name in in_text)
-
-
-def test_each_persona_has_draws_of_its_own(tmp_path):
-    parts = parts_of(save(tmp_path / "in", make_inputs(12, 2, counts=(4, 4, 4, 4), lengths=(1, 1))), "32k")
-    personas = [{row.columns["persona_id"] for row in part.rows} for part in parts[1:]]
-    assert personas == [{str(number)} for number in range(12)]
-    assert len({row.columns["topic"] for part in parts for row in part.rows if row.entry["place"]}) == 2
-    assert of_persona({"1/a": 1, "10/a": 2, "1/b": 3}, "1") == {"a": 1, "b": 3}
-
-
-def place_of(row):
-    return row.columns["persona_id"], row.columns["topic"], row.entry["period"]
-
-
-def test_of_equal_blocks_every_seed_asks_all_about_ts_last_one_and_one_per_type_about_the_others(tmp_path):
-    folder = save(tmp_path / "in", make_inputs(1, 2, counts=(12, 8, 8, 8), lengths=(1, 1)))
-    parts = [parts_of(folder, "32k", 2, seed)[1] for seed in range(8)]
-    ids = [row.columns["question_id"] for part in parts for row in part.rows]
-    assert len({*ids}) == len(ids)
-    asked = {}
-    for part in parts:
-        [last] = {place_of(row) for row in part.rows if row.entry["place"]}
-        own = {row.entry["id"] for row in part.rows if place_of(row) == last}
-        others = sorted((*place_of(row), row.entry["type"]) for row in part.rows if place_of(row) != last)
-        assert asked.setdefault(last, (own, others)) == (own, others)
-        assert {*Counter(others).values()} == {2}  # a pair
-    entries = json.loads((folder / "questions.json").read_text(encoding="utf-8"))
-    for (persona, topic, period), (own, _) in asked.items():
-        its = entries[f"{persona}/{topic}"]["value"]
-        assert period == "next_year" and own == {entry["id"] for entry in its if entry["period"] == period}
-    assert len(asked) == 2  # each topic may be T
-
-
-def test_in_long_histories_half_of_the_questions_about_other_topics_are_asked(big, monkeypatch):
-    half = [row for part in parts_of(big, n_variants=1) for row in part.rows]
-    monkeypatch.setattr("utils.personas.choosing.FEW_BLOCKS", 60)
-    whole = [row for part in parts_of(big, n_variants=1) for row in part.rows]
-    fars = {place_of(row)[:2] for row in whole if row.entry["place"]}
-    of_far, others = ([[row for row in rows if (place_of(row)[:2] in fars) == is_far] for rows in (half, whole)]
-                      for is_far in (True, False))  # fmt: skip
-    assert of_far[0] == of_far[1] and len(of_far[0]) > 50
-    assert len(others[1]) > 400 and len(others[0]) / len(others[1]) == pytest.approx(0.5, abs=0.08)
-    assert not any(row.entry["place"] or row.entry["later_update"] for row in others[1])
-
-
-def test_the_files_are_read_as_published_ones(big, tmp_path, capsys):
-    parts = parts_of(big, "32k")
-    write(tmp_path, parts, "32k")
-    flags = ["--dataset", "PersonaMem-32k", "--source_dir", str(tmp_path), "--output_dir", str(tmp_path / "out")]
-    assert download_datasets.main(flags) == 0
-    records = json.loads((tmp_path / "out/PersonaMem_32k.json").read_text(encoding="utf-8"))
-    rows = {row.columns["question_id"]: row for part in parts for row in part.rows}
-    assert {*rows} == {record["id"] for record in records} and f"{len(rows)} questions" in capsys.readouterr().out
-    for record in records:
-        entry = rows[record["id"]].entry
-        assert record["options"]["abcd".index(record["target"])] == entry["answer"]
-        assert (record["question"], record["group"]) == (entry["question"], entry["type"])
 
 
 # Small ones, by hand
@@ -213,15 +122,14 @@ def test_places_and_distances_of_a_tiny_example(tmp_path):
 
 @pytest.mark.parametrize(
     ("blind", "others", "is_dropped"),
-    [([True, True, False], {}, True), ([True, True, True], {}, True), ([True, False, False], {}, False),
-     ([True, None, None], {}, False), (None, {}, False), ([True, True, True], {"is_line": True}, False),
+    [([True, True, False], {}, True), ([True, None, None], {}, False), (None, {}, False),
+     ([True, True, True], {"is_line": True}, False),
      ([True, True, True], {"type": "track_full_preference_evolution"}, False)],
 )  # fmt: skip
 def test_the_filter_drops_what_was_guessed_more_than_once(blind, others, is_dropped, tmp_path):
     entries = {"a": [entry_of(1, blind=blind, **others), entry_of(2)]}
     folder = save(tmp_path, tiny_files(entries))
     part = parts_of(folder, "32k", filter_questions=True)[1]
-    assert is_guessed(entries["a"][0]) == is_dropped
     assert part.counts["questions"] == 2 - is_dropped
     assert part.counts["questions dropped: guessed without the history"] == is_dropped
     assert parts_of(folder, "32k")[1].counts["questions"] == 2
@@ -250,20 +158,5 @@ def test_both_files_are_written_or_none(tmp_path):
         write(tmp_path, (1 / 0 if part.rows else part for part in parts), "32k")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     table, contexts = write(tmp_path, parts, "32k")
-    manifests = [read_manifest(path) for path in (table, contexts)]
-    assert [one["output_sha256"] for one in manifests] == [file_hash(table), file_hash(contexts)]
-    assert manifests[0]["contexts_sha256"] == file_hash(contexts)
-    assert manifests[0]["counts"]["entries of personas.json without a value"] == 1
-    assert 0 not in manifests[0]["counts"].values()
-    assert parts_of(save(tmp_path / "in", tiny_files({})), "32k")[1][:2] == ({}, [])
-
-
-def test_a_persona_whose_topics_are_all_over_the_limit_is_dropped_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setitem(assembly.SIZES, "32k", (10, 10))  # 9 words fit, which b has
-    folder = save(tmp_path, tiny_files({"a": [entry_of(1)], "b": [entry_of(2, "init", "d1")]}))
-    part = parts_of(folder, "32k")[1]
-    assert {row.entry["question"] for row in part.rows} == {"q2"} and part.counts["blocks over the limit, dropped"] == 2
-    assert part.counts["histories equal to another variant"] == 1 and len(part.contexts) == 1 and len(part.rows) == 2
-    monkeypatch.setitem(assembly.SIZES, "32k", (9, 10))
-    part = parts_of(folder, "32k")[1]
-    assert part == ({}, [], {"personas": 1, "personas without a topic within the limit, dropped": 1})
+    manifest = read_manifest(table)
+    assert (manifest["output_sha256"], manifest["contexts_sha256"]) == (file_hash(table), file_hash(contexts))

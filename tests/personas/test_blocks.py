@@ -46,20 +46,15 @@ def exact(drawn, number, done=0):
     return found
 
 
-@pytest.mark.parametrize("number", [2, 4, 7])
+@pytest.mark.parametrize("number", [2, 7])
 def test_blocks_are_drawn_with_the_weights_of_their_periods(number):
     topics = topics_of({"a": 4, "b": 4, "c": 4})
     draws = [draw_blocks(topics, number, random.Random(seed)) for seed in range(4000)]
     counts = Counter(tuple(sorted(len(drawn.get(topic, ())) for topic in topics)) for drawn in draws)
     for state, share in exact((0, 0, 0), number).items():
         assert counts[state] / len(draws) == pytest.approx(share, abs=0.03), state
-
-
-def test_fewer_blocks_than_asked_for_are_all_drawn_and_each_topic_keeps_its_first_ones():
-    topics = topics_of({"a": 2, "b": 3, "c": 0})
-    assert draw_blocks(topics, 10, random.Random(0)) == {"a": topics["a"], "b": topics["b"]}
-    assert all(blocks == topics[topic][: len(blocks)] for seed in range(20)
-               for topic, blocks in draw_blocks(topics, 3, random.Random(seed)).items())  # fmt: skip
+    few = topics_of({"a": 2, "b": 3, "c": 0})  # fewer than asked for are all drawn
+    assert draw_blocks(few, 10, random.Random(0)) == {"a": few["a"], "b": few["b"]}
 
 
 def test_t_has_all_periods_or_the_latest_one_and_fits_the_limit():
@@ -102,9 +97,7 @@ def pieces(number, tokens=10):
     return [[Message(one, "x", tokens)] for one in ids]
 
 
-@pytest.mark.parametrize(
-    ("blocks", "least", "most", "mean"), [(15, 0, 0, 0), (16, 0, 2, 0.4), (29, 0, 2, 0.4), (30, 0, 18, 9)]
-)
+@pytest.mark.parametrize(("blocks", "least", "most", "mean"), [(15, 0, 0, 0), (29, 0, 2, 0.4), (30, 0, 18, 9)])
 def test_small_talk_is_put_between_the_blocks_of_longer_histories(blocks, least, most, mean):
     order = [block for its in topics_of({str(number): 1 for number in range(blocks)}).values() for block in its]
     numbers = []
@@ -114,7 +107,7 @@ def test_small_talk_is_put_between_the_blocks_of_longer_histories(blocks, least,
         assert [messages[place] for place in own] == [block.messages[0] for block in order]
         assert own[-1] == len(messages) - 1 and counts["pieces of small talk"] == len(messages) - blocks
         numbers += [after - before - 1 for before, after in pairwise(own)]
-    assert (min(numbers), max(numbers)) == (0, most)
+    assert (min(numbers), max(numbers)) == (least, most)
     assert sum(numbers) / len(numbers) == pytest.approx(mean, abs=0.2)
 
 

@@ -31,28 +31,23 @@ LONG = [
 ]
 ASKED = {"question": "What was it that I drank?", "answer": "It was tea."}
 WRONG = {"wrong": ["Rum.", "Milk.", "Ale."]}
+
+
+def named(*names):
+    return {"hobbies": [{"name": name, "is_stereotypical": False} for name in names]}
+
+
 CHECKS = {
     "persona": (replies.Persona, CARD, replies.check_persona),
-    "hobbies": (
-        replies.Hobbies,
-        {"hobbies": [{"name": name, "is_stereotypical": False} for name in HOBBIES]},
-        lambda reply: replies.check_hobbies(reply, 3),
-    ),
-    "history": (
-        replies.History,
-        {"events": LATER},
-        lambda reply: replies.check_history(reply.events, 3, "2001-06-01", BEFORE, HOBBIES),
-    ),
-    "conversation": (
-        replies.Conversation,
-        {"turns": TURNS},
-        lambda reply: replies.check_conversation(reply, EVENTS),
-    ),
+    "hobbies": (replies.Hobbies, named(*HOBBIES), lambda reply: replies.check_hobbies(reply, 3)),
+    "history": (replies.History, {"events": LATER},
+                lambda reply: replies.check_history(reply.events, 3, "2001-06-01", BEFORE, HOBBIES)),
+    "conversation": (replies.Conversation, {"turns": TURNS}, lambda reply: replies.check_conversation(reply, EVENTS)),
     "section": (replies.Section, {"turns": LONG}, replies.check_section),
     "text": (replies.Text, {"text": "Well."}, replies.check_text),
     "question": (replies.QuestionReply, ASKED, lambda reply: replies.check_question(reply, "tea")),
     "wrong": (replies.Wrong, WRONG, lambda reply: replies.check_wrong(reply, "It was tea.")),
-}
+}  # fmt: skip
 
 
 def with_event(number, **fields):
@@ -63,13 +58,8 @@ def with_turn(number, **fields):
     return {"turns": [{**turn, **fields} if place == number else turn for place, turn in enumerate(TURNS)]}
 
 
-def named(*names):
-    return {"hobbies": [{"name": name, "is_stereotypical": False} for name in names]}
-
-
 WAYS = [  # what is asked for, what is written, and the reason
     ("text", "Well.", "no JSON object"),
-    ("text", '{"text": "Well."', "no JSON object"),
     ("text", '{"text": "Well", }', "no valid JSON"),
     ("text", {"text": 5}, "not the JSON asked for: Expected `str`, got `int` - at `$.text`"),
     ("text", {"texts": "Well."}, "not the JSON asked for: Object contains unknown field `texts`"),
@@ -79,14 +69,11 @@ WAYS = [  # what is asked for, what is written, and the reason
     ("hobbies", named("tea", "rye"), "fewer than 3 hobbies"),
     ("hobbies", named("tea", "rye", "figs", "Tea "), "a hobby has no name, or appears twice"),
     ("history", {"events": LATER[:2]}, "fewer events than asked for"),
-    ("history", with_event(2, date="2001-9-1"), "an event's date is not a valid YYYY-MM-DD"),
-    ("history", with_event(2, date="9999-12-31"), "an event's date is not a valid YYYY-MM-DD"),
     ("history", with_event(2, date="2001-02-30"), "an event's date is not a valid YYYY-MM-DD"),
     ("history", with_event(2, date="2001-06-01"), "an event is not after the period before"),
     ("history", with_event(2, date="2001-08-01"), "two events have the same date"),
     ("history", with_event(2, event=" "), "an event has no text"),
     ("history", with_event(2, thing="jam"), "an event's thing is not one of the hobbies"),
-    ("history", with_event(1, changes="2001-12-01"), "an event changes an unknown or later event"),
     ("history", with_event(1, changes="2001-08-01"), "an event changes an unknown or later event"),
     ("history", with_event(1, reason=None), "an event changes another without a reason"),
     ("history", with_event(2, reason="so"), "an event has a reason but changes nothing"),
@@ -102,13 +89,10 @@ WAYS = [  # what is asked for, what is written, and the reason
     ("conversation", {"turns": [TURNS[3], TURNS[1]]}, "the events are not in the order of their dates"),
     ("conversation", with_turn(1, user="It was a fall again."), "a turn names the old event"),
     ("conversation", with_turn(2, assistant="On 7/1/2001?"), "a turn mentions a date"),
-    ("conversation", with_turn(2, assistant="On July 1, 2001?"), "a turn mentions a date"),
-    ("section", {"turns": []}, "a turn lacks one of its speakers' texts"),
     ("section", {"turns": LONG[:1]}, "the user says fewer than 5 sentences"),
     ("section", {"turns": [LONG[0], {**LONG[1], "assistant": "Six."}]}, "the assistant says fewer than 10 sentences"),
     ("section", {"turns": [*LONG, {"user": "On 2001-07-01.", "assistant": "So."}]}, "a turn mentions a date"),
     ("question", {**ASKED, "question": ""}, "the question is empty"),
-    ("question", {**ASKED, "answer": " "}, "the answer is empty"),
     ("question", {**ASKED, "question": "Did I have Tea?"}, "the question names what it asks for"),
     ("wrong", {"wrong": ["Rum.", "Milk."]}, "not 3 wrong answers"),
     ("wrong", {"wrong": ["Rum.", "Milk.", ""]}, "a wrong answer is empty"),
@@ -142,14 +126,6 @@ def test_what_is_left_of_a_history():
     assert faults[1] == "an event changes an unknown or later event"
 
 
-def test_sections():
-    """Turns without an event belong to the one before; an event without a turn is missing."""
-    reply = msgspec.convert({"turns": TURNS[:3]}, replies.Conversation)
-    sections, _ = replies.check_conversation(reply, EVENTS)
-    assert [(section["event"], len(section["turns"])) for section in sections] == [(None, 1), ("2001-07-01", 2)]
-    assert [event["date"] for event in replies.missing_events(sections, EVENTS)] == ["2001-08-01"]
-
-
 @pytest.mark.parametrize("form", [form for form, *_ in CHECKS.values()])
 def test_schemas_are_what_servers_take(form):
     """An object at the root, all fields required and no others: what OpenAI's strict mode asks for."""
@@ -160,14 +136,14 @@ def test_schemas_are_what_servers_take(form):
         assert sorted(one["required"]) == sorted(one["properties"])
 
 
-def test_what_follows_a_dropped_turn_is_dropped_too():
-    """It tells of the event of that turn, and would stand in the section of the event before."""
+def test_sections():
+    """Turns without an event belong to the one before; an event without a turn is missing."""
+    reply = msgspec.convert({"turns": TURNS[:3]}, replies.Conversation)
+    sections, _ = replies.check_conversation(reply, EVENTS)
+    assert [(section["event"], len(section["turns"])) for section in sections] == [(None, 1), ("2001-07-01", 2)]
+    assert [event["date"] for event in replies.missing_events(sections, EVENTS)] == ["2001-08-01"]
+    # What follows a dropped turn goes too: it tells of that turn's event, and would stand in the section before.
     lost = {**TURNS[1], "event": "2001-08-01", "user": "On July 1, 2001, I burnt my tongue."}
     reply = msgspec.convert({"turns": [lost, TURNS[2], TURNS[1], lost, TURNS[2]]}, replies.Conversation)
     sections, _ = replies.check_conversation(reply, EVENTS)
     assert [(section["event"], len(section["turns"])) for section in sections] == [("2001-07-01", 1)]
-
-
-def test_a_long_text_without_a_full_stop_is_counted_in_no_time():
-    assert replies.count_sentences("and so on " * 10_000) == 0
-    assert replies.count_sentences("One. ... Two?! 3! and") == 3

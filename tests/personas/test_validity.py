@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from utils.building.reading_page import NUM_DRAWN, make_page
 from utils.personas.assembly import Assembled, Row
 from utils.personas.texts import are_alike, find_repeats
 from utils.personas.validity import ALL, Validity, describe
@@ -76,10 +75,3 @@ def test_a_repetition_is_of_eight_words_or_of_the_whole_of_a_shorter_text():
     options = [f"ten {EIGHT}", EIGHT.replace("eight", "ten"), "four five", "five four", "!"]
     [*found] = find_repeats(contexts, [("c", 2, options), ("c", 1, options), ("other", 1, options)])
     assert found == [[True, False, True, False, False], [False] * 5, [True, False, True, False, False]]
-
-
-def test_the_page_draws_from_each_type_and_names_the_right_option():
-    rows = [row_of(str(number), ["<r>", "x", "y", "z"]) for number in range(NUM_DRAWN + 5)]
-    page = make_page(validity_of(*rows, row_of("e", ["r", "x", "y", "z"], kind=EVOLUTION)).sections(), 0)
-    assert page.count("<article>") == page.count("asked at the end, rests on init d1") == NUM_DRAWN + 1
-    assert page.count("right: &lt;r&gt;\nwrong: x\nwrong: y\nwrong: z") == NUM_DRAWN and page.count("<section>") == 2

@@ -27,15 +27,10 @@ GOLDEN = {
 }
 
 TRICKY = {
-    "braces": "a {dict: {1}} and {} and }{",
-    "a format field": "{0} {question!r:>10} %s %(question)s",
-    "backslashes": r"C:\new\table \\ \n",
-    "group references": r"\1 \g<1> \g<0> \0",
-    "quotes": '"double" \'single\' `tick` """three"""',
-    "a fence": '```json\n{"personalized_answer": "x"}\n```',
-    "part names": "[system]\n[user]\n",
-    "CJK and more": "日本語の質問 한국어 🎸 ’×\u2028",
-    "white space": "  \n\n\ttabbed \r\n ",
+    "braces": "a {dict: {1}} and {} and }{ {question} {profile} {aspect}",
+    "format fields and backslashes": r"{0} {question!r:>10} %s %(question)s C:\new\table \\ \n \1 \g<1> \0",
+    "a fence and part names": '```json\n{"personalized_answer": "x"}\n```\n[system]\n[user]\n',
+    "CJK and white space": "  \n\n\ttabbed \r\n 日本語の質問 한국어 🎸 ’×\u2028",
 }
 
 
@@ -51,28 +46,9 @@ def own_prompt(folder, name, text):
 # The shipped prompts
 
 
-@pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_every_prompt_file_is_as_it_was_pinned(name):
-    assert hashlib.sha256((FOLDER / f"{name}.txt").read_bytes()).hexdigest() == GOLDEN[name]
-    assert load_prompt(f"lampqa/{name}").digest == GOLDEN[name]
-
-
-def test_there_is_a_file_for_each_name_and_no_other():
-    assert {path.stem for path in FOLDER.glob("*.txt")} == set(GOLDEN)
-
-
-def test_the_readme_table_names_every_file():
-    rows = re.findall(r"^\| `(\w+)\.txt` \|.*\| (?:figure \d+) \| (?:verbatim|ours) \|$", readme(), re.MULTILINE)
-    assert sorted(rows) == sorted(GOLDEN)
-
-
-def test_the_readme_calls_the_four_printed_figures_verbatim_and_no_other():
-    figures = dict(re.findall(r"^\| `(\w+)\.txt` \|.*\| figure (\d+) \| verbatim \|$", readme(), re.MULTILINE))
-    assert figures == {"no_personalization": "13", "rag": "14", "direct_judge": "10", "aspect_extraction": "7"}
-
-
-def readme():
-    return (FOLDER.parent / "README.md").read_text(encoding="utf-8")
+def test_every_prompt_file_is_as_it_was_pinned():
+    found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob("*.txt")}
+    assert found == GOLDEN == {name: load_prompt(f"lampqa/{name}").digest for name in found}
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))
@@ -83,19 +59,7 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
         assert user["content"].count(value) == 1
         assert value not in system["content"]
     assert not re.search(r"\{\w+\}", system["content"] + user["content"])  # nothing was left unfilled
-
-
-@pytest.mark.parametrize("name", sorted(set(GOLDEN) - {"planner"}))
-def test_a_prompt_for_json_ends_with_an_opened_fence(name):
-    system, user = load_prompt(f"lampqa/{name}").messages(**values_of(name))
-    assert user["content"].endswith("\n\noutput: ```json")
-    assert "```json```" in system["content"]
-
-
-def test_the_planner_is_asked_for_plain_lines():
-    system, user = load_prompt("lampqa/planner").messages(profile="P", question="Q")
-    assert "json" not in system["content"]
-    assert user["content"].endswith("Current post question:\nQ")
+    assert user["content"].endswith("\n\noutput: ```json") == ("```json```" in system["content"]) == (name != "planner")
 
 
 def test_two_aspects_of_a_response_share_everything_before_the_aspect():
@@ -130,21 +94,9 @@ def test_without_posts_nothing_is_left_of_their_paragraph(name):
     heading = "Past post questions and detailed descriptions of these questions:\n<profile>\n\n"
     assert with_posts["content"].startswith(heading + "Current post question:\n<question>")
     assert without["content"] == with_posts["content"].removeprefix(heading)
-
-
-def test_an_aspect_without_a_reason_has_no_heading_for_one():
-    values = {**values_of("aspect_judge"), "reason": ""}
-    _, user = load_prompt("lampqa/aspect_judge").messages(**values)
-    assert "aspect:\n<aspect>\n\nevidence:\n<evidence>\n\noutput" in user["content"]
-
-
-@pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_another_placeholders_name_in_a_value_is_no_placeholder(name):
-    names = sorted(load_prompt(f"lampqa/{name}").placeholders)
-    values = {placeholder: "".join(f"{{{other}}}" for other in names) for placeholder in names}
-    _, user = load_prompt(f"lampqa/{name}").messages(**values)
-    for other in names:  # one pass: each value stands there as it was given, once for every placeholder
-        assert user["content"].count(f"{{{other}}}") == len(names)
+    _, judged = load_prompt("lampqa/aspect_judge").messages(**{**values_of("aspect_judge"), "reason": ""})
+    assert "aspect:\n<aspect>\n\nevidence:\n<evidence>\n\noutput" in judged["content"]
+    assert join_posts(["best", "next", "last"]) == "best\n\nnext\n\nlast" and join_posts([]) == ""
 
 
 @pytest.mark.parametrize("values", [{}, {"question": "Q"}, {"question": "Q", "profile": "P", "plan": "L"}])
@@ -153,36 +105,21 @@ def test_a_missing_or_surplus_value_is_our_mistake(values):
         load_prompt("lampqa/rag").messages(**values)
 
 
-def test_posts_are_joined_best_first_by_a_blank_line():
-    assert join_posts(["best", "next", "last"]) == "best\n\nnext\n\nlast"
-    assert join_posts([]) == ""
-
-
 # Prompts of the user's own
 
 OWN = "[system]\nBe brief.\n[user]\n{question}\n"
 
 
-def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path):
-    own_prompt(tmp_path, "no_personalization", OWN)
-    prompt = load_prompt("lampqa/no_personalization", tmp_path)
-    assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
-    assert prompt.digest == hashlib.sha256(OWN.encode()).hexdigest()
-    assert load_prompt("lampqa/rag", tmp_path) == load_prompt("lampqa/rag")
-
-
-@pytest.mark.parametrize("change", [lambda t: "\ufeff" + t, lambda t: t.replace("\n", "\r\n"), str.rstrip])
-def test_own_prompt_may_have_an_editors_habits(tmp_path, change):
+@pytest.mark.parametrize(
+    "change", [lambda text: text, lambda text: "\ufeff" + text, lambda text: text.replace("\n", "\r\n"), str.rstrip]
+)
+def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path, change):
     (tmp_path / "no_personalization.txt").write_bytes(change(OWN).encode())
+    (tmp_path / "README.md").write_text("notes")
     prompt = load_prompt("lampqa/no_personalization", tmp_path)
     assert (prompt.system, prompt.user) == ("Be brief.", "{question}")
-
-
-def test_own_prompt_may_stand_beside_other_files(tmp_path):
-    (tmp_path / "README.md").write_text("notes")
-    assert (
-        load_prompt("lampqa/no_personalization", own_prompt(tmp_path, "no_personalization", OWN)).system == "Be brief."
-    )
+    assert change(OWN) != OWN or prompt.digest == hashlib.sha256(OWN.encode()).hexdigest()
+    assert load_prompt("lampqa/rag", tmp_path) == load_prompt("lampqa/rag")
 
 
 @pytest.mark.parametrize(
@@ -191,23 +128,8 @@ def test_own_prompt_may_stand_beside_other_files(tmp_path):
         ("[system]\nS\n[user]\nno question\n", r"must hold each of \{question\} exactly once"),
         ("[system]\nS\n[user]\n{question} {question}\n", r"must hold each of \{question\} exactly once"),
         ("[system]\n{question}\n[user]\n{question}\n", r"must hold each of \{question\} exactly once"),
-        ("[system]\nS\n[user]\n{Question}\n", r"must hold each of \{question\} exactly once"),
-        ("[system]\nS {question}\n", r"a line \[system\], its text, a line \[user\], its text"),
-        ("[user]\n{question}\n", r"a line \[system\], its text, a line \[user\], its text"),
         ("[user]\n{question}\n[system]\nS\n", r"a line \[system\], its text, a line \[user\], its text"),
-        ("S [user] {question}\n", r"a line \[system\], its text, a line \[user\], its text"),
         ("", r"a line \[system\], its text, a line \[user\], its text"),
-    ],
-    ids=[
-        "no placeholder",
-        "doubled placeholder",
-        "one in each part",
-        "misspelt placeholder",
-        "no user part",
-        "no system part",
-        "parts in the other order",
-        "names inside a line",
-        "empty file",
     ],
 )
 def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
@@ -216,25 +138,16 @@ def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
         load_prompt("lampqa/no_personalization", tmp_path)
 
 
-def test_own_prompt_in_another_encoding(tmp_path):
+def test_a_folder_that_cannot_be_used(tmp_path):
+    at = re.escape(f"--prompts_dir {tmp_path}")
+    with pytest.raises(UserError, match=rf"^{at}/nothing: no such folder$"):
+        load_prompt("lampqa/rag", tmp_path / "nothing")
+    (tmp_path / "rag.md").write_text(OWN)
+    with pytest.raises(UserError, match=rf"^{at}: holds no prompt; .*rag\.txt"):
+        load_prompt("lampqa/rag", tmp_path)
     (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
         load_prompt("lampqa/no_personalization", tmp_path)
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}/nothing: no such folder$"):
-        load_prompt("lampqa/rag", tmp_path / "nothing")
-
-
-def test_a_folder_without_a_prompt_is_refused(tmp_path):
-    (tmp_path / "rag.md").write_text(OWN)
-    with pytest.raises(UserError, match=rf"^--prompts_dir {re.escape(str(tmp_path))}: holds no prompt; .*rag\.txt"):
-        load_prompt("lampqa/rag", tmp_path)
-
-
-def test_a_name_no_prompt_has_is_refused(tmp_path):
-    own_prompt(tmp_path, "no_personalization", OWN)
     own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
     with pytest.raises(UserError, match=r"aspect_jugde\.txt is no prompt's name; .*aspect_judge\.txt"):
         load_prompt("lampqa/no_personalization", tmp_path)

@@ -13,10 +13,6 @@ from utils.scoring.means import group_means, macro_average
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
 
-def question_score_unscored_as_zero(aspect_scores):
-    return question_score(aspect_scores, unscored_as_zero=True)
-
-
 def question(question_id, category, *aspect_scores):
     return {
         "id": question_id,
@@ -25,49 +21,6 @@ def question(question_id, category, *aspect_scores):
         "score": question_score(aspect_scores) if aspect_scores else None,
         "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
     }
-
-
-@pytest.mark.parametrize(
-    ("aspect_scores", "expected"),
-    [
-        ([0], 0.0),  # 0 / 2
-        ([1], 0.5),  # 1 / 2
-        ([2], 1.0),  # 2 / 2
-        ([2, 1, 0, 2], 0.625),  # 5 / 8
-        ([0, 0, 0], 0.0),  # 0 / 6
-        ([2, 2, 2, 2, 2], 1.0),  # 10 / 10
-    ],
-)
-def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, expected):
-    assert question_score(aspect_scores) == expected
-    assert question_score_unscored_as_zero(aspect_scores) == expected
-
-
-@pytest.mark.parametrize(
-    ("aspect_scores", "as_zero"),
-    [
-        ([2, None], 0.5),  # 2 / 4
-        ([None, 1, 2, 2], 0.625),  # 5 / 8
-        ([None, None], 0.0),  # 0 / 4
-    ],
-)
-def test_a_missing_verdict_leaves_no_score_and_is_zero_only_on_demand(aspect_scores, as_zero):
-    assert question_score(aspect_scores) is None
-    assert question_score_unscored_as_zero(aspect_scores) == as_zero
-
-
-@pytest.mark.parametrize("score_function", [question_score, question_score_unscored_as_zero])
-class TestRefusals:
-    @pytest.mark.parametrize("wrong", [7, 3, -1, 1.5, 1.0, "2", True, False, float("nan"), [1]])
-    def test_what_is_no_verdict_is_refused_even_beside_a_missing_one(self, score_function, wrong):
-        with pytest.raises(ValueError, match="is not a verdict"):
-            score_function([1, wrong])
-        with pytest.raises(ValueError, match="is not a verdict"):
-            score_function([None, wrong])
-
-    def test_a_question_without_aspects_is_refused(self, score_function):
-        with pytest.raises(ValueError, match="without aspects"):
-            score_function([])
 
 
 def test_summarize_counts_what_is_missing_and_never_as_a_verdict():
@@ -88,31 +41,8 @@ def test_summarize_counts_what_is_missing_and_never_as_a_verdict():
         "score_unscored_as_zero": pytest.approx((3 / 4 + 1 / 6 + 3 / 8) / 3),  # a, b and c
         "questions_without_aspects": ["d"],
     }
-
-
-def test_summarize_where_no_question_is_fully_scored():
-    summary = summarize([question("a", "music", None, 2), question("b", "music", None)])
-    assert summary["score"] is None
-    assert (summary["num_questions"], summary["num_scored_questions"], summary["num_unscored"]) == (2, 0, 2)
-    assert summary["score_unscored_as_zero"] == 0.25  # (2/4 + 0/2) / 2
-
-
-@pytest.mark.parametrize(("per_question", "ids"), [([], []), ([question("a", "music")], ["a"])])
-def test_summarize_without_a_single_aspect_divides_by_nothing(per_question, ids):
-    assert summarize(per_question) == {
-        "score": None,
-        "num_questions": 0,
-        "num_scored_questions": 0,
-        "num_unanswered": 0,
-        "num_unscored": 0,
-        "score_unscored_as_zero": None,
-        "questions_without_aspects": ids,
-    }
-
-
-def test_the_mean_does_not_depend_on_the_order_of_the_questions():
-    questions = [question(str(i), "music", *([i % 3] * (i % 7 + 1) + [1])) for i in range(50)]
-    assert summarize(questions)["score"] == summarize(questions[::-1])["score"]
+    nothing = summarize([question("a", "music")])
+    assert (nothing["score"], nothing["num_questions"], nothing["score_unscored_as_zero"]) == (None, 0, None)
 
 
 def test_group_means_and_macro_average():
@@ -128,16 +58,8 @@ def test_group_means_and_macro_average():
     means = group_means(questions, CATEGORIES)
     assert means == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0}
     assert macro_average(means) == pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
-
-
-def test_a_missing_category_has_no_mean_and_leaves_no_macro_average():
     means = group_means([question("a", "music", 2), question("b", "pets", None)], CATEGORIES)
-    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None}
-    assert macro_average(means) is None
-
-
-def test_a_category_scored_zero_is_not_missing():
-    assert macro_average({ARTS: 0.0, LIFESTYLE: 0.0, SOCIETY: 0.75}) == 0.25
+    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None} and macro_average(means) is None
 
 
 def test_communities_fall_into_the_papers_three_categories():
@@ -179,11 +101,6 @@ def question_entry(record, verdicts):
     return entry
 
 
-def test_a_verdict_for_each_aspect_of_a_question():
-    assert METRICS["aspect"].keys(record("a", 3)) == [("a", 0), ("a", 1), ("a", 2)]
-    assert METRICS["aspect"].keys(record("a", 0)) == []
-
-
 def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
     verdicts = {
         ("a", 1): {"value": None, "reason": "no match_score in the text"},
@@ -208,17 +125,23 @@ def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
 
 def test_an_entry_is_scored_where_every_aspect_has_its_verdict():
     assert question_entry(record("a", 3), verdicts_of("a", 2, 1, 0))["score"] == 0.5  # 3 / 6
-    assert question_entry(record("a", 3), verdicts_of("a", 0, 0, 0))["score"] == 0.0
     assert question_entry(record("a", 3), verdicts_of("a", 2, None, 2))["score"] is None
     with pytest.raises(KeyError):
         question_entry(record("a", 3), verdicts_of("a", 2, 1))  # it was not judged
-
-
-def test_an_entry_without_aspects_or_category():
     question = record("a", 0)
     del question["category"]
     entry = question_entry(question, {})
     assert (entry["group"], entry["subgroup"], entry["score"], entry["details"]) == (None, None, None, [])
+
+
+def test_a_question_that_is_not_wholly_judged_is_left_out_and_the_file_says_so():
+    records = [record("a", 2), record("b", 2), record("c", 1)]
+    verdicts = {**verdicts_of("a", 2, None), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
+    found = score_file(records, verdicts, {"a", "b", "c"})
+    assert [entry["id"] for entry in found["per_question_scores"]] == ["a"]  # missing for a reason, but judged
+    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
+    assert (found["score"], found["num_unscored"], found["score_unscored_as_zero"]) == (None, 1, 0.5)  # 2 / 4
+    assert score_file(records, {}, set())["partial"] == {"questions_in_dataset": 3, "questions_judged": 0}
 
 
 def test_a_score_file_of_every_question():
@@ -238,21 +161,6 @@ def test_a_score_file_of_every_question():
     assert list(found)[-1] == "per_question_scores"  # the figures come first
 
 
-def test_a_question_that_is_not_wholly_judged_is_left_out_and_the_file_says_so():
-    records = [record("a", 2), record("b", 2), record("c", 1)]
-    verdicts = {**verdicts_of("a", 2, 2), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
-    found = score_file(records, verdicts, {"a", "b", "c"})
-    assert [entry["id"] for entry in found["per_question_scores"]] == ["a"]
-    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    assert (found["score"], found["num_questions"]) == (1.0, 1)
-
-
-def test_a_verdict_that_is_missing_for_a_reason_is_judged_all_the_same():
-    found = score_file([record("a", 2)], verdicts_of("a", None, 2), {"a"})
-    assert "partial" not in found
-    assert (found["score"], found["num_unscored"], found["score_unscored_as_zero"]) == (None, 1, 0.5)  # 2 / 4
-
-
 def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_what_was_asked():
     records = [record("a", 1), record("b", 0), record("c", 1), record("d", 0)]
     verdicts = {**verdicts_of("a", 2), **verdicts_of("c", 1)}
@@ -262,7 +170,28 @@ def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_
     assert found["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
 
 
-def test_a_score_file_of_nothing():
-    found = score_file([record("a", 1), record("b", 0)], {}, set())
-    assert (found["score"], found["num_questions"], found["per_question_scores"]) == (None, 0, [])
-    assert found["partial"] == {"questions_in_dataset": 2, "questions_judged": 0}
+@pytest.mark.parametrize(
+    ("aspect_scores", "score", "as_zero"),
+    [
+        ([0], 0.0, 0.0),  # 0 / 2
+        ([1], 0.5, 0.5),  # 1 / 2
+        ([2, 1, 0, 2], 0.625, 0.625),  # 5 / 8
+        ([2, 2, 2, 2, 2], 1.0, 1.0),  # 10 / 10
+        ([2, None], None, 0.5),  # 2 / 4
+        ([None, 1, 2, 2], None, 0.625),  # 5 / 8
+        ([None, None], None, 0.0),  # 0 / 4
+    ],
+)
+def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, score, as_zero):
+    """A missing verdict leaves no score, and is zero only on demand."""
+    assert question_score(aspect_scores) == score
+    assert question_score(aspect_scores, unscored_as_zero=True) == as_zero
+
+
+@pytest.mark.parametrize("wrong", [3, -1, 1.0, "2", True, float("nan"), [1]])
+def test_what_is_no_verdict_is_refused_even_beside_a_missing_one(wrong):
+    for other, as_zero in ((1, False), (None, False), (None, True)):
+        with pytest.raises(ValueError, match="is not a verdict"):
+            question_score([other, wrong], as_zero)
+    with pytest.raises(ValueError, match="without aspects"):
+        question_score([])

@@ -1,19 +1,13 @@
-"""Intervals, tests and tables of scores that are no means of their questions': macro F1 and RMSE; and of errors."""
+"""Intervals and tests of scores that are no means of their questions': macro F1 and RMSE."""
 
 import itertools
-import json
 import math
 import random
-import re
 
 import numpy as np
 import pytest
 
-from utils import make_table
-from utils.benchmarks import tasks
-from utils.records.scores import read_scores, score_file
 from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
-from utils.scoring.verdicts import no_answer
 from utils.tables import clusters
 from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import bootstrap_interval, mean_over_strata, permutation_test
@@ -40,16 +34,6 @@ def pairs_of(first, second):
     return list(zip(first, second, strict=True))
 
 
-def test_of_a_mean_it_is_what_stands_in_significance():
-    strata = [scores(1), scores(2, 45)]
-    assert pooled_mean(strata, mean_of) == pytest.approx(mean_over_strata(strata))
-    assert pooled_interval(strata, mean_of) == pytest.approx(bootstrap_interval(strata))
-    pairs = pairs_of(scores(3), scores(4))
-    differences = [[one - other for one, other in pairs]]
-    assert pooled_mean([pairs], difference_of(mean_of)) == pytest.approx(mean_over_strata(differences))
-    assert swap_test([pairs], mean_of) == pytest.approx(permutation_test(differences), abs=0.02)
-
-
 @pytest.mark.parametrize(("first", "second"), [(0.9, 0.3), (0.7, 0.4), (0.5, 0.5)])
 def test_the_swap_test_agrees_with_all_swaps(first, second):
     """Ten questions have 1,024 ways to swap the systems' answers; a score of each is counted by hand."""
@@ -64,14 +48,6 @@ def test_the_swap_test_agrees_with_all_swaps(first, second):
         kept = [(b, a) if swap else (a, b) for swap, a, b in zip(swaps, one, other, strict=True)]
         hits += abs(score([a for a, _ in kept]) - score([b for _, b in kept])) >= observed - 1e-12
     assert swap_test([pairs_of(one, other)], macro_f1(LABELS).of) == pytest.approx(hits / 1024, abs=0.02)
-
-
-def test_an_interval_of_rmse_is_the_root_of_that_of_the_mean_square():
-    errors = random.Random(7).choices([0, 0, 1, 2, 4], k=50)
-    low, high = pooled_interval([errors], ROOT_MEAN_SQUARE.of)
-    squares = bootstrap_interval([[error**2 for error in errors]])
-    assert (low, high) == pytest.approx((math.sqrt(squares[0]), math.sqrt(squares[1])))
-    assert low < ROOT_MEAN_SQUARE.score(errors) < high
 
 
 def test_swapping_the_systems_negates_and_keeps_p():
@@ -99,74 +75,18 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
 
 
-def test_of_too_few_questions_there_is_none():
-    f1 = macro_f1(LABELS)
+def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():
+    strata = [scores(1), scores(2, 45)]
+    assert pooled_mean(strata, mean_of) == pytest.approx(mean_over_strata(strata))
+    assert pooled_interval(strata, mean_of) == pytest.approx(bootstrap_interval(strata))
+    pairs = pairs_of(scores(3), scores(4))
+    differences = [[one - other for one, other in pairs]]
+    assert pooled_mean([pairs], difference_of(mean_of)) == pytest.approx(mean_over_strata(differences))
+    assert swap_test([pairs], mean_of) == pytest.approx(permutation_test(differences), abs=0.02)
+    errors = random.Random(7).choices([0, 0, 1, 2, 4], k=50)
+    low, high = bootstrap_interval([[error**2 for error in errors]])
+    assert pooled_interval([errors], ROOT_MEAN_SQUARE.of) == pytest.approx((math.sqrt(low), math.sqrt(high)))
+    f1 = macro_f1(LABELS)  # of too few questions there is none
     assert pooled_mean([labels(1), []], f1.of) is None
     assert pooled_interval([labels(1), labels(1, 1)], f1.of) is None
     assert swap_test([[]], f1.of) is None
-
-
-# Tables
-
-
-@pytest.fixture
-def table_of(tmp_path, capsys):
-    """A table of systems, given by name with their answers, against the first of them."""
-
-    def make(task_name, strategy, targets, systems, *arguments):
-        task = tasks()[task_name]
-        metric = task.metrics[strategy]
-        records = [{"id": str(i), "question": "?", "target": target} for i, target in enumerate(targets)]
-        given = []
-        for name, answers in systems.items():
-            verdicts = {
-                (record["id"], 0): no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
-                for record, answer in zip(records, answers, strict=True)
-            }
-            path = tmp_path / f"{name}.json"
-            path.write_text(json.dumps(score_file(task, strategy, records, set(), verdicts)))
-            read_scores(path)
-            given += ["--system", name, str(path)]
-        capsys.readouterr()
-        assert make_table.main([*given, "--baseline", next(iter(systems)), *arguments]) == 0
-        return capsys.readouterr().out
-
-    return make
-
-
-RATINGS = [str(1 + i % 5) for i in range(40)]
-NEAR = [rating if i % 4 else "3" for i, rating in enumerate(RATINGS)]
-FAR = ["3"] * 39 + [None]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "means", "test"),
-    [("MAE", ("1.2500", "0.3000"), "t-test"), ("RMSE", ("1.5166", "0.7071"), "permutation test")],
-)
-def test_of_errors_the_lowest_is_best(strategy, means, test, table_of):
-    """Of 40 ratings, 8 of each: errors 2, 1, 0, 1, 2 but for one answer that is missing, 4; and 2, 2, 1, 0, 1 twice."""
-    text = table_of("LaMP-3", strategy, RATINGS, {"far": FAR, "near": NEAR}, "--holm")
-    far, near = means
-    assert f"| far | {far} | 40 | 1 |" in text
-    assert f"| near | **{near}**† | 40 | 0 |" in text
-    assert f"†: better than far (two-sided paired {test}, p < 0.05, Holm's correction over 1 comparison)." in text
-    assert "far: 1 question without an answer, which counts as the rating that is farthest off." in text
-    assert "Scores are errors: lower is better." in text
-
-
-def test_macro_f1_has_an_interval_and_the_swap_test_s_daggers(table_of):
-    golds = [gold for gold, _ in labels(11, 60)]
-    good = [gold if i % 5 else "none" for i, gold in enumerate(golds)]
-    text = table_of("LaMP-2", "f1", golds, {"one tag": ["comedy"] * 60, "good": good}, "--intervals")
-    expected = {name: tasks()["LaMP-2"].metrics["f1"].pooled.score(pairs_of(golds, answers))
-                for name, answers in (("one tag", ["comedy"] * 60), ("good", good))}  # fmt: skip
-    assert f"| one tag | {expected['one tag']:.4f} |" in text
-    assert f"| good | **{expected['good']:.4f}**† |" in text
-    [line] = re.findall(r"^\| good \| one tag \| LaMP-2 \| (.*) \|$", text, re.MULTILINE)
-    difference, interval, t_test, permutation, effect_size, paired = line.split(" | ")
-    assert float(difference) == pytest.approx(expected["good"] - expected["one tag"], abs=1e-4)
-    low, high = map(float, interval.strip("[]").split(", "))
-    assert low < float(difference) < high
-    assert (t_test, effect_size, paired) == ("–", "–", "60")
-    assert "Permutation test: 10,000 swaps of the two answers, two-sided." in text
-    assert float(permutation.strip("<")) < 0.05

@@ -63,8 +63,6 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
     work()
     assert f"- {OURS}\n" in table(capsys, *PAPER)
     assert "Wording" not in table(capsys)  # without the paper's numbers
-    latex = table(capsys, *PAPER, "--format", "latex")
-    assert r"aspect\_judge our own; of the answers': rag the paper's, planpers our own. Levels need not" in latex
     rag, gold = csv.DictReader(io.StringIO(table(capsys, *PAPER, "--format", "csv")))
     assert rag["Judge prompt"] == gold["Judge prompt"] == "aspect_judge our own"
     assert rag["Answer prompts"] == "rag the paper's"
@@ -74,19 +72,8 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
     assert report.main(["--inputs_addr", SAMPLE, *files, "--output_addr", "report.html"]) == 0
     assert OURS.replace("'", "\\u0027") in Path("report.html").read_text() or OURS in Path("report.html").read_text()
 
-
-def test_other_words_and_other_settings_are_told(work, capsys, tmp_path):
-    shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "mine")
-    with open(tmp_path / "mine/aspect_judge.txt", "a") as file:
-        file.write("\nBe strict.\n")
-    work("--prompts_dir", "mine", "--constrained_decoding", "never")
-    note = table(capsys, *PAPER)
-    assert "judge's prompt: aspect_judge another; " in note
-    assert "Constrained decoding: judge never, answers fallback;" in note
-
-
-def test_the_public_codes_words_are_known_by_their_hashes(work, capsys):
-    work()
+    change_manifest("gold_s.json", lambda manifest: manifest["answers"][0]["prompt"].update(rag="another hash"))
+    assert "rag the paper's (RAG (asker's profile)), another (PlanPers)" in table(capsys, *PAPER)
 
     def take_public(manifest):
         manifest["settings"]["prompt"] = {"aspect_judge": PUBLIC_CODE["aspect_judge"]}
@@ -95,23 +82,19 @@ def test_the_public_codes_words_are_known_by_their_hashes(work, capsys):
 
     for path in ("rag_s.json", "gold_s.json"):
         change_manifest(path, take_public)
-    note = table(capsys, *PAPER)
-    public = "the public code's"
+    note, public = table(capsys, *PAPER), "the public code's"
     assert f"aspect_judge {public}; of the answers': rag {public}, planpers {public}. Constrained" in note
     assert "Levels need not be" not in note
 
 
-def test_systems_with_different_words_are_told_apart(work, capsys):
-    work()
-    change_manifest("gold_s.json", lambda manifest: manifest["answers"][0]["prompt"].update(rag="another hash"))
-    assert "rag the paper's (RAG (asker's profile)), another (PlanPers)" in table(capsys, *PAPER)
-
-
-def test_what_is_not_known_is_said(work, capsys):
+def test_other_words_and_what_is_not_known_are_told(work, capsys, tmp_path):
     Path("rag.json.manifest.json").unlink()  # as of a method of one's own
-    work()
+    shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "mine")
+    with open(tmp_path / "mine/aspect_judge.txt", "a") as file:
+        file.write("\nBe strict.\n")
+    work("--prompts_dir", "mine", "--constrained_decoding", "never")
     note = table(capsys, *PAPER)
-    assert "of the answers': prompt not known, " in note
-    assert "answers not known (RAG (asker's profile)), fallback (PlanPers)" in note
+    assert "judge's prompt: aspect_judge another; of the answers': prompt not known, " in note
+    assert "judge never, answers not known (RAG (asker's profile)), fallback (PlanPers);" in note
     Path("rag_s.json").write_text(Path("rag_s.json").read_text() + " ")
-    assert "judge's prompt: prompt not known, aspect_judge our own; " in table(capsys, *PAPER)
+    assert "judge's prompt: prompt not known, aspect_judge another; " in table(capsys, *PAPER)
