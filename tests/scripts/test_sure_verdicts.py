@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from array import array
 
 import pytest
 from api_server import Reply
@@ -13,6 +14,7 @@ import evaluate_responses
 from utils import compare_evaluators, make_table, show_answers
 from utils.cli import UserError
 from utils.generation.requests import Scored
+from utils.generation.scoring import split_shared
 
 BEGIN = '{"match_score": '
 CATEGORIES = ("rpg", "cooking", "law")  # of each of the three groups, so that there is an average
@@ -105,6 +107,9 @@ def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
         assert said == f"{BEGIN}{number}" and len(tokens) >= 1
         assert list(prompt)[-3:] + list(tokens) == tokenizer.encode(f"{BEGIN}{number}")[-3 - len(tokens) :]
     assert len({tokens[0] for tokens in continuations}) == 3  # nothing that they share is left in them
+    # As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space.
+    begin, options = split_shared({str(i): array("i", [7, 8, 20 + i]) for i in range(3)})
+    assert (list(begin), [list(its) for its in options.values()]) == ([7, 8], [[20], [21], [22]])
 
 
 def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
