@@ -372,9 +372,7 @@ def test_question_that_is_too_long_is_not_asked(server, flags, output, tmp_path)
     assert answers["q2"][0]["output"] == "An answer."
     assert len(server.requests) == 1
 
+    # What a run leaves alone
 
-# What a run leaves alone
-
-
-# Bad input
+    # Bad input
     assert set(server.keys) == {KEY}
