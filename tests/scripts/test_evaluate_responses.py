@@ -160,18 +160,6 @@ def test_the_average_of_the_table_is_printed_where_there_is_one(
     assert said in capsys.readouterr().out
 
 
-def test_manifest(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", respond([make_question(1)]))
-    server.reply = verdicts({"1a": 2, "1b": 1})
-    run(flags, data, responses, scores)
-    manifest = json.loads(Path(f"{scores}.manifest.json").read_text())
-    assert manifest["settings"]["judge"] == "judge"
-    assert manifest["settings"]["strategy"] == "aspect"
-    assert manifest["settings"]["prompt"].keys() == {"aspect_judge"}
-    assert manifest["counts"] == {"num_questions": 1, "num_scored_questions": 1, "num_unanswered": 0, "num_unscored": 0}
-    assert manifest["tokens"]["completion_tokens"] == 2 * 2
-
-
 def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
     questions = [make_question(1), make_question(2, 0)]
     responses = write("responses.json", respond(questions, q1=None))
@@ -211,25 +199,6 @@ def test_verdict_that_breaks_off_in_its_number_is_asked_for_again(server, flags,
     found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
     detail = found["per_question_scores"][0]["details"][0]
     assert (detail["score"], detail["attempts"]) == (0, 2)
-
-
-def test_refused_prompt_is_unscored(server, flags, write, scores):
-    refusal = Reply("no", status=400, code="content_filter")
-    server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
-    questions = [make_question(1), make_question(2, 1)]
-    found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    assert found["per_question_scores"][0]["details"][0]["reason"] == "content_filter: no"
-    assert (found["score"], found["num_unscored"]) == (1.0, 1)
-
-
-def test_prompt_that_is_too_long_is_unscored(server, flags, write, scores):
-    server.reply = verdicts({"1a": 2, "2a": 1})
-    questions = [make_question(1, 1), make_question(2, 1)]
-    responses = write("responses.json", respond(questions, q1="word " * 3000))
-    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000, code=1)
-    detail = found["per_question_scores"][0]["details"][0]
-    assert detail["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", detail["reason"])
-    assert (found["score"], len(server.requests)) == (0.5, 1)
 
 
 # What the judge reads
@@ -343,19 +312,16 @@ def test_part_of_the_responses(server, flags, write, scores, capsys):
 
 
 def test_system_flags_that_do_not_match(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
-    common = [*flags, "--inputs_addr", str(data)]
-    two = [str(responses), str(responses)]
+    data, responses = write("data.json", [make_question(1)]), str(write("responses.json", GOOD))
     same = os.path.join(scores.parent, ".", scores.name)
-    for more, message in [
-        (["--response_addr", *two, "--score_addr", str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
-        (["--response_addr", *two, "--score_addr", str(scores), str(scores)], "--score_addr: the same file twice"),
-        (["--response_addr", *two, "--score_addr", str(scores), same], "--score_addr: the same file twice"),
-        (["--response_addr", "/nowhere.json", "--score_addr", str(scores)], "/nowhere.json: no such file"),
-        (["--response_addr", *two[:1], "--score_addr", *two[:1], "--overwrite"], "responses.json: is an input too"),
+    for answers, files, message in [
+        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
+        ([responses] * 2, [str(scores), same], "--score_addr: the same file twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
-            evaluate_responses.main([*common, *more])
+            evaluate_responses.main(
+                [*flags, "--inputs_addr", str(data), "--response_addr", *answers, "--score_addr", *files]
+            )
     assert server.requests == [] and not scores.parent.exists()
 
 
@@ -369,3 +335,15 @@ def test_aspects_may_lack_evidence_and_reason_which_is_told(server, flags, write
     responses = write("responses.json", {"q1": RESPONSE, "q2": RESPONSE})
     assert run(flags, data, responses, scores)["score"] == 1.0
     assert f"note: {data}: 2 of 4 aspects lack a text that the judge is shown (" in capsys.readouterr().err
+
+
+def test_a_refused_and_a_too_long_prompt_are_unscored(server, flags, write, scores):
+    refusal = Reply("no", status=400, code="content_filter")
+    server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
+    questions = [make_question(1), make_question(2, 1), make_question(3, 1), make_question(4, 1)]
+    responses = write("responses.json", respond(questions, q3="word " * 3000))
+    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000)
+    details = [question["details"][0] for question in found["per_question_scores"]]
+    assert details[0]["reason"] == "content_filter: no"
+    assert details[2]["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", details[2]["reason"])
+    assert (found["score"], found["num_unscored"], len(server.requests)) == (1.0, 2, 4)

@@ -10,7 +10,6 @@ from prompts import load_prompt
 from utils import make_table
 from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
-from utils.generation import completions
 from utils.parsing.choices import LEVEL_SCHEMA, PREFERENCE_SCHEMA, parse_level, parse_preference
 
 NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
@@ -131,49 +130,6 @@ def test_a_level_is_a_questions_score(judging, capsys):
     assert "score 0.4375 over 4 questions; 1 of them without an answer, counted 0; 1 response unscored" in said
 
 
-def test_the_direct_judge_reads_the_whole_response_and_no_aspect(judging):
-    judging.server.reply = levels({"A1": 0.5})
-    judging.data(1)
-    judging.run("direct", [judging.responses("a", q1="A1")])
-    expected = load_prompt("lampqa/direct_judge").messages(
-        question="Question number 1?", details="The narrative of question 1.", response="A1"
-    )
-    assert [request["messages"] for request in judging.server.requests] == [expected]
-
-
-@pytest.mark.parametrize("strategy", ["direct", "pairwise"])
-def test_a_dataset_needs_no_aspects(judging, strategy):
-    question = make_question(1)
-    del question["rubric_aspects"]
-    judging.write("data.json", [question, make_question(2, rubric_aspects=[])])
-    judging.server.reply = lambda request: Reply(
-        '{"score": 0.25}' if strategy == "direct" else '{"better_response": 1}'
-    )
-    files = [judging.responses(name, q1="text", q2="text") for name in ("a", "b")]
-    found = judging.run(strategy, files if strategy == "pairwise" else files[:1])
-    assert (found["num_scored_questions"], found["num_unscored"]) == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "useless", "reply", "schema"),
-    [
-        ("direct", '{"score": 0.8}', '{"score": 0.75}', LEVEL_SCHEMA),
-        ("pairwise", '{"better_response": "A"}', '{"better_response": 1}', PREFERENCE_SCHEMA),
-    ],
-)
-def test_the_second_try_is_held_to_the_schema(judging, strategy, useless, reply, schema):
-    judging.server.reply = lambda request: Reply(reply if "response_format" in request else useless)
-    judging.data(1)
-    files = [judging.responses(name, q1="text") for name in ("a", "b")]
-    found = judging.run(strategy, files if strategy == "pairwise" else files[:1])
-    details = found["per_question_scores"][0]["details"]
-    assert {detail["attempts"] for detail in details} == {2}
-    assert {detail["raw"] for detail in details} == {reply}
-    held = [request for request in judging.server.requests if "response_format" in request]
-    assert len(held) == len(details)
-    assert all(request["response_format"]["json_schema"]["schema"] == schema for request in held)
-
-
 # Pairwise comparison
 
 
@@ -222,18 +178,6 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert asked.count(("A1", "B1")) == asked.count(("B1", "A1")) == 1
 
 
-def test_the_pairwise_judge_reads_both_responses(judging):
-    judging.server.reply = prefers(min)
-    judging.data(1)
-    files = [judging.responses("a", q1="A1"), judging.responses("b", q1="B1")]
-    judging.run("pairwise", files, "--max_concurrency", 1)
-    shared = {"question": "Question number 1?", "details": "The narrative of question 1."}
-    assert [request["messages"] for request in judging.server.requests] == [
-        load_prompt("lampqa/pairwise_judge").messages(**shared, response_1=one, response_2=other)
-        for one, other in (("A1", "B1"), ("B1", "A1"))
-    ]
-
-
 @pytest.mark.parametrize(("num_responses", "num_scores"), [(1, 1), (3, 1), (2, 2)])
 def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, num_scores):
     files = [*three_pairs(judging), judging.responses("third", q1="C1")][:num_responses]
@@ -257,36 +201,18 @@ def test_part_of_the_responses_is_what_both_systems_have(judging):
 # Runs: what they go on from
 
 
-def files_of(judging, strategy):
-    names = [f"q{i}" for i in range(1, 7)]
-    judging.data(*range(1, 7))
-    files = [judging.responses(system, **{name: f"{system} {name}" for name in names}) for system in "AB"]
-    replies = {
-        "direct": lambda request: Reply(json.dumps({"score": len(request["messages"][1]["content"]) % 5 / 4})),
-        "pairwise": prefers(lambda one, other: one if one[-1] in "14" else max(one, other)),
-    }
-    judging.server.reply = replies[strategy]
-    return files if strategy == "pairwise" else files[:1]
-
-
-@pytest.mark.parametrize(
-    ("strategy", "message"),
-    [
-        (
-            "direct",
-            r"other\.json: judged differently from .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt ",
-        ),
-        ("pairwise", r"other\.json: its strategy is 'pairwise', which scores no single system"),
-    ],
-)
-def test_a_table_does_not_mix_strategies(judging, strategy, message):
-    files = files_of(judging, strategy)
-    judging.run(strategy, files, to="other.json")
-    judging.server.reply = lambda request: Reply('{"match_score": 1}')
-    judging.run(None, files[:1], to="aspect.json")
-    rows = [["--system", name, str(judging.folder / f"{name}.json")] for name in ("aspect", "other")]
-    with pytest.raises(UserError, match=message):
-        make_table.main([*rows[0], *rows[1]])
+def test_a_table_does_not_mix_strategies(judging):
+    files = three_pairs(judging)
+    judging.server.reply = lambda request: Reply('{"match_score": 1, "score": 1, "better_response": 1}')
+    for strategy in ("aspect", "direct", "pairwise"):
+        judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
+    for other, message in (
+        ("direct", r"direct\.json: judged differently from .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt "),
+        ("pairwise", r"pairwise\.json: its strategy is 'pairwise', which scores no single system"),
+    ):
+        rows = [["--system", name, str(judging.folder / f"{name}.json")] for name in ("aspect", other)]
+        with pytest.raises(UserError, match=message):
+            make_table.main([*rows[0], *rows[1]])
 
 
 @pytest.mark.parametrize(
@@ -298,12 +224,9 @@ def test_a_table_does_not_mix_strategies(judging, strategy, message):
     ],
 )
 def test_a_direct_score_that_does_not_hold_together(judging, change, message):
-    entry = {"id": "q1", "category": "law", "question_sha256": "x", "answered": True, "score": 0.75} | {
-        "details": [{"score": 0.75}],
-        **change,
-    }
-    scores = {"strategy": "direct", "num_unanswered": 0, "per_question_scores": [entry]}
-    path = judging.write("scores.json", scores)
+    entry = {"id": "q1", "category": "law", "question_sha256": "x", "answered": True, "score": 0.75}
+    entry |= {"details": [{"score": 0.75}], **change}
+    path = judging.write("scores.json", {"strategy": "direct", "num_unanswered": 0, "per_question_scores": [entry]})
     with pytest.raises(UserError, match=f"question 'q1': {message}"):
         make_table.main(["--system", "RAG", str(path)])
 
@@ -415,24 +338,6 @@ def test_missing_answers_tie_or_lose_without_a_judge(judging, capsys):
     assert "position-swap rate none" in capsys.readouterr().out and len(judging.server.requests) == 2
 
 
-@pytest.mark.parametrize("strategy", ["direct", "pairwise"])
-def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(judging, strategy, monkeypatch):
-    monkeypatch.setattr(completions, "WAIT_SECONDS", 0)
-    files = files_of(judging, strategy)
-    part = judging.run(strategy, files, "--limit", 2)
-    assert part["partial"] == {"questions_in_dataset": 6, "questions_judged": 2}
-    whole, asked = judging.run(strategy, files), 6 * (1 if strategy == "direct" else 2)
-    assert len(judging.server.requests) == asked
-    shared = ["--completions", judging.folder / "shards"]
-    for i in range(2):
-        assert judging.run(strategy, files, *shared, "--num_shards", 2, "--shard_index", i, to="made.json") is None
-        if i == 0:
-            with pytest.raises(UserError, match=rf"lacks completions for \d+ of {asked} verdicts"):
-                judging.run(strategy, files, *shared, "--cached_only", to="made.json")
-    assert judging.run(strategy, files, *shared, "--cached_only", to="made.json") == whole
-    assert len(judging.server.requests) == 2 * asked
-
-
 def test_aspects_are_the_default_and_scores_of_another_strategy_are_kept(judging):
     files = three_pairs(judging)
     judging.run("aspect", files[:1], to="aspect.json")
@@ -443,3 +348,19 @@ def test_aspects_are_the_default_and_scores_of_another_strategy_are_kept(judging
     with pytest.raises(UserError, match=r'made with other settings: strategy: "aspect", now "direct"'):
         judging.run("direct", files[:1], to="aspect.json")
     assert (judging.folder / "aspect.json").read_bytes() == aspects
+
+
+@pytest.mark.parametrize("strategy", ["direct", "pairwise"])
+def test_the_judge_reads_whole_responses_and_no_aspect_of_which_there_need_be_none(judging, strategy):
+    judging.server.reply = levels({"A1": 0.5}) if strategy == "direct" else prefers(min)
+    question = make_question(1)
+    del question["rubric_aspects"]
+    judging.write("data.json", [question])
+    files = [judging.responses("a", q1="A1"), judging.responses("b", q1="B1")]
+    judging.run(strategy, files if strategy == "pairwise" else files[:1], "--max_concurrency", 1)
+    shared = {"question": "Question number 1?", "details": "The narrative of question 1."}
+    shown = [{"response_1": one, "response_2": other} for one, other in (("A1", "B1"), ("B1", "A1"))]
+    prompt = load_prompt(f"lampqa/{strategy}_judge")
+    assert [request["messages"] for request in judging.server.requests] == [
+        prompt.messages(**shared, **its) for its in (shown if strategy == "pairwise" else [{"response": "A1"}])
+    ]

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +23,6 @@ from train_planner import (
 )
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.files.lock import Lock
 from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.engines import Model, identify_local_model
@@ -389,19 +387,6 @@ def test_a_run_is_replaced_on_request_but_not_before_training_begins(folder, fla
     before = listing(folder)
     assert reopen(folder, *flags) == (None, ["checkpoint-250", "checkpoint-500"])
     assert listing(folder) == before
-
-
-@pytest.mark.parametrize("flags", [[], ["--no-resume"]])
-def test_a_run_under_way_is_left_alone(folder, flags):
-    make_run(folder, 250)
-    before = listing(folder)
-    log = folder / "training_log.jsonl"
-    lock = Lock(log)
-    expected = f"{log}: process {os.getpid()} on {socket.gethostname()} is writing it; wait for it, or end it"
-    assert refusal(reopen, folder, *flags) == expected
-    lock.release()
-    assert listing(folder) == before
-    assert reopen(folder, *flags)[1] == (["checkpoint-250"] if flags else [])
 
 
 def test_the_other_processes_of_a_run_find_what_the_first_has_found(folder, monkeypatch):

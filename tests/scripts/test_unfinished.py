@@ -87,21 +87,6 @@ def test_answers_that_a_server_failed_to_give(work):
     assert "partial" not in work.read("scores.json") and read_manifest(work.folder / "scores.json")["missing"] == 0
 
 
-def test_an_output_with_more_stays_where_the_server_fails(work):
-    assert work.answer()[0].returncode == 0
-    whole, work.server.reply = work.read("rag.json"), failing("Question number 3?")
-    done, asked = work.answer("--completions", "other")
-    assert "already finished" in done.stdout and not asked
-    changed = [make_question(n, category="law", profile=[{"text": f"Another post {n}."}]) for n in range(6)]
-    work.write("data.json", changed)
-    done, asked = work.answer()
-    assert done.returncode == 1 and len(set(asked)) == 6 and work.read("rag.json") == whole
-    assert "rag.json: kept, because it has more answers than this run (5)\n" in done.stderr
-    work.server.reply = default_reply
-    done, asked = work.answer()
-    assert done.returncode == 0 and len(asked) == 1 and work.read("rag.json") != whole
-
-
 def test_answers_by_plan_that_a_server_failed_to_give(work):
     answer = ["planpers.py", "--model_addr", "m", "--gold_plan", "--unranked", "--output_addr", "planpers.json"]
     work.server.reply = failing("Question number 0?", "Question number 5?")
