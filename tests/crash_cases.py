@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -211,35 +210,6 @@ def check_whole(case: Case, whole: Whole) -> None:
     assert found.names == whole.names
 
 
-class Watcher:
-    """Reads files all the time while it is entered.
-
-    Attributes:
-        seen: the contents that were seen of each.
-    """
-
-    def __init__(self, paths: list[Path]):
-        self.seen: dict[Path, set[bytes]] = {path: set() for path in paths}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-
-    def __enter__(self) -> "Watcher":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.001):
-            for path, contents in self.seen.items():
-                try:
-                    contents.add(path.read_bytes())
-                except FileNotFoundError:
-                    continue
-
-
 # The cases
 
 
@@ -269,58 +239,48 @@ def make_case(name: str, data: Path, folder: Path, url: str) -> Case:
     return CASES[name](name, data, folder / "out", url)
 
 
-def api_flags(data: Path, url: str) -> list[str]:
-    return ["--openai", "--api_key_addr", f"{data}/key.txt", "--base_url", url, "--max_concurrency", "4"]
-
-
 def baselines_case(name: str, data: Path, out: Path, url: str) -> Case:
-    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
-    arguments += ["--output_addr", str(output)]
-    return Case(name, "baselines", arguments, [{output: NUM_QUESTIONS}], ["generator"])
+    words = ["--model_addr", "some-model", "--output_addr", str(output)]
+    return api_case(name, "baselines", data, url, [{output: NUM_QUESTIONS}], ["generator"], *words)
 
 
 def evaluation_case(name: str, data: Path, out: Path, url: str) -> Case:
-    arguments = ["--inputs_addr", f"{data}/data.json", "--evaluator_llm", "some-judge", *api_flags(data, url)]
-    arguments += ["--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
     outputs = [out / "one_scores.json", out / "two_scores.json"]
-    arguments += ["--score_addr", *map(str, outputs)]
-    return Case(name, "evaluate_responses", arguments, [dict.fromkeys(outputs, 4 * 3)], ["judge"])  # of 3 aspects each
+    words = ["--evaluator_llm", "some-judge", "--response_addr", f"{data}/one.json", f"{data}/two.json", "--limit", "4"]
+    words += ["--score_addr", *map(str, outputs)]
+    stages = [dict.fromkeys(outputs, 4 * 3)]  # of 3 aspects each
+    return api_case(name, "evaluate_responses", data, url, stages, ["judge"], *words)
 
 
 def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
-    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
-    arguments += ["--planner_model", f"{data}/chat", "--limit", "14", "--max_tokens_plan", "64", "--unranked"]
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 14}, {output: 14}]
-    arguments += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512"]
+    words = ["--model_addr", "some-model", "--planner_model", f"{data}/chat", "--limit", "14", "--unranked"]
+    words += ["--output_addr", str(output), "--max_model_len", "4096", "--max_tokens", "512", "--max_tokens_plan", "64"]
     setup = {"plan_by_server": {"base_url": url, "api_key_addr": f"{data}/key.txt"}}
-    return Case(name, "planpers", arguments, stages, ["planner", "generator"], setup, "planner")
+    more = {"setup": setup, "zygote": "planner"}
+    return api_case(name, "planpers", data, url, stages, ["planner", "generator"], *words, **more)
 
 
 def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
     """planpers.py with plans that need no planner."""
-    arguments = ["--inputs_addr", f"{data}/data.json", "--model_addr", "some-model", *api_flags(data, url)]
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 0, output: NUM_QUESTIONS}]
-    arguments += ["--gold_plan", "--unranked", "--output_addr", str(output)]
-    return Case(name, "planpers", arguments, stages, ["generator"])
+    words = ["--model_addr", "some-model", "--gold_plan", "--unranked", "--output_addr", str(output)]
+    return api_case(name, "planpers", data, url, stages, ["generator"], *words)
 
 
 def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:
     output = out / "ranked.json"
-    arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output)]
-    arguments += ["--model_name", f"{data}/encoder", "--embedding_cache", f"{out.parent}/cache"]
-    setup = {"embed_in_blocks": 12, "take_time": 0.003}
-    stages = [{output: NUM_QUESTIONS}]
-    return Case(name, "retrieval.rank_dataset", arguments, stages, ["orders"], setup, "encoder", asks=False)
-
-
-def bm25_case(name: str, data: Path, out: Path, url: str) -> Case:
-    output = out / "ranked.json"
-    arguments = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output), "--ranker", "bm25"]
-    stages = [{output: NUM_QUESTIONS}]
-    return Case(name, "retrieval.rank_dataset", arguments, stages, ["orders"], {"take_time": 0.003}, asks=False)
+    words = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output)]
+    more: dict[str, Any] = {"setup": {"take_time": 0.003}}
+    if name == "rank_dataset":
+        words += ["--model_name", f"{data}/encoder", "--embedding_cache", f"{out.parent}/cache"]
+        more = {"setup": {"embed_in_blocks": 12, "take_time": 0.003}, "zygote": "encoder"}
+    else:
+        words += ["--ranker", "bm25"]
+    return Case(name, "retrieval.rank_dataset", words, [{output: NUM_QUESTIONS}], ["orders"], asks=False, **more)
 
 
 CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
@@ -329,5 +289,14 @@ CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
     "planpers": planpers_case,
     "planpers gold": gold_case,
     "rank_dataset": ranking_case,
-    "rank_dataset bm25": bm25_case,
+    "rank_dataset bm25": ranking_case,
 }
+
+
+def api_case(
+    name: str, module: str, data: Path, url: str, stages: list[dict[Path, int]], units: list[str], *words: str, **more
+) -> Case:
+    """A script that asks the server; what it writes is named in `words`."""
+    shared = ["--inputs_addr", f"{data}/data.json", "--openai", "--api_key_addr", f"{data}/key.txt"]
+    shared += ["--base_url", url, "--max_concurrency", str(UNDER_WAY)]
+    return Case(name, module, [*shared, *words], stages, units, **more)

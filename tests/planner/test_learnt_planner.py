@@ -33,52 +33,9 @@ def overfitted(data, tmp_path_factory):
     return output, loaded[0]
 
 
-def test_it_learns_its_targets_by_heart(overfitted):
-    output, _ = overfitted
-    assert losses_of(output)[0] > 5
-    assert losses_of(output)[-1] < 0.1
-    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
-    assert [entry["step"] for entry in evaluations] == [40, 80]
-    assert evaluations[1]["eval_loss"] < 0.1
-    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
-    assert (output / "best").readlink() == Path("checkpoint-80")
-    state = json.loads((output / "trainer_state.json").read_text())
-    assert [entry["eval_loss"] for entry in state["log_history"] if "eval_loss" in entry] == [
-        entry["eval_loss"] for entry in evaluations
-    ]
-
-
-def test_only_the_adapter_changes(overfitted, data):
-    import torch
-    from safetensors.torch import load_file
-
-    output, model = overfitted
-    before = load_file(data / "model/model.safetensors")
-    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
-    for name, value in before.items():
-        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
-    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
-    assert all("lora_" in name for name in adapters[0])
-    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
-    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
-
-
-def test_a_checkpoint_says_how_it_was_made(overfitted, data):
-    output, _ = overfitted
-    manifest = json.loads((output / "best/manifest.json").read_text())
-    assert manifest["settings"]["model"].startswith("sha256:")
-    assert manifest["settings"]["effective_batch_size"] == 8
-    assert manifest["arguments"]["lora_rank"] == 32
-    assert (manifest["step"], manifest["best_step"]) == (80, 80)
-    assert {"torch", "transformers", "peft", "trl"} <= manifest["versions"].keys()
-    adapter = json.loads((output / "best/adapter_config.json").read_text())
-    assert adapter["base_model_name_or_path"] == str(data / "model")
-    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")
-
-
 @pytest.fixture(scope="module")
 def plans_by_peft(overfitted, data):
-    """Greedy plans of the first three questions by PEFT's own generate, in float32."""
+    """Greedy plans of the first three questions by PEFT's own generate, in float32: their targets."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -90,8 +47,8 @@ def plans_by_peft(overfitted, data):
     chat = LocalChat(str(output / "best"))
     base = AutoModelForCausalLM.from_pretrained(data / "model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, output / "best").eval()
-    plans = []
-    for record in json.loads((data / "train.json").read_text())[:3]:
+    plans, records = [], json.loads((data / "train.json").read_text())[:3]
+    for record in records:
         posts = join_posts([post["text"] for post in record["profile"]])
         prompt = chat.render(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
         ids = torch.tensor([list(prompt)])
@@ -99,13 +56,8 @@ def plans_by_peft(overfitted, data):
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=200, do_sample=False
         )
         plans.append(chat.tokenizer.decode(generated[0, len(prompt) :], skip_special_tokens=True))
+    assert plans == ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
     return plans
-
-
-def test_the_plan_of_a_seen_question_is_its_target(plans_by_peft, data):
-    records = json.loads((data / "train.json").read_text())[:3]
-    gold = ["\n".join(aspect["aspect"] for aspect in record["rubric_aspects"]) for record in records]
-    assert plans_by_peft == gold
 
 
 # What vLLM makes of it
@@ -199,34 +151,31 @@ def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
 
 
-def test_the_reference_target_is_learnt_remembered_and_handed_over_as_it_came(
-    data, warm_engine, plan_and_answer, tmp_path
-):
-    """With prompts as utils/import_prompts.py writes them; vLLM is held to the form, which is what was learnt."""
-    prompts, lead_in = tmp_path / "prompts_paper", "What (they) want:\n"
-    prompts.mkdir()
-    target = f"[assistant]\n{lead_in}{{plan}}\n[end]\n"
-    (prompts / "planner.txt").write_text(f"[system]\nList.\n[user]\n\n{{profile}}\n? {{question}}\n\n{target}")
-    flags = flags_of(
-        data, tmp_path / "planner", validation_addr=data / "train.json", max_steps=80, save_steps=80, eval_generate=8,
-        per_device_train_batch_size=8, gradient_accumulation_steps=1, lora_rank=32, lora_alpha=32, lora_dropout=0,
-        lora_target_modules="all-linear", planner_target="reference", prompts_dir=prompts,
-    )  # fmt: skip
-    learn(warm_engine, *flags)
-    (evaluation,) = [entry for entry in log_of(tmp_path / "planner") if "eval_loss" in entry]
-    assert (evaluation["eval_aspect_recall"], evaluation["eval_plans_without_an_aspect"]) == (1, 0)
-    remembered = json.loads((tmp_path / "planner/best/manifest.json").read_text())["settings"]
-    assert (remembered["planner_target"], remembered["lead_in"]) == ("reference", lead_in)
+def test_it_learns_its_targets_by_heart_and_only_the_adapter_changes(overfitted, data):
+    import torch
+    from safetensors.torch import load_file
 
-    flags = ["--prompts_dir", prompts, "--constrained_decoding", "always"]
-    plan_and_answer(tmp_path / "planner/best", data / "model", tmp_path / "answers.json", *flags)
-    records = json.loads((data / "train.json").read_text())[:3]
-    titles = [[aspect["aspect"] for aspect in record["rubric_aspects"]] for record in records]
-    targets = [lead_in + "".join(f"- {title}\n" for title in its) for its in titles]
-    plans = json.loads((tmp_path / "answers.json.plans.json").read_text())
-    assert [samples[0]["raw"] for samples in plans.values()] == targets
-    assert [(samples[0]["aspects"], samples[0]["constrained"]) for samples in plans.values()] == [
-        (its, True) for its in titles
-    ]
-    answers = json.loads((tmp_path / "answers.json").read_text())
-    assert [samples[0]["plan"] for samples in answers.values()] == targets
+    output, model = overfitted
+    assert losses_of(output)[0] > 5 and losses_of(output)[-1] < 0.1
+    evaluations = [entry for entry in log_of(output) if "eval_loss" in entry]
+    assert [entry["step"] for entry in evaluations] == [40, 80]
+    assert evaluations[1]["eval_loss"] < 0.1
+    assert evaluations[1]["eval_aspect_recall"] == 1 and evaluations[1]["eval_plans"] == 8
+    assert (output / "best").readlink() == Path("checkpoint-80")
+
+    before = load_file(data / "model/model.safetensors")
+    after = {name.replace(".base_layer", ""): value for name, value in model.state_dict().items()}
+    for name, value in before.items():
+        assert torch.equal(after[name].cpu(), value.to(after[name].dtype)), name
+    adapters = [load_file(output / f"checkpoint-{step}" / "adapter_model.safetensors") for step in (40, 80)]
+    assert all("lora_" in name for name in adapters[0])
+    assert all(not torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert all(value.abs().sum() > 0 for name, value in adapters[0].items() if "lora_B" in name)  # zero at the start
+
+    manifest = json.loads((output / "best/manifest.json").read_text())
+    assert manifest["settings"]["model"].startswith("sha256:")
+    assert (manifest["settings"]["effective_batch_size"], manifest["arguments"]["lora_rank"]) == (8, 32)
+    assert (manifest["step"], manifest["best_step"]) == (80, 80)
+    adapter = json.loads((output / "best/adapter_config.json").read_text())
+    assert adapter["base_model_name_or_path"] == str(data / "model")
+    assert (adapter["r"], adapter["lora_alpha"], adapter["bias"]) == (32, 32, "none")

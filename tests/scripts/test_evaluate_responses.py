@@ -3,19 +3,15 @@
 import json
 import os
 import re
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve
+from api_server import Reply, serve
 
 import evaluate_responses
 from prompts import load_prompt
 from utils.cli import UserError
 from utils.parsing.choices import VERDICT_SCHEMA
-from utils.runs import judging
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -102,59 +98,14 @@ def run(flags, data, responses, scores, *more, code=0):
     return json.loads(scores.read_text())
 
 
-def run_process(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "evaluate_responses.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, **environment}, timeout=600,
-    )  # fmt: skip
-
-
 # Scores
-
-
-def test_aspects_without_evidence_or_reason_are_counted(flags, scores, write, capsys):
-    """Of five: the second has no reason, the third neither, the fourth an empty evidence."""
-    asked = make_question(1, 5)
-    del (
-        asked["rubric_aspects"][1]["reason"],
-        asked["rubric_aspects"][2]["reason"],
-        asked["rubric_aspects"][2]["evidence"],
-    )
-    asked["rubric_aspects"][3]["evidence"] = ""
-    for number, question in enumerate((make_question(1, 5), asked)):
-        data, answers = write(f"{number}.json", [question]), write(f"r{number}.json", respond([question]))
-        assert run(flags, data, answers, scores.with_name(f"{number}.json"))["num_unscored"] == 0
-        lack = "lack a text that the judge is shown (such as evidence or reason)"
-        told = f"note: {data}: 3 of 5 aspects {lack}\n" if number else ""
-        assert [line for line in capsys.readouterr().err.splitlines(True) if "lack" in line] == [told] * number
-
-
-@pytest.mark.parametrize(("tells", "said"), [(True, "; 50% of prompt tokens from the cache\n"), (False, "question\n")])
-def test_the_caches_share_is_told_where_the_server_tells_it(server, flags, write, scores, capsys, tells, said):
-    server.reply = lambda request: replace(default_reply(request), tells_cached=tells)
-    questions = [make_question(1, 3)]
-    run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    assert capsys.readouterr().out.endswith(said)
-    tokens = json.loads(Path(f"{scores}.manifest.json").read_text())["tokens"]
-    assert tokens["prompt_tokens"] > 0 and (tokens["cached_tokens"] is not None) is tells
-
-
-def test_rendering_many_prompts_is_announced(server, flags, write, scores, capsys, monkeypatch):
-    questions = [make_question(1, 3), make_question(2, 2)]
-    data, responses = write("data.json", questions), write("responses.json", respond(questions))
-    monkeypatch.setattr(judging, "MANY_PROMPTS", 6)
-    run(flags, data, responses, scores)
-    assert "rendering" not in capsys.readouterr().err
-    monkeypatch.setattr(judging, "MANY_PROMPTS", 5)
-    run(flags, data, responses, scores.parent / "elsewhere" / "scores.json")
-    assert capsys.readouterr().err.startswith("rendering 5 prompts\n0/5 verdicts\n")
 
 
 def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     questions = [make_question(1, 3), make_question(2, 2, category="law"), make_question(3), make_question(4, 0)]
     questions += [make_question(5), make_question(6, 1)]
     server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0})
-    responses = respond(questions, q3=None, q5="Maybe.", q6="Nothing to the point.")
+    responses = respond(questions, q3=" \n", q5="Maybe.", q6="Nothing to the point.")
     responses["q1"][0]["truncated"] = responses["q3"][0]["truncated"] = True  # q3 has no answer to be counted as whole
     found = run(flags, write("data.json", questions), write("responses.json", responses), scores)
 
@@ -197,7 +148,6 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
         (["law", "law", "diy", "rpg"], "score 0.6250 over 4 questions (macro: 0.5000 over 3 categories); "),
         (["law", "law", "diy", None], "score 0.6250 over 4 questions; "),  # a category has none
         (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of no known category); "),
-        (["law"] * 4, "score 0.6250 over 4 questions; "),
     ],
 )
 def test_the_average_of_the_table_is_printed_where_there_is_one(
@@ -210,27 +160,6 @@ def test_the_average_of_the_table_is_printed_where_there_is_one(
     assert said in capsys.readouterr().out
 
 
-def test_manifest(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", respond([make_question(1)]))
-    server.reply = verdicts({"1a": 2, "1b": 1})
-    run(flags, data, responses, scores)
-    manifest = json.loads(Path(f"{scores}.manifest.json").read_text())
-    assert manifest["settings"]["judge"] == "judge"
-    assert manifest["settings"]["strategy"] == "aspect"
-    assert manifest["settings"]["prompt"].keys() == {"aspect_judge"}
-    assert manifest["counts"] == {"num_questions": 1, "num_scored_questions": 1, "num_unanswered": 0, "num_unscored": 0}
-    assert manifest["tokens"]["completion_tokens"] == 2 * 2
-
-
-def test_blank_response_is_not_judged(server, flags, write, scores):
-    questions = [make_question(1), make_question(2, 1)]
-    server.reply = verdicts({"2a": 1})
-    responses = write("responses.json", respond(questions, q1=" \n"))
-    found = run(flags, write("data.json", questions), responses, scores)
-    assert [entry["score"] for entry in found["per_question_scores"]] == [0, 0.5]
-    assert (found["num_unanswered"], found["num_unscored"], len(server.requests)) == (1, 0, 1)
-
-
 def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
     questions = [make_question(1), make_question(2, 0)]
     responses = write("responses.json", respond(questions, q1=None))
@@ -240,42 +169,9 @@ def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
     assert server.requests == []
 
 
-def test_what_a_system_does_not_answer_lowers_its_mean_by_just_these_questions(server, flags, write, scores):
-    questions = [make_question(i, 1) for i in range(40)]
-    server.reply = verdicts({f"{i}a": 1 + i % 2 for i in range(40)})  # scores of 0.5 and 1
-    whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
-    lost = respond(questions, **{f"q{i}": None for i in range(0, 40, 4)})  # ten, each of which scored 0.5
-    found = run(flags, write("data.json", questions), write("b.json", lost), scores.with_name("b.json"))
-    assert whole["score"] == 0.75 and found["score"] == 0.75 - 10 * 0.5 / 40
-    assert (found["num_scored_questions"], found["num_unanswered"], found["num_unscored"]) == (40, 10, 0)
-
-
-def test_what_the_judge_fails_on_changes_no_other_number(server, flags, write, scores):
-    questions = [make_question(i, 1) for i in range(8)]
-    table = {f"{i}a": 1 + i % 2 for i in range(8)}
-    server.reply = verdicts(table)
-    whole = run(flags, write("data.json", questions), write("a.json", respond(questions)), scores)
-    server.reply = verdicts(table | {"0a": "I can't say.", "3a": "Nor here."})
-    elsewhere = scores.parent.parent / "elsewhere.json"
-    found = run(flags, write("data.json", questions), write("a.json", respond(questions)), elsewhere)
-    assert (found["num_unscored"], found["num_unanswered"], found["num_scored_questions"]) == (2, 0, 6)
-    assert found["score"] == (3 * 0.5 + 3 * 1) / 6  # of the other six
-    for before, after in zip(whole["per_question_scores"], found["per_question_scores"], strict=True):
-        assert after == before or (before["id"] in ("q0", "q3") and after["score"] is None)
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
-    [
-        ('{"match_score": 7}', "match_score is 7, not an integer 0-2"),
-        ('{"match_score": -1}', "match_score is -1, not an integer 0-2"),
-        ('{"match_score": 1.5}', "match_score is 1.5, not an integer 0-2"),
-        ('{"match_score": "2"}', "match_score is the string '2', not an integer 0-2"),
-        ('{"match_score": true}', "match_score is true, not an integer 0-2"),
-        ('{"match_score": null}', "match_score is null, not an integer 0-2"),
-        ('{"score": 2}', "no match_score in the text"),
-        ("", "the text is empty"),
-    ],
+    [('{"match_score": 7}', "match_score is 7, not an integer 0-2"), ("", "the text is empty")],
 )
 def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, scores, text, reason):
     questions = [make_question(1), make_question(2, 1)]
@@ -294,17 +190,6 @@ def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, s
     assert {request["temperature"] for request in server.requests} == {0.0}
 
 
-def test_never_constrained_takes_all_its_tries(server, flags, write, scores):
-    server.reply = verdicts({"1a": '{"match_score": 3}'})
-    questions = [make_question(1, 1)]
-    more = ["--constrained_decoding", "never", "--max_retries", "2"]
-    files = write("data.json", questions), write("responses.json", respond(questions))
-    found = run(flags, *files, scores, *more, code=1)
-    assert found["num_unscored"] == 1
-    assert [request["temperature"] for request in server.requests] == [0.0, 0.1, 0.2]
-    assert not any("response_format" in request for request in server.requests)
-
-
 def test_verdict_that_breaks_off_in_its_number_is_asked_for_again(server, flags, write, scores):
     def reply(request):
         return Reply('{"match_score": 0}') if "response_format" in request else Reply('{"match_score": 1', "length")
@@ -314,25 +199,6 @@ def test_verdict_that_breaks_off_in_its_number_is_asked_for_again(server, flags,
     found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
     detail = found["per_question_scores"][0]["details"][0]
     assert (detail["score"], detail["attempts"]) == (0, 2)
-
-
-def test_refused_prompt_is_unscored(server, flags, write, scores):
-    refusal = Reply("no", status=400, code="content_filter")
-    server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
-    questions = [make_question(1), make_question(2, 1)]
-    found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    assert found["per_question_scores"][0]["details"][0]["reason"] == "content_filter: no"
-    assert (found["score"], found["num_unscored"]) == (1.0, 1)
-
-
-def test_prompt_that_is_too_long_is_unscored(server, flags, write, scores):
-    server.reply = verdicts({"1a": 2, "2a": 1})
-    questions = [make_question(1, 1), make_question(2, 1)]
-    responses = write("responses.json", respond(questions, q1="word " * 3000))
-    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000, code=1)
-    detail = found["per_question_scores"][0]["details"][0]
-    assert detail["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", detail["reason"])
-    assert (found["score"], len(server.requests)) == (0.5, 1)
 
 
 # What the judge reads
@@ -442,190 +308,42 @@ def test_part_of_the_responses(server, flags, write, scores, capsys):
     assert "a part: 1 of 3" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("more", [[], ["--allow_partial"]])
-def test_responses_of_another_dataset(server, flags, write, scores, more):
-    responses = write("responses.json", {f"other{i}": [{"output": "text"}] for i in range(7)})
-    with pytest.raises(UserError) as raised:
-        run(flags, write("data.json", [make_question(1)]), responses, scores, *more)
-    assert str(raised.value) == (
-        f"{responses}: its ids are not the dataset's; give the dataset these responses were made from\n"
-        "  1 questions without a response: 'q1'\n"
-        "  7 responses to no question of the dataset: 'other0', 'other1', 'other2', 'other3', 'other4', ..."
-    )
-    assert server.requests == [] and not scores.exists()
-
-
-def test_ids_may_be_numbers(server, flags, write, scores):
-    server.reply = verdicts({"7a": 2})
-    data, responses = write("data.json", [make_question(7, 1, id=7)]), write("r.json", {"7": RESPONSE})
-    found = run(flags, data, responses, scores)
-    assert found["per_question_scores"][0]["id"] == "7" and found["score"] == 1.0
-
-
-def test_limit_then_all_asks_only_for_what_is_missing(server, flags, write, scores):
-    questions = [make_question(1), make_question(2), make_question(3, 0)]
-    data, responses = write("data.json", questions), write("responses.json", respond(questions))
-    part = run(flags, data, responses, scores, "--limit", 1)
-    assert part["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    asked = len(server.requests)
-    whole = run(flags, data, responses, scores)
-    assert "partial" not in whole and whole["questions_without_aspects"] == ["q3"]
-    assert {aspect_of(request)[0] for request in server.requests[asked:]} == {"2"}
-    fresh = scores.parent.parent / "fresh" / "scores.json"
-    run(flags, data, responses, fresh)
-    assert fresh.read_bytes() == scores.read_bytes()
-    asked = len(server.requests)
-    assert run(flags, data, responses, scores) == whole and len(server.requests) == asked
-
-
-def test_shards_cover_the_set(server, flags, write, scores):
-    responses = write("responses.json", respond(json.loads(SAMPLE.read_text())))
-    whole = run(flags, SAMPLE, responses, scores)
-    asked, parts = len(server.requests), scores.parent.parent / "parts" / "scores.json"
-    command = [*flags, "--inputs_addr", SAMPLE, "--response_addr", responses, "--score_addr", parts]
-    for shard in range(3):
-        evaluate_responses.main([str(word) for word in [*command, "--num_shards", 3, "--shard_index", shard]])
-        assert [path.name for path in parts.parent.iterdir()] == ["completions"]
-    assert sorted(map(str, server.requests[asked:])) == sorted(map(str, server.requests[:asked]))
-    assert run(flags, SAMPLE, responses, parts, "--cached_only") == whole and len(server.requests) == 2 * asked
-
-
-def test_dry_run_asks_and_writes_nothing(server, flags, write, scores, capsys):
-    questions = [make_question(1, 3), make_question(2), make_question(3)]
-    data, responses = write("data.json", questions), write("responses.json", respond(questions, q3=None))
-    arguments = [*flags, "--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, "--dry_run"]
-    assert evaluate_responses.main([str(argument) for argument in arguments]) == 0
-    assert "5 prompts" in capsys.readouterr().out
-    assert server.requests == [] and not scores.parent.exists()
-
-
 # Bad input
 
 
-def without(field):
-    question = make_question(1)
-    del question[field]
-    return [question]
-
-
-def with_aspect(aspect):
-    return [make_question(1, rubric_aspects=[{"aspect": "fine"}, aspect])]
-
-
-ASPECT_1 = "data.json: record 0 (id 'q1'): field 'rubric_aspects', item 1"
-BAD_FILES = {
-    "no aspects field": (without("rubric_aspects"), GOOD, "record 0 (id 'q1'): field 'rubric_aspects' is missing"),
-    "aspects are a text": ([make_question(1, rubric_aspects="x")], GOOD, "field 'rubric_aspects' is the text 'x'"),
-    "a null aspect": (with_aspect(None), GOOD, f"{ASPECT_1} is missing or null, not an aspect"),
-    "a text for an aspect": (with_aspect("rules"), GOOD, f"{ASPECT_1} is the text 'rules', not an aspect"),
-    "an aspect without title": (with_aspect({"reason": "x"}), GOOD, f"{ASPECT_1}: field 'aspect' is missing or null"),
-    "an empty title": (with_aspect({"aspect": " "}), GOOD, f"{ASPECT_1}: field 'aspect' is an empty text"),
-    "a number for a reason": (with_aspect({"aspect": "a", "reason": 3}), GOOD, f"{ASPECT_1}: field 'reason' is 3"),
-    "no narrative": (without("narrative"), GOOD, "record 0 (id 'q1'): field 'narrative' is missing or null"),
-    "an empty narrative": ([make_question(1, narrative="")], GOOD, "field 'narrative' is an empty text"),
-    "dataset empty": ("", GOOD, "data.json: the file is empty"),
-    "responses empty": ([make_question(1)], "", "responses.json: the file is empty"),
-    "responses not JSON": ([make_question(1)], "nonsense", "responses.json: not JSON: Expecting value at line 1"),
-    "responses cut short": ([make_question(1)], '{"q1": [{"outp', "responses.json: the JSON breaks off at line 1"),
-    "responses a list": ([make_question(1)], [GOOD], "responses.json: holds a list; responses are an object"),
-    "no output": ([make_question(1)], {"q1": [{"text": "x"}]}, "id 'q1': response 0 has no field 'output'"),
-    "a number for an output": ([make_question(1)], {"q1": [{"output": 4}]}, "response 0: 'output' is 4, not a text"),
-    "no response in the list": ([make_question(1)], {"q1": []}, "id 'q1': an empty list where [{"),
-    "a text for a response": ([make_question(1)], {"q1": ["x"]}, "id 'q1': response 0 has no field 'output'"),
-    "an id twice": ([make_question(1)], '{"q1": [], "q1": []}', "responses.json: 'q1' stands twice in one object"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD_FILES)
-def test_bad_file(server, flags, write, scores, name):
-    data, responses, message = BAD_FILES[name]
-    scores.parent.mkdir()
-    scores.write_text("an older score file")
-    with pytest.raises(UserError) as raised:
-        run(flags, write("data.json", data), write("responses.json", responses), scores, "--overwrite")
-    assert message in str(raised.value) and str(raised.value).count("\n") <= 2
-    assert server.requests == []
-    assert [path.read_text() for path in scores.parent.iterdir()] == ["an older score file"]
-
-
-def test_aspects_may_lack_evidence_and_reason(server, flags, write, scores):
-    server.reply = lambda request: Reply('{"match_score": 2}')
-    questions = [make_question(1, rubric_aspects=[{"aspect": "Rules"}])]
-    assert run(flags, write("data.json", questions), write("responses.json", GOOD), scores)["score"] == 1.0
-
-
 def test_system_flags_that_do_not_match(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
-    common = [*flags, "--inputs_addr", str(data)]
-    two = [str(responses), str(responses)]
+    data, responses = write("data.json", [make_question(1)]), str(write("responses.json", GOOD))
     same = os.path.join(scores.parent, ".", scores.name)
-    for more, message in [
-        (["--response_addr", *two, "--score_addr", str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
-        (["--response_addr", *two, "--score_addr", str(scores), str(scores)], "--score_addr: the same file twice"),
-        (["--response_addr", *two, "--score_addr", str(scores), same], "--score_addr: the same file twice"),
-        (["--response_addr", "/nowhere.json", "--score_addr", str(scores)], "/nowhere.json: no such file"),
-        (["--response_addr", *two[:1], "--score_addr", *two[:1], "--overwrite"], "responses.json: is an input too"),
+    for answers, files, message in [
+        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
+        ([responses] * 2, [str(scores), same], "--score_addr: the same file twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
-            evaluate_responses.main([*common, *more])
+            evaluate_responses.main(
+                [*flags, "--inputs_addr", str(data), "--response_addr", *answers, "--score_addr", *files]
+            )
     assert server.requests == [] and not scores.parent.exists()
-
-
-def test_scores_of_other_settings_are_named_and_kept(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
-    run(flags, data, responses, scores)
-    before = files(scores.parent)
-    asked = len(server.requests)
-    with pytest.raises(UserError, match=r"made with other settings: seed: 0, now 1\n.*--overwrite"):
-        run(flags, data, responses, scores, "--seed", 1)
-    other = write("other.json", {"q1": [{"output": "another"}]})
-    with pytest.raises(UserError, match=rf"was made from {responses}, not from {other}\n.*--overwrite"):
-        run(flags, data, other, scores)
-    assert files(scores.parent) == before and len(server.requests) == asked
-
-
-def test_foreign_score_file_is_kept(server, flags, write, scores):
-    scores.parent.mkdir()
-    scores.write_text("my notes")
-    with pytest.raises(UserError, match="was not written by this script or was changed since"):
-        run(flags, write("data.json", [make_question(1)]), write("responses.json", GOOD), scores)
-    assert [path.read_text() for path in scores.parent.iterdir()] == ["my notes"] and server.requests == []
 
 
 # The process
 
 
-def test_bad_input_ends_the_process_with_code_2_and_changes_nothing(server, flags, write, scores):
-    scores.parent.mkdir()
-    scores.write_text("an older score file")
-    data, responses = write("data.json", with_aspect(None)), write("responses.json", GOOD)
-    arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, "--overwrite"]
-    done = run_process(*flags, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    where = "record 0 (id 'q1'): field 'rubric_aspects', item 1"
-    assert done.stderr == f"error: {data}: {where} is missing or null, not an aspect\n"
-    assert [path.read_text() for path in scores.parent.iterdir()] == ["an older score file"]
+def test_aspects_may_lack_evidence_and_reason_which_is_told(server, flags, write, scores, capsys):
+    server.reply = lambda request: Reply('{"match_score": 2}')
+    aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
+    data = write("data.json", [make_question(1, rubric_aspects=aspects), make_question(2)])
+    responses = write("responses.json", {"q1": RESPONSE, "q2": RESPONSE})
+    assert run(flags, data, responses, scores)["score"] == 1.0
+    assert f"note: {data}: 2 of 4 aspects lack a text that the judge is shown (" in capsys.readouterr().err
 
 
-def test_refused_key_ends_the_process_with_one_line(server, flags, write, scores):
-    server.reply = lambda request: Reply("Incorrect API key provided: $KEY.", status=401)
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
-    arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, "--log_level", "debug"]
-    done = run_process(*flags, *arguments)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: the API at 127.0.0.1 answers 401: Incorrect API key provided: ***."
-    assert KEY.encode() not in b"".join(files(scores.parent).values()) and KEY not in done.stdout + done.stderr
-    assert not scores.exists()
-
-
-def test_nothing_heavy_is_imported_for_an_api(server, flags, write, scores, tmp_path):
-    server.reply = default_reply
-    blocked = tmp_path / "blocked"
-    blocked.mkdir()
-    for name in ("torch", "transformers", "vllm", "pandas", "scipy", "datasets"):
-        (blocked / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
-    data, responses = write("data.json", [make_question(1)]), write("responses.json", GOOD)
-    arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores]
-    done = run_process(*flags, *arguments, PYTHONPATH=str(blocked))
-    assert done.returncode == 0, done.stderr
-    assert KEY.encode() not in b"".join(files(scores.parent).values()) and KEY not in done.stdout + done.stderr
+def test_a_refused_and_a_too_long_prompt_are_unscored(server, flags, write, scores):
+    refusal = Reply("no", status=400, code="content_filter")
+    server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
+    questions = [make_question(1), make_question(2, 1), make_question(3, 1), make_question(4, 1)]
+    responses = write("responses.json", respond(questions, q3="word " * 3000))
+    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000)
+    details = [question["details"][0] for question in found["per_question_scores"]]
+    assert details[0]["reason"] == "content_filter: no"
+    assert details[2]["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", details[2]["reason"])
+    assert (found["score"], found["num_unscored"], len(server.requests)) == (1.0, 2, 4)

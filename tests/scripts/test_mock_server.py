@@ -2,18 +2,16 @@
 
 import http.client
 import json
-import subprocess
 from urllib.parse import urlparse
 
 import openai
 import pytest
 from api_server import default_reply, serve
-from lamp_samples import CONFIGS, DATA, LAMP, read_sample
+from lamp_samples import DATA, read_sample
 
 import baselines
 import evaluate_responses
 import planpers
-from utils import download_datasets
 
 
 @pytest.fixture
@@ -28,7 +26,7 @@ def answered(output):
     return [one for [one] in json.loads(output.read_text()).values()]
 
 
-@pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
+@pytest.mark.parametrize("name", ["LaMP-1", "LaMP-3", "LongLaMP-topic"])
 def test_lamps_questions_get_what_is_read_and_scored(name, api, tmp_path):
     data, output, scores = (tmp_path / f"{one}.json" for one in ("data", "output", "scores"))
     data.write_text(json.dumps(read_sample(name)))
@@ -37,14 +35,6 @@ def test_lamps_questions_get_what_is_read_and_scored(name, api, tmp_path):
     assert len(answered(output)) == 6 and all(one["parsed"] == "strict" for one in answered(output))
     words = ["--inputs_addr", str(data), "--response_addr", str(output), "--score_addr", str(scores)]
     assert evaluate_responses.main(words) == 0
-
-
-def test_personamems_questions_get_a_letter(api, tmp_path):
-    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(tmp_path)]
-    assert download_datasets.main(["--dataset", "PersonaMem-32k", *source]) == 0
-    data, output = tmp_path / "PersonaMem_32k.json", tmp_path / "output.json"
-    assert baselines.main([*api, "--model_addr", "m", "--inputs_addr", str(data), "--output_addr", str(output)]) == 0
-    assert {one["output"] for one in answered(output)} == {"a", "b", "c", "d"}
 
 
 def test_plans_and_each_way_of_judging_are_answered(api, tmp_path):
@@ -73,67 +63,33 @@ def ask(server, content, path="/v1/chat/completions", method="POST", **headers):
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello?"}]}
 WRONG = {
     "bad JSON": (b"{", "not JSON"),
-    "not UTF-8": (b"\xff", "not JSON"),
     "endless": (b"[" * 100_000, "not JSON"),
     "a list": ([], "not a JSON object"),
     "no model": ({"messages": ASKED["messages"]}, "'model' is missing"),
-    "no messages": ({"model": "m"}, "'messages' is missing"),
-    "empty messages": (ASKED | {"messages": []}, "'messages' is missing"),
-    "messages are a text": (ASKED | {"messages": "Hello?"}, "'messages' is missing"),
-    "a message is a text": (ASKED | {"messages": ["Hello?"]}, "'messages[0]' needs"),
     "no role": (ASKED | {"messages": [*ASKED["messages"], {"content": "x"}]}, "'messages[1]' needs"),
-    "content is a number": (ASKED | {"messages": [{"role": "user", "content": 3}]}, "'messages[0]' needs"),
-    "content is a list of texts": (ASKED | {"messages": [{"role": "user", "content": ["x"]}]}, "'messages[0]' needs"),
-    "temperature is a text": (ASKED | {"temperature": "hot"}, "'temperature' is not"),
     "too hot": (ASKED | {"temperature": 3}, "'temperature' is not"),
-    "top_p is a list": (ASKED | {"top_p": [1]}, "'top_p' is not"),
-    "no tokens": (ASKED | {"max_tokens": 0}, "'max_tokens' is not"),
-    "half a token": (ASKED | {"max_completion_tokens": 0.5}, "'max_completion_tokens' is not"),
-    "seed is a text": (ASKED | {"seed": "1"}, "'seed' is not"),
-    "two answers": (ASKED | {"n": 2}, "'n' is not"),
     "a stream": (ASKED | {"stream": True}, "'stream': answers come whole"),
     "format is a text": (ASKED | {"response_format": "json"}, "'response_format' is no object"),
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_request_gets_400_and_a_text(name):
-    content, message = WRONG[name]
+def test_a_wrong_request_gets_400_and_a_text():
     with serve() as server:
-        status, body = ask(server, content)
-        assert status == 400 and message in body["error"]["message"]
-        assert ask(server, ASKED)[0] == 200  # and it goes on
+        for content, message in WRONG.values():
+            status, body = ask(server, content)
+            assert status == 400 and message in body["error"]["message"]
+            assert ask(server, ASKED)[0] == 200  # and it goes on
 
 
 def test_any_client_is_answered_the_same_again_and_there_are_no_batches():
     with serve() as server:
         first = ask(server, ASKED)
         assert first[0] == 200 and first == ask(server, ASKED)
-        text = first[1]["choices"][0]["message"]["content"]
-        assert text and first[1]["usage"]["total_tokens"] == 1 + len(text.split())
         with openai.OpenAI(api_key="any", base_url=server.url, max_retries=0) as client:
             parts = [{"role": "user", "content": [{"type": "text", "text": "Hello?"}]}]
             found = client.chat.completions.create(model="m", messages=parts, logit_bias={}, user="me")
             assert found.choices[0].message.content and found.usage.prompt_tokens == 1
-            for ask_for in (
-                lambda: client.batches.list(),
-                lambda: client.files.create(file=b"{}", purpose="batch"),
-                lambda: client.batches.create(
-                    input_file_id="f", endpoint="/v1/chat/completions", completion_window="24h"
-                ),
-                lambda: client.models.list(),
-            ):
+            for ask_for in (client.batches.list, client.models.list):
                 with pytest.raises(openai.NotFoundError):
                     ask_for()
-        assert ask(server, None, "/v1/batches/batch_1", "GET")[0] == 404
         assert ask(server, None, "/requests", "GET")[1][0] == ASKED
-
-
-def test_curl_is_answered():
-    with serve() as server:
-        command = ["curl", "-s", f"{server.url}/chat/completions", "-d", json.dumps(ASKED)]
-        try:
-            done = subprocess.run(command, capture_output=True, check=True, timeout=600)
-        except FileNotFoundError:
-            pytest.skip("no curl here")
-        assert json.loads(done.stdout)["object"] == "chat.completion"

@@ -3,14 +3,10 @@
 import asyncio
 import hashlib
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +17,6 @@ from tiny_chat import save_tiny_chat
 import baselines
 import planpers
 from prompts import load_prompt
-from utils import cli
 from utils.cli import UserError
 from utils.generation.model import Policy
 from utils.generation.requests import Completion
@@ -40,62 +35,39 @@ PLAN_HEADING = "Aspects expected in the answer:\n"
 AFTER_PLAN = "\n\noutput: ```json"
 POLICY = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA)  # the flags' defaults
 ALL_POSTS = ["--num_contexts", "1000", "--max_model_len", "32768"]
-HEAVY = ("torch", "transformers", "vllm", "pandas", "scipy", "datasets", "peft")
 
 
 # What stands in for models
 
 
-@dataclass(frozen=True)
-class Models:
-    """Folders of tiny models.
-
-    Attributes:
-        base: a chat model.
-        copy: the same in another folder.
-        other: the same but for its weights.
-        adapter, second: two LoRA adapters on `base`.
-        on_copy: `adapter`, but naming `copy` as its base.
-        tokenizer: of all of them.
-    """
-
-    base: str
-    copy: str
-    other: str
-    adapter: str
-    second: str
-    on_copy: str
-    tokenizer: object
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
+    """Folders of tiny models: `copy` is `base` in another folder, `other` has other weights; `adapter` and `second` are
+    LoRA adapters on `base`, `on_copy` names `copy` as its base; the tokenizer is that of all."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("models")
     base = save_tiny_chat(folder / "base", max_positions=32768)  # room for every post of the sample
     for name in ("copy", "other"):
         shutil.copytree(base, folder / name)
-    weights = load_file(base / "model.safetensors")
-    others = {name: value + 1 for name, value in weights.items()}
+    others = {name: value + 1 for name, value in load_file(base / "model.safetensors").items()}
     save_file(others, folder / "other/model.safetensors", {"format": "pt"})
-    adapter = save_adapter(folder / "adapter", base, fill=0.5)
-    second = save_adapter(folder / "second", base, fill=0.25)
-    on_copy = save_adapter(folder / "on_copy", folder / "copy", fill=0.5)
-    paths = [base, folder / "copy", folder / "other", adapter, second, on_copy]
-    return Models(*map(str, paths), AutoTokenizer.from_pretrained(base))
+    for name, of, fill in [("adapter", "base", 0.5), ("second", "base", 0.25), ("on_copy", "copy", 0.5)]:
+        save_adapter(folder / name, folder / of, fill)
+    names = ("base", "copy", "other", "adapter", "second", "on_copy")
+    return SimpleNamespace(
+        **{name: str(folder / name) for name in names}, tokenizer=AutoTokenizer.from_pretrained(base)
+    )
 
 
-def save_adapter(folder, base, fill=0.5, width=128, module="model.layers.0.self_attn.q_proj"):
+def save_adapter(folder, base, fill=0.5, width=128):
     """A LoRA adapter of rank 2 for a module of `width` inputs and 128 outputs."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
     (folder / "adapter_config.json").write_text(json.dumps(config))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     shapes = {"A": (2, width), "B": (128, 2)}
-    tensors = {
-        f"base_model.model.{module}.lora_{part}.weight": np.full(shape, fill, np.float32)
-        for part, shape in shapes.items()
-    }
+    tensors = {name.format(part): np.full(shape, fill, np.float32) for part, shape in shapes.items()}
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
 
@@ -115,24 +87,38 @@ def scripted_reply(prompt, sampling):
 
 
 class Engines:
-    """Opens scripted engines and keeps what happened to them.
+    """Opens scripted engines, and is each of them: keeps what happened.
 
     Attributes:
         reply: makes the text for a prompt and its sampling.
         events: ("open", models), ("plan" or "answer", model) and ("close", models), in their order.
-        lengths: the max_model_len of each engine.
         calls: (prompt, sampling) of each request.
     """
 
+    concurrency, device = 3, "script"
+
     def __init__(self, tokenizer):
-        self.tokenizer = tokenizer
-        self.reply = scripted_reply
-        self.events, self.lengths, self.calls = [], [], []
+        self.tokenizer, self.reply, self.models = tokenizer, scripted_reply, None
+        self.events, self.calls = [], []
 
     def open(self, args, models, max_model_len, outputs):
+        assert self.models is None  # one at a time
+        self.models = models
         self.events.append(("open", models))
-        self.lengths.append(max_model_len)
-        return ScriptedEngine(self, models)
+        return self
+
+    async def complete(self, model, prompt, sampling):
+        assert model in self.models
+        text = self.tokenizer.decode(list(prompt), clean_up_tokenization_spaces=False)
+        self.events.append(("answer" if is_answer(text) else "plan", model))
+        self.calls.append((text, sampling))
+        await asyncio.sleep(0)  # the others get their turn
+        reply = self.reply(text, sampling)
+        return Completion(reply, "stop", len(prompt), 1, len(reply.split()))
+
+    async def close(self):
+        self.events.append(("close", self.models))
+        self.models = None
 
     def prompts(self, answers):
         """The prompts of all answers, or of all plans."""
@@ -141,26 +127,6 @@ class Engines:
     def steps(self):
         """The events, repeated ones once."""
         return [event for before, event in zip([None, *self.events], self.events, strict=False) if event != before]
-
-
-class ScriptedEngine:
-    concurrency = 3
-    device = "script"
-
-    def __init__(self, engines, models):
-        self.engines, self.models = engines, models
-
-    async def complete(self, model, prompt, sampling):
-        assert model in self.models
-        text = self.engines.tokenizer.decode(list(prompt), clean_up_tokenization_spaces=False)
-        self.engines.events.append(("answer" if is_answer(text) else "plan", model))
-        self.engines.calls.append((text, sampling))
-        await asyncio.sleep(0)  # the others get their turn
-        reply = self.engines.reply(text, sampling)
-        return Completion(reply, "stop", len(prompt), 1, len(reply.split()))
-
-    async def close(self):
-        self.engines.events.append(("close", self.models))
 
 
 @pytest.fixture
@@ -216,19 +182,38 @@ def run(flags, output, *more, data=SAMPLE, code=0):
 
 def refusal(flags, output, *more, data=SAMPLE):
     """The message of a run that the user's mistake ends before any request."""
-    with pytest.raises(UserError) as raised:
-        planpers.main(arguments_of(flags, output, *more, data=data))
-    message = str(raised.value)
+    message = stop(UserError, flags, output, *more, data=data)
     assert 1 <= len(message.splitlines()) <= 3
     return message
 
 
-def stop(error, flags, output, *more):
+def stop(error, flags, output, *more, data=SAMPLE):
     """Run until `error` ends the run; its message."""
     with pytest.raises(error) as raised:
-        planpers.main(arguments_of(flags, output, *more))
+        planpers.main(arguments_of(flags, output, *more, data=data))
     message = str(raised.value)
     return message
+
+
+def test_gold_plans_and_plans_of_a_file_in_the_reference_form(server, api, imported, output, tmp_path):
+    questions = [
+        make_question(1, rubric_aspects=[{"aspect": "Cost  of it "}, {"aspect": "Time"}]),
+        make_question(2, rubric_aspects=[]),
+    ]
+    data = write_json(tmp_path / "data.json", questions)
+    flags = [*api, "--gold_plan", "--planner_target", "reference", "--max_concurrency", 1]
+    answers = run(flags, output, *imported, data=data)
+    plan = f"{LEAD_IN}- Cost  of it \n- Time\n"  # titles as they stand in the dataset
+    assert server.users() == [f"\n\n? Question number 1?\n! {plan}\n", "\n\n? Question number 2?\n"]
+    assert [answers[i][0]["plan"] for i in ("q1", "q2")] == [plan, None]
+    assert answers["q2"][0]["no_plan"] == "the rubric has no aspects"
+    assert json.loads(plans_path(output).read_text())["q1"] == [{"aspects": ["Cost of it", "Time"], "raw": plan}]
+    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": ["Cost", "Time"]}]})
+    flags = [*api, "--plans_addr", plans, "--planner_target", "reference", "--limit", 1]
+    answers = run(flags, output.with_name("given.json"), *imported, data=data)
+    assert answers["q1"][0]["plan"] == f"{LEAD_IN}- Cost\n- Time\n"
+    message = refusal(flags, output.with_name("ours.json"), data=data)
+    assert message.startswith("--planner_target reference: planner.txt has no [assistant] part")
 
 
 def plans_path(output):
@@ -351,14 +336,8 @@ def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, 
     plans = json.loads(plans_path(output).read_text())
     assert [(plans[i][0]["aspects"], plans[i][0]["raw"]) for i in IDS[:2]] == [(["Cost of it", "Time"], raw)] * 2
     for path in (output, plans_path(output)):
-        fingerprint = manifest_of(path)["settings"]
-        assert (fingerprint["planner_target"], fingerprint["lead_in"]) == ("reference", LEAD_IN)
-
-    # Its finished plans alone are there, and the answers are made again.
-    delete_answers(output)
-    opened.calls.clear()
-    assert run(trained[0], output, "--limit", 2, "--num_contexts", 2, *imported) == answers
-    assert len(opened.calls) == 2
+        settings = manifest_of(path)["settings"]
+        assert (settings["planner_target"], settings["lead_in"]) == ("reference", LEAD_IN)
 
     # Another run takes them, and knows of their form.
     again = output.parent.parent / "again" / "again.json"
@@ -366,243 +345,61 @@ def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, 
     given = ["--plans_addr", plans_path(output), *trained[0][2:]]
     answers = run(given, again, "--limit", 2, "--num_contexts", 2, *imported)
     assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
-    assert [answers[i][0]["plan"] for i in IDS[:2]] == [raw, raw]
-    assert json.loads(plans_path(again).read_text())[IDS[0]] == [{"aspects": ["Cost of it", "Time"], "raw": raw}]
     message = refusal([*given, "--planner_target", "paper"], output.with_name("other.json"), *imported)
     assert message == f"--planner_target paper: {plans_path(output)} was made with reference\n  leave the flag out"
 
 
-def test_a_plan_that_stays_unusable_is_null_in_the_reference_form_too(opened, trained, imported, output):
-    opened.reply = planning(LEAD_IN)
-    answers = run(trained[0], output, "--limit", 1, "--num_contexts", 2, *imported, code=1)
-    assert (answers[IDS[0]][0]["plan"], answers[IDS[0]][0]["no_plan"]) == (None, "no aspect in the text")
-    assert opened.prompts(answers=True) == [expected_answer_prompt(RECORDS[0], None)]
-    schemas = [sampling.schema for prompt, sampling in opened.calls if not is_answer(prompt)]
-    assert schemas[:3] == [None] * 3 and re.fullmatch(schemas[3], f"{LEAD_IN}- Cost\n- Time\n")
-    assert not re.fullmatch(schemas[3], "Cost\nTime")
-
-
-def test_the_papers_planner_hands_over_titles_with_imported_prompts_too(opened, trained, imported, output):
-    opened.reply = planning("Cost\nTime")
-    answers = run(trained[1], output, "--limit", 1, "--num_contexts", 2, *imported)
-    assert answers[IDS[0]][0]["plan"] == "Cost\nTime"
-    assert manifest_of(output)["settings"]["planner_target"] == "paper"
-
-
 @pytest.mark.parametrize("target", ["reference", "paper"])
 def test_a_flag_that_contradicts_the_checkpoint_is_refused(opened, trained, imported, output, target):
-    planner, other = trained if target == "paper" else reversed(trained)
+    planner = trained[target == "reference"]
     message = refusal(planner, output, "--planner_target", target, *imported)
     assert message.startswith(f"--planner_target {target}: {planner[1]} was made with ")
     assert opened.events == [] and not output.exists()
-    opened.reply = planning(f"{LEAD_IN}- Cost\n")
-    run(other, output, "--planner_target", target, "--limit", 1, *imported)
-
-
-def test_a_planner_that_remembers_nothing_goes_by_the_flag(opened, local, imported, output):
-    raw = f"{LEAD_IN}- Cost\n"
-    opened.reply = planning(raw)
-    answers = run(local, output, "--limit", 1, "--planner_target", "reference", *imported)
-    assert answers[IDS[0]][0]["plan"] == raw
-    message = refusal(local, output, "--limit", 1, *imported)
-    assert 'planner_target: "reference", now "paper"' in message
-
-
-def test_gold_plans_in_the_reference_form(server, api, imported, output, tmp_path):
-    questions = [
-        make_question(1, rubric_aspects=[{"aspect": "Cost  of it "}, {"aspect": "Time"}]),
-        make_question(2, rubric_aspects=[]),
-    ]
-    data = write_json(tmp_path / "data.json", questions)
-    flags = [*api, "--gold_plan", "--planner_target", "reference", "--max_concurrency", 1]
-    answers = run(flags, output, *imported, data=data)
-    plan = f"{LEAD_IN}- Cost  of it \n- Time\n"  # titles as they stand in the dataset
-    assert server.users() == [f"\n\n? Question number 1?\n! {plan}\n", "\n\n? Question number 2?\n"]
-    assert [answers[i][0]["plan"] for i in ("q1", "q2")] == [plan, None]
-    assert json.loads(plans_path(output).read_text()) == {
-        "q1": [{"aspects": ["Cost of it", "Time"], "raw": plan}],
-        "q2": [{"aspects": None, "reason": "the rubric has no aspects"}],
-    }
-
-
-def test_titles_of_ones_own_get_the_lead_in_and_dashes(server, api, imported, output, tmp_path):
-    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": ["Cost", "Time"]}]})
-    data = write_json(tmp_path / "data.json", [make_question(1)])
-    flags = [*api, "--plans_addr", plans, "--planner_target", "reference"]
-    answers = run(flags, output, *imported, data=data)
-    assert answers["q1"][0]["plan"] == f"{LEAD_IN}- Cost\n- Time\n"
-
-
-def test_the_reference_form_needs_the_imported_prompts(server, api, output):
-    message = refusal([*api, "--gold_plan", "--planner_target", "reference"], output)
-    assert message.startswith("--planner_target reference: planner.txt has no [assistant] part")
-    assert "utils/import_prompts.py" in message and server.users() == []
 
 
 # Given plans in the prompt
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api, output, split):
-    data = DATA / f"{split}.json"
-    records = json.loads(data.read_text())
-    answers = run(api, output, "--gold_plan", "--max_concurrency", 1, *ALL_POSTS, data=data)
-    assert list(answers) == [record["id"] for record in records]
-    for record, user in zip(records, server.users(), strict=True):
+def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api, output):
+    answers = run(api, output, "--gold_plan", "--max_concurrency", 1, *ALL_POSTS)
+    assert list(answers) == IDS
+    for record, user in zip(RECORDS, server.users(), strict=True):
         titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         assert plan_block(user).split("\n") == titles
         assert answers[record["id"]][0]["plan"] == "\n".join(titles)
         assert all(post["text"] in user for post in record["profile"]) and record["question"] in user
-    assert_no_secret(records, [m["content"] for request in server.requests for m in request["messages"]])
+    assert_no_secret(RECORDS, [m["content"] for request in server.requests for m in request["messages"]])
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, tmp_path, split):
-    data = DATA / f"{split}.json"
-    records = json.loads(data.read_text())
+def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, tmp_path):
     # The first gold title stands in the plan, the others don't.
-    plans = {r["id"]: [{"aspects": ["Something else", r["rubric_aspects"][0]["aspect"]]}] for r in records}
+    plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
     plans_addr = write_json(tmp_path / "plans.json", plans)
-    run(api, output, "--plans_addr", plans_addr, "--max_concurrency", 1, *ALL_POSTS, data=data)
+    run(api, output, "--plans_addr", plans_addr, "--max_concurrency", 1, *ALL_POSTS)
     prompts = [[message["content"] for message in request["messages"]] for request in server.requests]
-    for record, (system, user) in zip(records, prompts, strict=True):
+    for record, (system, user) in zip(RECORDS, prompts, strict=True):
         first, *others = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         posts = "\n\n".join(post["text"] for post in record["profile"])
         expected = load_prompt("lampqa/planpers").messages(
             question=record["question"], profile=posts, plan=f"Something else\n{first}"
         )
         assert [system, user] == [message["content"] for message in expected]
-        assert plan_block(user) == f"Something else\n{first}"
         assert [title for title in others if title in system + user] == []
-    assert_no_secret(records, [part for prompt in prompts for part in prompt])
-
-
-def test_gold_titles_stand_in_one_line_each(server, api, output, tmp_path):
-    aspects = [{"aspect": " Cost \n of travel "}, {"aspect": "{question}\t{plan}"}]
-    data = write_json(tmp_path / "data.json", [make_question(1, rubric_aspects=aspects)])
-    found = run(api, output, "--gold_plan", data=data)["q1"][0]
-    assert found["plan"] == plan_block(server.users()[0]) == "Cost of travel\n{question} {plan}"
-
-
-def test_titles_of_a_file_stand_in_one_line_each(server, api, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1)])
-    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": ["Cost \n\n of travel", "Safety"]}]})
-    run(api, output, "--plans_addr", plans, data=data)
-    assert plan_block(server.users()[0]) == "Cost of travel\nSafety"
-
-
-def test_answers_are_paired_with_the_plans_of_their_number(server, api, output, tmp_path):
-    server.reply = lambda request: answer(plan_block(request["messages"][1]["content"]))
-    plans = write_plans(tmp_path / "plans.json", number=4)  # one more than is asked for
-    answers = run(api, output, "--plans_addr", plans, "--num_generated_outputs", 3)
-    assert list(answers) == IDS and len(server.requests) == 39
-    for question_id, outputs in answers.items():
-        expected = [f"First of {question_id} {n}\nSecond of {question_id} {n}" for n in range(3)]
-        assert [one["output"] for one in outputs] == [one["plan"] for one in outputs] == expected
-
-
-def test_fields_of_an_answer(server, api, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1, profile=[{"text": "A post."}])])
-    plans = {"q1": [{"aspects": ["Cost", "Time"]}], "of another dataset": [{"aspects": []}]}
-    plans = write_json(tmp_path / "plans.json", plans)
-    answers = run(api, output, "--plans_addr", plans, data=data)
-    messages = load_prompt("lampqa/planpers").messages(
-        question="Question number 1?", profile="A post.", plan="Cost\nTime"
-    )
-    assert server.requests[0]["messages"] == messages
-    words = sum(len(message["content"].split()) for message in messages)
-    assert answers == {
-        "q1": [
-            {
-                "output": "An answer.",
-                "plan": "Cost\nTime",
-                "num_contexts_used": 1,
-                "num_contexts_dropped": 0,
-                "context_cut": False,
-                "raw": '{"personalized_answer": "An answer."}',
-                "parsed": "strict",
-                "truncated": False,
-                "finish_reason": "stop",
-                "attempts": 1,
-                "constrained": False,
-                "temperature": 0.1,
-                "prompt_tokens": words,  # the server counts words
-                "cached_tokens": words // 2,
-                "completion_tokens": 3,
-            }
-        ]
-    }
-    assert json.loads(plans_path(output).read_text()) == {"q1": [{"aspects": ["Cost", "Time"]}]}  # those it followed
+    assert_no_secret(RECORDS, [part for prompt in prompts for part in prompt])
 
 
 # Without a plan
 
 WITHOUT_A_PLAN = {
     "null": ({"aspects": None, "reason": "no aspect in the text"}, "no aspect in the text"),
-    "null without a reason": ({"aspects": None}, "an empty plan"),
+    "no reason": ({"aspects": None, "reason": None}, "an empty plan"),
     "empty": ({"aspects": []}, "an empty plan"),
 }
 
 
-def test_questions_without_a_plan_are_answered_as_rag_does(server, api, output, tmp_path, capsys):
-    plans = {question_id: [plan] for question_id, (plan, _) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False)}
-    plans |= {question_id: [{"aspects": ["Cost"]}] for question_id in IDS[3:5]}
-    plans_addr = write_json(tmp_path / "plans.json", plans)
-    answers = run(api, output, "--plans_addr", plans_addr, "--limit", 5, "--max_concurrency", 1)
-    line = "5 questions, 5 answers, 0 without an answer, 0 repaired, 0 truncated, 0 posts left out for length"
-    assert f"{output}: {line}, 3 answered without a plan" in capsys.readouterr().out
-    assert manifest_of(output)["counts"]["answered without a plan"] == 3
-    for question_id, (_, reason) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False):
-        found = answers[question_id][0]
-        assert (found["output"], found["plan"], found["no_plan"]) == ("An answer.", None, reason)
-    assert [answers[i][0]["plan"] for i in IDS[3:5]] == ["Cost", "Cost"]
-    assert not any("no_plan" in answers[i][0] for i in IDS[3:5])
-    asked = len(server.requests)
-    rag = arguments_of(api, tmp_path / "rag.json", "--rag", "--limit", 3, "--max_concurrency", 1)
-    assert baselines.main(rag) == 0
-    assert server.requests[:3] == server.requests[asked:]
-
-
-def test_a_reason_of_null_is_none(api, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1)])
-    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": None, "reason": None}]})
-    assert run(api, output, "--plans_addr", plans, data=data)["q1"][0]["no_plan"] == "an empty plan"
-
-
-def test_question_without_gold_aspects(server, api, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1, rubric_aspects=[])])
-    found = run(api, output, "--gold_plan", data=data)["q1"][0]
-    assert (found["plan"], found["no_plan"]) == (None, "the rubric has no aspects")
-    assert server.requests[0]["messages"] == load_prompt("lampqa/rag").messages(
-        question="Question number 1?", profile=""
-    )
-
-
-def test_refused_answer_keeps_its_plan(server, api, output, tmp_path):
-    server.reply = lambda request: Reply("", "content_filter")
-    plans = write_plans(tmp_path / "plans.json")
-    found = run(api, output, "--plans_addr", plans, "--limit", 1, code=1)[IDS[0]][0]
-    assert (found["output"], found["reason"]) == (None, "content_filter")
-    assert found["plan"] == f"First of {IDS[0]} 0\nSecond of {IDS[0]} 0"
-
-
-def test_plan_that_leaves_no_room_for_the_question_is_not_asked_about(server, api, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1), make_question(2)])
-    long = "why " * 3000
-    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": [long]}], "q2": [{"aspects": ["Cost"]}]})
-    answers = run(api, output, "--plans_addr", plans, "--max_tokens", 64, "--max_model_len", 1000, data=data, code=1)
-    assert answers["q1"] == [
-        {"output": None, "reason": "the prompt is longer than the model takes", "plan": long.strip()}
-    ]
-    assert answers["q2"][0]["output"] == "An answer." and len(server.requests) == 1
-
-
-# The planner
-
-
-@pytest.mark.parametrize("k", [0, 2, 4, 6, 8, 10])
-def test_prompts_hold_the_first_k_posts(opened, local, output, k):
-    opened.reply = lambda prompt, sampling: '{"personalized_answer": "Yes."}' if is_answer(prompt) else "Cost\nTime"
+@pytest.mark.parametrize("k", [0, 2, 1000])
+def test_prompts_hold_the_first_k_posts_and_nothing_of_narrative_or_rubric(opened, local, output, k):
+    opened.reply = planning("Cost\nTime")
     run(local, output, "--num_contexts", k, "--max_model_len", 32768)
     planned, answered = opened.prompts(answers=False), opened.prompts(answers=True)
     for record, plan_prompt, answer_prompt in zip(RECORDS, planned, answered, strict=True):
@@ -613,28 +410,33 @@ def test_prompts_hold_the_first_k_posts(opened, local, output, k):
         for user in (users_of(plan_prompt), users_of(answer_prompt)):
             assert [post for post in posts if post in user] == posts[:k]
             assert (POSTS_HEADING in user) == (k > 0 and posts != [])
-            if k == 0:
-                assert user.startswith(f"Current post question:\n{record['question']}")
-                assert "\n\n\n" not in user
+            assert k > 0 or user.startswith(f"Current post question:\n{record['question']}")
+    titles = [aspect["aspect"] for record in RECORDS for aspect in record["rubric_aspects"]]
+    assert [title for title in titles if title in "\n".join([*planned, *answered])] == []
+    assert_no_secret(RECORDS, [*planned, *answered])
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_planner_sees_question_and_posts_and_nothing_of_narrative_or_rubric(opened, local, output, split):
-    data = DATA / f"{split}.json"
-    records = json.loads(data.read_text())
-    run(local, output, *ALL_POSTS, data=data)
-    planned = list(dict.fromkeys(opened.prompts(answers=False)))  # those asked again once
-    for record, prompt in zip(records, planned, strict=True):
-        posts = "\n\n".join(post["text"] for post in record["profile"])
-        assert prompt == as_text(load_prompt("lampqa/planner").messages(question=record["question"], profile=posts))
-        assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
-    titles = [aspect["aspect"] for record in records for aspect in record["rubric_aspects"]]
-    prompts = [prompt for prompt, _ in opened.calls]
-    assert [title for title in titles if title in "\n".join(prompts)] == []
-    assert_no_secret(records, prompts)
+def test_questions_without_a_plan_are_answered_as_rag_does(server, api, output, tmp_path, capsys):
+    plans = {question_id: [plan] for question_id, (plan, _) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False)}
+    plans |= {question_id: [{"aspects": ["Cost"]}] for question_id in IDS[3:5]}
+    plans_addr = write_json(tmp_path / "plans.json", plans)
+    answers = run(api, output, "--plans_addr", plans_addr, "--limit", 5, "--max_concurrency", 1)
+    assert ", 3 answered without a plan" in capsys.readouterr().out
+    assert manifest_of(output)["counts"]["answered without a plan"] == 3
+    for question_id, (_, reason) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False):
+        found = answers[question_id][0]
+        assert (found["output"], found["plan"], found["no_plan"]) == ("An answer.", None, reason)
+    assert [answers[i][0]["plan"] for i in IDS[3:5]] == ["Cost", "Cost"]
+    asked = len(server.requests)
+    rag = arguments_of(api, tmp_path / "rag.json", "--rag", "--limit", 3, "--max_concurrency", 1)
+    assert baselines.main(rag) == 0
+    assert server.requests[:3] == server.requests[asked:]
 
 
-def test_files_of_a_planned_run(opened, models, local, output, capsys):
+# The planner
+
+
+def test_files_of_a_planned_run(opened, local, output):
     def reply(prompt, sampling):
         if is_answer(prompt):
             return json.dumps({"personalized_answer": plan_block(users_of(prompt))})
@@ -652,127 +454,69 @@ def test_files_of_a_planned_run(opened, models, local, output, capsys):
             assert plan["aspects"] == [f"Cost {seed}", "Time"]
             assert found["plan"] == found["output"] == "\n".join(plan["aspects"])
     first = plans[IDS[0]][0]
-    assert first == {
-        "aspects": [f"Cost {POLICY.sampling((IDS[0], 0), 0).seed}", "Time"],
-        "num_contexts_used": 10,
-        "num_contexts_dropped": 0,
-        "context_cut": False,
-        "raw": f"1. Cost {POLICY.sampling((IDS[0], 0), 0).seed}\n2. Time",
-        "parsed": "repaired",
-        "truncated": False,
-        "finish_reason": "stop",
-        "attempts": 1,
-        "constrained": False,
-        "temperature": 0.1,
-        "prompt_tokens": first["prompt_tokens"],
-        "cached_tokens": 1,
-        "completion_tokens": 5,
-    }
+    assert (first["raw"], first["parsed"]) == (f"1. {first['aspects'][0]}\n2. Time", "repaired")
+    assert (first["num_contexts_used"], first["attempts"], first["completion_tokens"]) == (10, 1, 5)
     assert sum(plan["attempts"] for samples in plans.values() for plan in samples) == 27  # 26, and one again
-    printed = capsys.readouterr()
-    assert f"{plans_path(output)}: 26 plans, 0 without an aspect, 52 aspects, 0 posts left out" in printed.out
-    assert "26/26 plans" in printed.err and "26/26 answers" in printed.err
 
     made = manifest_of(plans_path(output))
     assert made["counts"] == {"plans": 26, "without an aspect": 0, "aspects": 52, "posts left out for length": 0}
-    assert (made["pieces"], made["device"]) == (26, "script")
-    assert made["tokens"]["completion_tokens"] == 26 * 5 + 1
+    assert (made["pieces"], made["tokens"]["completion_tokens"]) == (26, 26 * 5 + 1)
     settings = made["settings"]
-    assert (settings["max_tokens_plan"], settings["max_model_len"], settings["num_contexts"]) == (512, None, 10)
-    assert (settings["dtype"], settings["temperature"], settings["seed"]) == ("auto", 0.1, 0)
+    assert (settings["max_tokens_plan"], settings["num_contexts"], settings["temperature"]) == (512, 10, 0.1)
     assert settings["prompt"] == {name: load_prompt(f"lampqa/{name}").digest for name in ("planner", "planpers", "rag")}
     assert re.fullmatch(r"sha256:\w{64} on sha256:\w{64}", settings["planner"])
     made = manifest_of(output)
-    assert (made["pieces"], made["device"], made["counts"]["answered without a plan"]) == (26, "script", 0)
-    assert made["token_counter"] == "the model's tokenizer"
+    assert (made["pieces"], made["counts"]["answered without a plan"]) == (26, 0)
     assert made["settings"]["planner"] == settings["planner"]
     assert made["settings"]["model"] == settings["planner"].split(" on ")[1]
-    assert (made["settings"]["max_tokens"], made["settings"]["max_tokens_plan"]) == (2048, 512)
     assert {sampling.max_tokens for prompt, sampling in opened.calls if is_answer(prompt)} == {2048}
     assert {sampling.max_tokens for prompt, sampling in opened.calls if not is_answer(prompt)} == {512}
 
 
-def test_unusable_plan_is_asked_for_again_and_the_last_try_is_held_to_the_pattern(opened, local, output):
-    def reply(prompt, sampling):
-        if is_answer(prompt):
-            return '{"personalized_answer": "Yes."}'
-        return "```\n```" if sampling.schema is None else "Cost\nTime"
-
-    opened.reply = reply
-    run(local, output, "--limit", 1)
+@pytest.mark.parametrize("target", ["paper", "reference"])
+def test_unusable_plan_is_asked_for_again_and_the_last_try_is_held_to_the_form(
+    opened, local, trained, imported, output, target
+):
+    plan = f"{LEAD_IN}- Cost\n- Time\n" if target == "reference" else "Cost\nTime"
+    flags = [*trained[0], *imported] if target == "reference" else local
+    opened.reply = lambda prompt, sampling: planning(plan if sampling.schema else "```\n```")(prompt, sampling)
+    run(flags, output, "--limit", 1)
     samplings = [sampling for prompt, sampling in opened.calls if not is_answer(prompt)]
-    assert [sampling.schema for sampling in samplings] == [None, None, None, PLAN_PATTERN]
+    assert [sampling.schema for sampling in samplings[:3]] == [None] * 3 and re.fullmatch(samplings[3].schema, plan)
+    assert target == "reference" or samplings[3].schema == PLAN_PATTERN
     assert [sampling.seed for sampling in samplings] == [POLICY.sampling((IDS[0], 0), i).seed for i in range(4)]
-    [plan] = json.loads(plans_path(output).read_text())[IDS[0]]
-    assert (plan["aspects"], plan["attempts"], plan["constrained"]) == (["Cost", "Time"], 4, True)
+    [found] = json.loads(plans_path(output).read_text())[IDS[0]]
+    assert (found["aspects"], found["attempts"], found["constrained"]) == (["Cost", "Time"], 4, True)
 
 
-def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, output, capsys):
+def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, output):
     question = RECORDS[1]["question"]
-    opened.reply = lambda prompt, sampling: (
-        '{"personalized_answer": "Yes."}' if is_answer(prompt) else "--" if question in prompt else "Cost"
-    )
+    opened.reply = lambda prompt, sampling: planning("--" if question in prompt else "Cost")(prompt, sampling)
     answers = run(local, output, "--limit", 2, "--max_retries", 1, code=1)
-    plans = json.loads(plans_path(output).read_text())
-    [plan] = plans[IDS[1]]
+    [plan] = json.loads(plans_path(output).read_text())[IDS[1]]
     assert (plan["aspects"], plan["reason"], plan["raw"], plan["attempts"]) == (None, "no aspect in the text", "--", 2)
     [found] = answers[IDS[1]]
     assert (found["output"], found["plan"], found["no_plan"]) == ("Yes.", None, "no aspect in the text")
     posts = "\n\n".join(post["text"] for post in RECORDS[1]["profile"][:10])
-    assert opened.prompts(answers=True)[1] == as_text(
-        load_prompt("lampqa/rag").messages(question=question, profile=posts)
-    )
+    rag = load_prompt("lampqa/rag").messages(question=question, profile=posts)
+    assert opened.prompts(answers=True)[1] == as_text(rag)
     assert answers[IDS[0]][0]["plan"] == "Cost"
-    printed = capsys.readouterr().out
-    assert "1 plans, 1 without an aspect, 1 aspects" in printed and "1 answered without a plan" in printed
-
-
-def test_prompt_that_is_too_long_for_the_planner(opened, local, output, tmp_path):
-    """--max_tokens_plan leaves the planner 100 tokens, --max_tokens leaves the generator 1000."""
-    data = write_json(tmp_path / "data.json", [make_question(1)])
-    lengths = ["--max_model_len", 1100, "--max_tokens_plan", 1000, "--max_tokens", 100]
-    [found] = run(local, output, *lengths, data=data, code=1)["q1"]
-    assert opened.prompts(answers=False) == []
-    reason = "the prompt is longer than the model takes"
-    assert json.loads(plans_path(output).read_text()) == {"q1": [{"aspects": None, "reason": reason}]}
-    assert (found["plan"], found["no_plan"]) == (None, reason) and found["output"].startswith("Answer ")
-
-
-def test_max_tokens_plan(opened, local, output):
-    run(local, output, "--limit", 1, "--max_tokens_plan", 77)
-    assert {sampling.max_tokens for prompt, sampling in opened.calls if not is_answer(prompt)} == {77}
-    assert {sampling.max_tokens for prompt, sampling in opened.calls if is_answer(prompt)} == {2048}
-
-
-def test_dataset_without_a_rubric(opened, local, output, tmp_path):
-    data = write_json(tmp_path / "data.json", [make_question(1), make_question(2)])
-    assert list(run(local, output, data=data)) == ["q1", "q2"]
 
 
 # The stages' order
 
 
 @pytest.mark.parametrize(
-    ("planner", "generator"),
-    [
-        ("adapter", "base"),
-        ("adapter", "second"),
-        ("base", "base"),
-        ("base", "adapter"),
-        ("copy", "base"),
-        ("on_copy", "base"),
-        ("adapter", "adapter"),
-    ],
+    ("planner", "generator"), [("adapter", "base"), ("adapter", "second"), ("base", "base"), ("on_copy", "base")]
 )
 def test_one_engine_serves_planner_and_generator_of_one_base(opened, models, output, planner, generator):
     planner, generator = getattr(models, planner), getattr(models, generator)
     run(["--planner_model", planner, "--model_addr", generator], output, "--limit", 4)
     both = list(dict.fromkeys([planner, generator]))
     assert opened.steps() == [("open", both), ("plan", planner), ("answer", generator), ("close", both)]
-    assert opened.lengths == [8192]
 
 
-@pytest.mark.parametrize(("planner", "generator"), [("other", "base"), ("adapter", "other"), ("other", "adapter")])
+@pytest.mark.parametrize(("planner", "generator"), [("other", "base"), ("adapter", "other")])
 def test_planner_of_another_base_is_closed_before_the_generator_opens(opened, models, output, planner, generator):
     planner, generator = getattr(models, planner), getattr(models, generator)
     run(["--planner_model", planner, "--model_addr", generator], output, "--limit", 4)
@@ -788,33 +532,22 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
         return default_reply(request)
 
     server.reply = reply
+    api[api.index("some-model")] = models.base  # vLLM's server names a model by its folder: it is none of this run
     answers = run([*api, "--planner_model", models.adapter], output)
     planner = models.adapter
-    assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", "some-model")]
+    assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
     plans = json.loads(plans_path(output).read_text())
     for question_id, [found] in answers.items():
         assert found["plan"] == "\n".join(plans[question_id][0]["aspects"])
         assert any(user.endswith(PLAN_HEADING + found["plan"] + AFTER_PLAN) for user in server.users())
-    plans_manifest, manifest = manifest_of(plans_path(output)), manifest_of(output)
-    assert (plans_manifest["device"], plans_manifest["batch_invariant"]) == ("script", False)
-    assert (manifest["device"], manifest["batch_invariant"]) == ("API at 127.0.0.1", None)
+    made = [manifest_of(path) for path in (plans_path(output), output)]
+    assert [(its["device"], its["batch_invariant"]) for its in made] == [("script", False), ("API at 127.0.0.1", None)]
 
 
-def test_api_that_serves_the_planners_own_base_is_no_engine_of_this_run(server, opened, models, api, output):
-    api[api.index("some-model")] = models.base  # vLLM's server names a model by its folder
-    run([*api, "--planner_model", models.base], output, "--limit", 2)
-    assert opened.steps() == [("open", [models.base]), ("plan", models.base), ("close", [models.base])]
-    assert len(server.requests) == 2
-
-
-@pytest.mark.parametrize("given", ["gold", "file", "made before"])
+@pytest.mark.parametrize("given", ["file", "made before"])
 def test_only_the_generator_opens_where_all_plans_are_there(opened, models, local, output, tmp_path, given):
-    flags = ["--model_addr", models.base]
-    if given == "gold":
-        flags += ["--gold_plan"]
-    elif given == "file":
-        flags += ["--plans_addr", str(write_plans(tmp_path / "plans.json"))]
-    else:
+    flags = ["--model_addr", models.base, "--plans_addr", str(write_plans(tmp_path / "plans.json"))]
+    if given == "made before":
         flags = local
         run(flags, output)
         delete_answers(output)
@@ -836,16 +569,15 @@ def reference(opened, local, tmp_path):
     return path.read_bytes(), plans_path(path).read_bytes()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("stage", ["plans", "answers"])
-def test_stopped_run_goes_on(opened, local, output, reference, stage, error):
+def test_stopped_run_goes_on(opened, local, output, reference, stage):
     def reply(prompt, sampling):
         if is_answer(prompt) == (stage == "answers") and len(opened.prompts(stage == "answers")) > 8:
-            raise error("stop here")
+            raise KeyboardInterrupt
         return scripted_reply(prompt, sampling)
 
     opened.reply = reply
-    stop(error, local, output)
+    stop(KeyboardInterrupt, local, output)
     assert not output.exists()
     assert plans_path(output).exists() == (stage == "answers")  # the plans are there as soon as all are made
     assert opened.events[-1][0] == "close"
@@ -857,173 +589,61 @@ def test_stopped_run_goes_on(opened, local, output, reference, stage, error):
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
     again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
-    assert len(again) <= ScriptedEngine.concurrency < len(asked) - 3  # what was under way
+    assert len(again) <= Engines.concurrency < len(asked) - 3  # what was under way
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
-    assert manifest_of(plans_path(output))["device"] == "script"
 
 
-def test_generator_that_does_not_open_loses_no_plan(opened, models, output, monkeypatch):
-    def fail(args, names, length, outputs):
-        if names == [models.base]:
-            raise UserError("GPU 0 is taken")
-        return opened.open(args, names, length, outputs)
+def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(opened, local, output, reference):
+    run(local, output, "--limit", 3, "--rag")
+    for shard in range(2):
+        assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
+    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
+    opened.events.clear()
+    run(local, output, "--cached_only")
+    assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
+    output.unlink()
+    run(local, output)  # from the store
+    shutil.rmtree(output.parent / "completions")
+    run(local, output)  # is finished
+    assert output.read_bytes() == reference[0] and opened.events == []
 
-    flags = ["--planner_model", models.other, "--model_addr", models.base]
-    with monkeypatch.context() as patch:
-        patch.setattr("utils.runs.roles.VLLMEngine", fail)
-        assert stop(UserError, flags, output) == "GPU 0 is taken"
-    planned = len(opened.calls)
-    run(flags, output)
-    assert len(opened.prompts(answers=False)) == planned
 
-
-def test_run_that_the_api_ended_keeps_its_plans(server, opened, models, api, output):
-    flags = [*api, "--planner_model", models.adapter]
-    server.reply = lambda request: default_reply(request) if len(server.requests) <= 5 else Reply("No.", status=401)
-    message = stop(UserError, flags, output, "--max_concurrency", 1)
-    assert message == "the API at 127.0.0.1 answers 401: No."
-    planned = len(opened.calls)
-    server.reply = default_reply
-    answers = run(flags, output)
-    assert len(opened.calls) == planned
-    assert len(server.requests) == 1 + sum(outputs[0]["attempts"] for outputs in answers.values())
+def test_plans_and_planners_that_cannot_be_used_are_refused(server, opened, api, models, output, tmp_path):
+    plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
+    plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
+    for flags, message in (
+        (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
+        (["--planner_model", "./no/planner"], "no/planner: no such folder"),
+        (["--planner_model", wide], f"{wide}: an adapter for another architecture than {models.base}\n"),
+        (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),
+        (["--planner_model", models.base, "--max_model_len", 40000], "--max_model_len 40000: the model takes at most"),
+    ):
+        assert refusal(api, output, *flags).startswith(message)
+    assert server.requests == [] and opened.events == [] and not output.parent.exists()
 
 
 # What is there already
 
 
-def test_finished_run_is_left_alone(opened, local, output, capsys):
-    run(local, output)
-    before = snapshot(output.parent)
-    assert {name for name in before if "/" not in name} == {
-        f"answers.json{part}{kind}" for part in ("", ".plans.json") for kind in ("", ".manifest.json")
-    }
-    opened.calls.clear()
-    opened.events.clear()
-    run(local, output, "--gpu_memory_utilization", 0.5)
-    assert f"{output}: already finished, left alone" in capsys.readouterr().out
-    assert snapshot(output.parent) == before and opened.events == []
-    shutil.rmtree(output.parent / "completions")
-    run(local, output)
-    assert "already finished, left alone" in capsys.readouterr().out and opened.events == []
-
-
-def test_rag_is_accepted_and_changes_nothing(opened, local, output, capsys):
-    run(local, output, "--limit", 3)
-    calls, before = list(opened.calls), snapshot(output.parent)
-    run(local, output, "--limit", 3, "--rag")
-    assert "already finished" in capsys.readouterr().out
-    other = output.parent.with_name("other") / "answers.json"
-    run(local, other, "--limit", 3, "--rag")
-    assert opened.calls == calls * 2
-    assert other.read_bytes() == before["answers.json"]
-    assert plans_path(other).read_bytes() == before["answers.json.plans.json"]
-
-
-def test_more_questions_plan_and_answer_only_what_is_missing(opened, local, output, reference):
-    run(local, output, "--limit", 3)
-    run(local, output)
-    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
-    assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-
-
-def test_more_answers_a_question(opened, local, output):
-    first = run(local, output, "--limit", 3)
-    more = run(local, output, "--limit", 3, "--num_generated_outputs", 2)
-    assert {question_id: outputs[:1] for question_id, outputs in more.items()} == first
-    assert len({(prompt, sampling.seed) for prompt, sampling in opened.calls}) == len(opened.calls)
-    assert all(outputs[0]["plan"] != outputs[1]["plan"] for outputs in more.values())
-
-
-def test_shards_cover_the_set(opened, local, output, reference):
-    for shard in range(2):
-        assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
-        assert [path.name for path in output.parent.iterdir()] == ["completions"]
-    opened.events.clear()
-    run(local, output, "--cached_only")
-    assert (output.read_bytes(), plans_path(output).read_bytes()) == reference and opened.events == []
-
-
-def test_lost_answers_are_made_from_the_store(opened, local, output, reference):
-    run(local, output)
-    output.unlink()
-    opened.events.clear()
-    run(local, output)
-    assert output.read_bytes() == reference[0] and opened.events == []
-
-
 OTHER_SETTINGS = {
     "planner": (["--planner_model", "second"], 'planner: "sha256:'),
-    "planner of another base": (["--planner_model", "other"], 'planner: "sha256:'),
     "gold plans": (["--gold_plan"], "gold_plan: false, now true; planner: "),
-    "plans of a file": (["--plans_addr", "plans.json"], "prompt: planner: "),
-    "generator": (["--model_addr", "other"], 'model: "sha256:'),
     "length of a plan": (["--max_tokens_plan", "256"], "max_tokens_plan: 512, now 256"),
-    "length of an answer": (["--max_tokens", "1000"], "max_tokens: 2048, now 1000"),
-    "posts": (["--num_contexts", "3"], "num_contexts: 10, now 3"),
-    "temperature": (["--temperature", "0.7"], "temperature: 0.1, now 0.7"),
-    "planner's prompt": (["--prompts_dir", "prompts"], "prompt: planner: other content (SHA-256 "),
-    "form of plans": (["--planner_target", "reference", "--prompts_dir", "prompts"], 'now "reference"; lead_in: '),
 }
 
 
-@pytest.fixture
-def other_flags(request, models, local, tmp_path):
-    """The flags of `local`, changed."""
-    flags, (flag, *values) = list(local), request.param
-    names = {"plans.json": write_plans(tmp_path / "plans.json"), "prompts": tmp_path / "prompts"}
-    (tmp_path / "prompts").mkdir()
-    (tmp_path / "prompts/planner.txt").write_text(
-        "[system]\nPlan.\n[user]\n{profile}\n\n{question}\n[assistant]\nSo:\n{plan}\n[end]\n"
-    )
-    values = [str(names.get(value) or getattr(models, value, value)) for value in values]
-    if flag in flags or flag in ("--gold_plan", "--plans_addr"):
-        place = flags.index(flag if flag in flags else "--planner_model")
-        del flags[place : place + 2]
-    return [*flags, flag, *values]
-
-
-@pytest.mark.parametrize(
-    ("other_flags", "message"), OTHER_SETTINGS.values(), indirect=["other_flags"], ids=list(OTHER_SETTINGS)
-)
-def test_other_settings_are_named_and_nothing_is_lost(opened, local, output, other_flags, message):
+@pytest.mark.parametrize("case", OTHER_SETTINGS)
+def test_other_settings_are_named_and_nothing_is_lost(opened, models, local, output, case):
     run(local, output, "--limit", 2)
     before = snapshot(output.parent)
     opened.events.clear()
-    said = refusal(other_flags, output, "--limit", 2)
+    (flag, *values), message = OTHER_SETTINGS[case]
+    kept = local if flag == "--max_tokens_plan" else local[2:]
+    said = refusal([*kept, flag, *(getattr(models, value, value) for value in values)], output, "--limit", 2)
     assert said.startswith(f"{output}: was made with other settings: ") and message in said
-    assert "--overwrite" in said
     assert snapshot(output.parent) == before and opened.events == []
-    run(other_flags, output, "--limit", 2, "--overwrite", "--completions", output.parent / "others")
-    assert manifest_of(output)["settings"] != json.loads(before["answers.json.manifest.json"])["settings"]
-    assert list(json.loads(output.read_text())) == IDS[:2] and ("answer", other_model(other_flags)) in opened.events
-
-
-def other_model(flags):
-    return flags[flags.index("--model_addr") + 1]
-
-
-def test_more_tries_for_a_failed_plan_and_the_answer_that_lacked_it(opened, local, output):
-    bad = {RECORDS[1]["question"], RECORDS[3]["question"]}
-
-    def reply(prompt, sampling):
-        is_bad = not is_answer(prompt) and any(text in prompt for text in bad)
-        return "" if is_bad else scripted_reply(prompt, sampling)
-
-    opened.reply = reply
-    never = ["--limit", 5, "--constrained_decoding", "never"]
-    first = run(local, output, *never, "--max_retries", 5)
-    assert [found["plan"] is None for [found] in first.values()] == [False, True, False, True, False]
-    opened.calls.clear()
-    bad.clear()
-    found = run(local, output, *never, "--max_retries", 9)
-    assert None not in [found["plan"] for [found] in found.values()]
-    assert all(found[i] == first[i] for i in (IDS[0], IDS[2], IDS[4]))
-    for answers in (False, True):
-        asked = {i for i, one in enumerate(RECORDS) if any(one["question"] in p for p in opened.prompts(answers))}
-        assert asked == {1, 3}
 
 
 def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api, output, tmp_path):
@@ -1038,266 +658,20 @@ def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api,
     assert len(server.requests) == 2 + 1
 
 
-def test_unfinished_run_of_other_settings_is_kept(opened, local, output):
-    def reply(prompt, sampling):
-        if is_answer(prompt):
-            raise RuntimeError
-        return "Cost"
-
-    opened.reply = reply
-    stop(RuntimeError, local, output, "--limit", 5)
-    before = snapshot(output.parent)
-    said = refusal(local, output, "--limit", 5, "--max_tokens_plan", 256)
-    assert said.startswith(f"{plans_path(output)}: was made with other settings: max_tokens_plan: 512, now 256")
-    said = refusal(local, output, "--limit", 5, "--temperature", 1)
-    assert said.startswith(f"{plans_path(output)}: was made with other settings: temperature: 0.1, now 1.0")
-    assert snapshot(output.parent) == before
-    opened.reply = scripted_reply
-    answers = run(local, output, "--limit", 5)
-    assert {outputs[0]["plan"] for outputs in answers.values()} == {"Cost"}
-
-
-def test_foreign_plans_are_kept(opened, local, output):
-    output.parent.mkdir()
-    plans_path(output).write_text("my notes")
-    said = refusal(local, output)
-    problem = "exists, and was not written by this script or was changed since"
-    assert said.startswith(
-        f"{plans_path(output)}: {problem}: {plans_path(output).name}.manifest.json is not beside it\n"
-    )
-    assert plans_path(output).read_text() == "my notes" and opened.events == []
-
-
 # Bad input
 
 
-def exit_code(arguments):
-    """How `cli.run_script` ends the process for these arguments."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        with pytest.raises(SystemExit) as left:
-            cli.run_script(lambda: planpers.main(arguments))
-        return left.value.code
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        ([], "one of the arguments --planner_model --plans_addr --gold_plan is required"),
-        (["--gold_plan", "--plans_addr", "p.json"], "argument --plans_addr: not allowed with argument --gold_plan"),
-        (["--planner_model", "p", "--gold_plan"], "argument --gold_plan: not allowed with argument --planner_model"),
-        (["--plans_addr", "p", "--planner_model", "p"], "--planner_model: not allowed with argument --plans_addr"),
-        (["--gold_plan", "--max_tokens_plan", "0"], "argument --max_tokens_plan: 0 is not a positive number"),
-    ],
-)
-def test_one_source_of_plans(server, api, output, capsys, sources, message):
-    assert exit_code(arguments_of([*api, *sources], output)) == 2
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f"{message}; --help lists the flags")
-    assert server.requests == [] and not output.parent.exists()
-
-
-def first_id(plan):
-    return {IDS[0]: [plan]}
-
-
-BAD_PLANS = {
-    "lack ids": (
-        {i: [{"aspects": ["Cost"]}] for i in IDS[2:]},
-        f"lacks 2 of the 13 plans of this run: '{IDS[0]}', '{IDS[1]}'\n  plan them with --planner_model",
-    ),
-    "lack many ids": (
-        {"x": [{"aspects": ["Cost"]}]},
-        "lacks 13 of the 13 plans of this run: " + ", ".join(map(repr, IDS[:5])) + ", ...\n",
-    ),
-    "cut short": (json.dumps(first_id({"aspects": ["Cost"]}))[:-5], "the JSON breaks off at line 1"),
-    "a list": ([], "holds an empty list; plans are an object"),
-    "no list of a question's": ({IDS[0]: {"aspects": ["Cost"]}}, f"id '{IDS[0]}': an object where"),
-    "responses": (first_id({"output": "Yes."}), f"id '{IDS[0]}': plan 0 has no field 'aspects'"),
-    "a text": (first_id({"aspects": "Cost"}), f"id '{IDS[0]}': plan 0: 'aspects' is the text 'Cost', not a list"),
-    "blank": (first_id({"aspects": ["A", " "]}), f"id '{IDS[0]}': plan 0: 'aspects' holds an empty text for a title"),
-    "a number": (first_id({"aspects": [7]}), f"id '{IDS[0]}': plan 0: 'aspects' holds 7 for a title"),
-    "half a character": (first_id({"aspects": ["\ud83d"]}), f"id '{IDS[0]}': plan 0: 'aspects' holds the text"),
-}
-# {tmp} is the folder that `broken` fills, {base} a model.
-BAD_FLAGS = {
-    "fewer plans than answers": (
-        ["--plans_addr", "{tmp}/one.json", "--num_generated_outputs", "2"],
-        f"{{tmp}}/one.json: lacks 1 of the 26 plans of this run: '{IDS[3]}'\n",
-    ),
-    "no plans file": (["--plans_addr", "{tmp}/no.json"], "{tmp}/no.json: no such file"),
-    "no planner": (["--planner_model", "./no/planner"], "no/planner: no such folder"),
-    "adapter without its base": (
-        ["--planner_model", "{tmp}/lost"],
-        "{tmp}/lost: its base model cannot be used (base_model_name_or_path in its adapter_config.json)\n"
-        "  {tmp}/gone: no such folder",
-    ),
-    "adapter of another width": (
-        ["--planner_model", "{tmp}/wide"],
-        "{tmp}/wide: an adapter for another architecture than {base}\n"
-        "  model.layers.0.self_attn.q_proj: the base model has 128 there, the adapter 64",
-    ),
-    "adapter of another depth": (
-        ["--planner_model", "{tmp}/deep"],
-        "{tmp}/deep: an adapter for another architecture than {base}\n"
-        "  model.layers.7.self_attn.q_proj: the base model has no such module",
-    ),
-    "half-written adapter": (
-        ["--planner_model", "{tmp}/half"],
-        "{tmp}/half/adapter_model.safetensors: damaged or half-written (",
-    ),
-    "damaged adapter": (
-        ["--planner_model", "{tmp}/damaged"],
-        "{tmp}/damaged/adapter_config.json: damaged; take another checkpoint",
-    ),
-    "gold plans without a rubric": (
-        ["--gold_plan", "--inputs_addr", "{tmp}/bare.json"],
-        "{tmp}/bare.json: record 0 (id 'q1'): field 'rubric_aspects' is missing or null; it must be a list of aspects",
-    ),
-    "no posts": (
-        ["--gold_plan", "--inputs_addr", "{tmp}/no_posts.json"],
-        "{tmp}/no_posts.json: record 0 (id 'q1'): field 'profile' is missing or null",
-    ),
-    "no room for the planner's prompt": (
-        ["--planner_model", "{base}", "--max_tokens_plan", "3000", "--max_model_len", "3000"],
-        "3000 leaves no room for the prompt: prompt and output share 3000 tokens",
-    ),
-    "more than the planner takes": (
-        ["--planner_model", "{base}", "--max_model_len", "40000"],
-        "--max_model_len 40000: the model takes at most 32768 tokens",
-    ),
-    "own prompt without the plan": (
-        ["--gold_plan", "--prompts_dir", "{tmp}/prompts"],
-        "{tmp}/prompts/planpers.txt: must hold each of {{plan}}, {{profile}}, {{question}} exactly once",
-    ),
-}
-
-
-@pytest.fixture
-def broken(models, tmp_path):
-    """A folder of what BAD_FLAGS names."""
-    write_json(tmp_path / "one.json", {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS})
-    write_json(tmp_path / "bare.json", [make_question(1)])
-    write_json(tmp_path / "no_posts.json", [{"id": "q1", "question": "Why?"}])
-    save_adapter(tmp_path / "lost", tmp_path / "gone")
-    save_adapter(tmp_path / "wide", models.base, width=64)
-    save_adapter(tmp_path / "deep", models.base, module="model.layers.7.self_attn.q_proj")
-    half = save_adapter(tmp_path / "half", models.base) / "adapter_model.safetensors"
-    half.write_bytes(half.read_bytes()[:-100])
-    damaged = save_adapter(tmp_path / "damaged", models.base) / "adapter_config.json"
-    damaged.write_text(damaged.read_text()[:-10])
-    (tmp_path / "prompts").mkdir()
-    (tmp_path / "prompts/planpers.txt").write_text("[system]\nAnswer.\n[user]\n{profile}\n{question}\n")
-    return tmp_path
-
-
-@pytest.fixture
-def assert_refused(server, opened, api, output, capsys):
-    """Hold a bad command to exit code 2, at most three lines, and no file made or changed, not even by --overwrite."""
-    output.parent.mkdir()
-    output.write_text("earlier answers")
-    plans_path(output).write_text("earlier plans")
-    new = output.parent.with_name("new") / "answers.json"
-
-    def check(flags, message):
-        before = snapshot(output.parent)
-        for path, more in ((output, ["--overwrite"]), (new, [])):
-            capsys.readouterr()
-            assert exit_code([*arguments_of(api, path, *more), *flags]) == 2
-            printed = capsys.readouterr()
-            note, _, error = printed.err.rpartition("error: ")  # the note is of a dataset that is not ranked
-            assert message in error and 1 <= len(error.splitlines()) <= 3
-            notes = [line for line in note.splitlines() if not line.startswith("loading the tokenizer of ")]
-            assert printed.out == "" and len(notes) in (0, 1)
-        assert snapshot(output.parent) == before and not new.parent.exists()
-        assert server.requests == [] and opened.events == []
-
-    return check
-
-
-@pytest.mark.parametrize("name", BAD_PLANS)
-def test_bad_file_of_plans(assert_refused, tmp_path, name):
-    content, message = BAD_PLANS[name]
-    path = tmp_path / "plans.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
-    assert_refused(["--plans_addr", str(path)], f"{path}: {message}")
-
-
-@pytest.mark.parametrize("name", BAD_FLAGS)
-def test_bad_flags(assert_refused, models, broken, name):
-    flags, message = BAD_FLAGS[name]
-    names = {"tmp": broken, "base": models.base}
-    assert_refused([flag.format(**names) for flag in flags], message.format(**names))
-
-
-def test_no_room_for_the_planners_prompt_names_the_planners_flag(models, local, output):
-    flags = [*local, "--max_tokens_plan", "3000", "--max_model_len", "3000"]
-    assert refusal(flags, output).startswith("--max_tokens_plan 3000 leaves no room for the prompt")
-
-
-@pytest.mark.parametrize("name", ["answers.json", "answers.json.plans.json"])
-def test_output_that_is_its_file_of_plans(server, api, tmp_path, name):
-    plans = write_plans(tmp_path / name)
-    before = plans.read_bytes()
-    said = refusal([*api, "--plans_addr", plans], tmp_path / "." / "answers.json", "--overwrite")
-    assert said.endswith(f"{name}: is an input too; give the output its own name")
-    assert plans.read_bytes() == before and server.requests == []
-
-
-def test_plans_that_would_replace_the_dataset(opened, local, tmp_path):
+def test_plans_that_would_replace_an_input(server, opened, local, api, tmp_path):
     data = write_json(tmp_path / "answers.json.plans.json", [make_question(1)])
     said = refusal(local, tmp_path / "answers.json", "--overwrite", data=data)
     assert said.endswith("answers.json.plans.json: is an input too; give the output its own name")
-    assert json.loads(data.read_text()) == [make_question(1)] and opened.events == []
-
-
-def run_process(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "planpers.py", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True,
-        env={**os.environ, **environment}, timeout=600,
-    )  # fmt: skip
-
-
-def without_modules(folder, names):
-    """A folder for PYTHONPATH in which importing any of `names` fails."""
-    folder.mkdir()
-    for name in names:
-        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
-    return str(folder)
-
-
-def test_bad_input_ends_the_process_with_code_2(server, api, output, tmp_path):
-    plans = write_plans(tmp_path / "plans.json", ids=IDS[1:])
-    blocked = without_modules(tmp_path / "blocked", HEAVY)
-    done = run_process(*arguments_of(api, output, "--plans_addr", plans), PYTHONPATH=blocked)
-    assert done.returncode == 2 and done.stdout == ""
-    assert f"error: {plans}: lacks 1 of the 13 plans of this run: '{IDS[0]}'\n" in done.stderr
-    assert server.requests == [] and not output.parent.exists()
-
-
-def test_nothing_heavy_is_imported_for_an_api_with_given_plans(server, api, output, tmp_path):
-    blocked = without_modules(tmp_path / "blocked", HEAVY)
-    done = run_process(*arguments_of(api, output, "--gold_plan", "--limit", 2), PYTHONPATH=blocked)
-    assert done.returncode == 0, done.stderr
-    assert len(server.requests) == 2
+    plans = write_plans(tmp_path / "given.json.plans.json")
+    said = refusal([*api, "--plans_addr", plans], tmp_path / "." / "given.json", "--overwrite")
+    assert said.endswith("given.json.plans.json: is an input too; give the output its own name")
+    assert json.loads(data.read_text()) == [make_question(1)] and opened.events == server.requests == []
 
 
 # Commands
-
-
-def commands():
-    """The commands that the script's own help shows, as words."""
-    shown = planpers.__doc__.split("\n\n")[1].replace("\\\n", " ")
-    return [line.split()[2:] for line in shown.splitlines()]
-
-
-@pytest.mark.parametrize("command", commands(), ids=lambda command: " ".join(command[2:6]))
-def test_shown_commands_parse(command):
-    args = planpers.build_parser().parse_args(command)
-    assert [bool(args.planner_model), args.gold_plan].count(True) == 1
-    assert (args.temperature, args.num_contexts, args.max_tokens_plan, args.max_tokens) == (0.1, 10, 512, 2048)
 
 
 @pytest.fixture
@@ -1319,14 +693,17 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     planner, flags = planner_api
     prices = ["--planner_price_in", 2, "--planner_price_out", 30, "--planner_price_cached", 0.5]
     prices += ["--price_in", 5, "--price_out", 7]
-    arguments = arguments_of([*api, *flags], output, *prices, "--limit", 3)
-    assert planpers.main(arguments) == 0
+    assert planpers.main(arguments_of([*api, *flags], output, *prices, "--dry_run", "--limit", 3)) == 0
+    plans, answers = [line for line in capsys.readouterr().out.splitlines() if "USD for the prompts" in line]
+    assert float(re.search("at most (.+) with the outputs", plans)[1]) > 3 * 512 * 30 / 1e6
+    assert float(re.search("at most (.+) with the outputs", answers)[1]) > 3 * 2048 * 7 / 1e6
+    assert planpers.main(arguments_of([*api, *flags], output, *prices, "--limit", 3)) == 0
     assert opened.events == []  # nothing runs here
     assert {*server.keys} == {"sk-test"} and {*planner.keys} == {"sk-planner"}
     assert len(server.requests) == len(planner.requests) == 3
     assert {request["model"] for request in planner.requests} == {"my-planner"}
     assert all("Price of boats\nTime at sea\n\noutput:" in user for user in server.users())
-    manifests = [json.loads(Path(f"{path}.manifest.json").read_text()) for path in (f"{output}.plans.json", output)]
+    manifests = [manifest_of(plans_path(output)), manifest_of(output)]
     prompt, cached, written = usage_of(planner, 6)
     assert manifests[0]["cost_usd"] == round(((prompt - cached) * 2 + cached * 0.5 + written * 30) / 1e6, 6) > 0
     prompt, _, written = usage_of(server, 3)
@@ -1335,13 +712,9 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     printed = capsys.readouterr().out
     assert all(f"; {manifest['cost_usd']:.4f} USD\n" in printed for manifest in manifests)
     assert not any(b"sk-" in content for content in snapshot(output.parent).values())
-    arguments[arguments.index("--price_out") + 1] = "8"  # no setting
-    assert planpers.main(arguments) == 0 and len(server.requests) == 3
-    assert "already finished" in capsys.readouterr().out
-    assert planpers.main(arguments_of([*api, *flags], output, *prices, "--dry_run", "--limit", 3)) == 0
-    plans, answers = [line for line in capsys.readouterr().out.splitlines() if "USD for the prompts" in line]
-    assert float(re.search("at most (.+) with the outputs", plans)[1]) > 3 * 512 * 30 / 1e6
-    assert float(re.search("at most (.+) with the outputs", answers)[1]) > 3 * 2048 * 7 / 1e6
+    planner.reply = lambda request: Reply("Bad key $KEY.", status=401)
+    with pytest.raises(UserError, match=r"answers 401: Bad key \*\*\*\."):
+        planpers.main(arguments_of([*api, *flags], output.parent.with_name("other") / "answers.json"))
 
 
 def test_a_planner_behind_an_api_plans_for_a_generator_that_runs_here(models, planner_api, opened, output):
@@ -1350,37 +723,6 @@ def test_a_planner_behind_an_api_plans_for_a_generator_that_runs_here(models, pl
     assert [event[0] for event in opened.events] == ["open", "answer", "answer", "close"]
     assert len(planner.requests) == 2
     assert all("Price of boats\nTime at sea" in text for text, _ in opened.calls)
-
-
-def test_a_planners_server_that_repeats_its_key_is_not_quoted(api, planner_api, server, opened, output):
-    planner, flags = planner_api
-    planner.reply = lambda request: Reply("Bad key $KEY.", status=401)
-    with pytest.raises(UserError, match=r"answers 401: Bad key \*\*\*\."):
-        planpers.main(arguments_of([*api, *flags], output, "--limit", 1))
-    assert server.requests == []
-
-
-def test_the_planners_flags_need_its_address_and_it_a_planner(api, local, output, capsys):
-    for flags, told in (
-        (["--planner_api_key_addr", "k"], "without --planner_base_url, for the planner runs here"),
-        (["--planner_price_in", "1", "--planner_price_out", "1"], "without --planner_base_url"),
-        (["--planner_base_url", "http://x/v1", "--planner_price_in", "1"], "without --planner_price_out"),
-        (["--price_in", "1", "--price_out", "1"], "without --openai, for the model runs here"),
-    ):
-        with pytest.raises(SystemExit) as ended:
-            planpers.main(arguments_of(local, output, *flags))
-        assert ended.value.code == 2 and told in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        planpers.main(arguments_of([*api, "--gold_plan"], output, "--planner_base_url", "http://x/v1"))
-    assert "--planner_base_url: has no effect without --planner_model" in capsys.readouterr().err
-    assert not output.parent.exists()
-
-
-def test_flags_of_the_baselines_parse():
-    flags = "--model_addr m --inputs_addr a --output_addr b --rag --num_contexts 10 --temperature 0.1 --top_p 0.9"
-    flags += " --num_generated_outputs 3 --max_tokens 1024 --openai --api_key_addr k --cache_dir c"
-    args = planpers.build_parser().parse_args([*flags.split(), "--planner_model", "p"])
-    assert (args.num_generated_outputs, args.cache_dir, args.openai, args.rag) == (3, "c", True, True)
 
 
 def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, output, capsys):
@@ -1393,20 +735,6 @@ def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, ou
     assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"
     assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens an output")
     assert len(said) == 12 and opened.events == [] and not output.parent.exists()
-
-
-@pytest.mark.parametrize("source", ["gold", "file"])
-def test_dry_run_of_given_plans_counts_them_into_the_prompts(server, api, output, tmp_path, capsys, source):
-    data = write_json(tmp_path / "data.json", [make_question(1, rubric_aspects=[{"aspect": "x" * 300}])])
-    plans = write_json(tmp_path / "plans.json", {"q1": [{"aspects": ["x" * 300]}]})
-    flags = [*api, "--gold_plan"] if source == "gold" else [*api, "--plans_addr", str(plans)]
-    assert planpers.main(arguments_of(flags, output, "--dry_run", data=data)) == 0
-    said = capsys.readouterr().out.splitlines()
-    messages = load_prompt("lampqa/planpers").messages(question="Question number 1?", profile="", plan="x" * 300)
-    # 4 tokens a message, and one for each 3 bytes, rounded up
-    tokens = sum(4 + -(-len(message["content"].encode()) // 3) for message in messages)
-    assert said[:2] == ["answers:", f"1 prompts, {tokens} tokens (estimate: 1 token per 3 bytes); longest {tokens}"]
-    assert server.requests == [] and not output.parent.exists()
 
 
 def test_a_planner_here_has_neither_the_parser_nor_the_missing_seed_of_a_generator_behind_an_api():

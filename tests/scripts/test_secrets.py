@@ -36,16 +36,13 @@ SECRETS = {
     "user and password, as they are sent": base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode(),
 }
 
-RECORDS = [
-    {
-        "id": "q1",
-        "question": "How to play chess?",
-        "narrative": "I play.",
-        "category": "boardgames",
-        "rubric_aspects": [{"aspect": "Price", "evidence": "e", "reason": "r"}],
-        "profile": [{"id": "p1", "text": "the history of rome"}, {"id": "p2", "text": "music"}],
-    }
-]
+
+ASPECT = {"aspect": "Price", "evidence": "e", "reason": "r"}
+
+
+RECORD = {"id": "q1", "question": "How to play chess?", "narrative": "I play.", "category": "boardgames"}
+
+RECORDS = [{**RECORD, "rubric_aspects": [ASPECT], "profile": [{"id": "p1", "text": "the history of rome"}]}]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -87,8 +84,7 @@ def as_json(status, value):
 def completion(path, sent):
     message = {"role": "assistant", "content": '{"personalized_answer": "Yes.", "match_score": 1}'}
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    whole = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
-    return as_json(200, whole)
+    return as_json(200, {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]})
 
 
 def refusal(status, code=None):
@@ -104,28 +100,27 @@ REPLIES = {
     "a refused request": refusal(400),
     "a refused prompt": refusal(400, "content_filter"),
     "no such model": refusal(404),
-    "a refused model": lambda path, sent: as_json(403, {"error": {"message": "Not for you."}}),
     "a server in trouble": refusal(503),
     "an error of text": lambda path, sent: (403, {"Content-Type": "text/plain"}, f"You sent {sent}"),
-    "an error that is a list": lambda path, sent: as_json(400, [sent]),
-    "a web page": lambda path, sent: (200, {"Content-Type": "text/html"}, f"<html>You sent {sent}</html>"),
     "an error with status 200": lambda path, sent: as_json(200, {"error": {"message": sent}}),
     "broken JSON": lambda path, sent: (200, {"Content-Type": "application/json"}, f'{{"{sent}'),
-    "a redirect": lambda path, sent: (307, {"Location": "/v1/chat/completions?key=" + KEY}, sent),
-    "a redirect elsewhere": lambda path, sent: (307, {"Location": f"http://{KEY}:{KEY}@127.0.0.1:9/v1"}, sent),
+    "a redirect": lambda path, sent: (307, {"Location": f"http://{KEY}:{KEY}@127.0.0.1:9/v1"}, sent),
 }
 
+
+def words_of(text):
+    return text.split()
+
+
 COMMANDS = {
-    "baselines.py": ["--model_addr", "m", "--inputs_addr", "data.json", "--output_addr", "out/answers.json"],
-    "planpers.py": [
-        "--model_addr", "m", "--gold_plan", "--unranked", "--inputs_addr", "data.json",
-        "--output_addr", "out/plan.json",
-    ],
-    "evaluate_responses.py": [
-        "--evaluator_llm", "m", "--inputs_addr", "data.json", "--response_addr", "responses.json",
-        "--score_addr", "out/scores.json",
-    ],
-}  # fmt: skip
+    "baselines.py": words_of("--model_addr m --inputs_addr data.json --output_addr out/answers.json"),
+    "planpers.py": words_of(
+        "--model_addr m --gold_plan --unranked --inputs_addr data.json --output_addr out/plan.json"
+    ),
+    "evaluate_responses.py": words_of(
+        "--evaluator_llm m --inputs_addr data.json --response_addr responses.json --score_addr out/scores.json"
+    ),
+}
 
 
 @pytest.fixture
@@ -177,8 +172,10 @@ def leaks(folder, shown, but=()):
 # The API's key
 
 
-API_CASES = [("baselines.py", name) for name in REPLIES] + [
-    (script, name) for script in ("planpers.py", "evaluate_responses.py") for name in ("a completion", "a refused key")
+API_CASES = [
+    *(("baselines.py", name) for name in REPLIES),
+    ("planpers.py", "a completion"),
+    ("evaluate_responses.py", "a completion"),
 ]
 
 
@@ -202,12 +199,9 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
 @pytest.mark.parametrize(
     ("name", "level", "place"),
     [
-        ("a completion", "warning", "flag"),
-        ("a completion", "warning", "environment"),
-        ("a refused model", "warning", "flag"),
         ("a completion", "info", "flag"),
         ("a refused key", "warning", "flag"),
-        ("a refused prompt", "warning", "flag"),
+        ("a refused prompt", "warning", "environment"),
     ],
 )
 def test_a_password_in_the_address_stays_out_of_everything(folder, run, name, level, place):
@@ -220,9 +214,8 @@ def test_a_password_in_the_address_stays_out_of_everything(folder, run, name, le
     assert leaks(folder, shown) == []
 
 
-@pytest.mark.parametrize("name", ["a completion", "a refused key"])
-def test_a_proxys_password_stays_out_of_everything(folder, run, name):
-    with serve(REPLIES[name]) as server:
+def test_a_proxys_password_stays_out_of_everything(folder, run):
+    with serve(refusal(401)) as server:
         proxy = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
         arguments = ["--openai", "--base_url", "http://api.invalid/v1", *COMMANDS["baselines.py"]]
         arguments += ["--log_level", "debug", "--max_retries", "0"]
@@ -232,12 +225,8 @@ def test_a_proxys_password_stays_out_of_everything(folder, run, name):
     assert leaks(folder, shown) == []
 
 
-# The hub's token
-
-
-@pytest.mark.parametrize("given", ["environment", "file"])
-@pytest.mark.parametrize("name", ["a refused key", "no such model", "an error of text"])
-def test_the_token_stays_out_of_everything(folder, name, given):
+@pytest.mark.parametrize(("name", "given"), [("a refused key", "environment"), ("an error of text", "file")])
+def test_the_hubs_token_stays_out_of_everything(folder, name, given):
     (folder / "token").write_text(TOKEN)
     token = {"HF_TOKEN": TOKEN} if given == "environment" else {"HF_TOKEN_PATH": str(folder / "token")}
     arguments = ["--model_addr", "owner/model", *COMMANDS["baselines.py"][2:], "--log_level", "debug"]
@@ -250,6 +239,9 @@ def test_the_token_stays_out_of_everything(folder, name, given):
     assert leaks(folder, shown, but=["token"]) == []
 
 
+# The hub's token
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A tiny encoder and a tiny chat model."""
@@ -259,22 +251,21 @@ def models(tmp_path_factory):
     return folder
 
 
-RANK = ["--input_dataset_addr", "data.json", "--output_dataset_addr", "out/ranked.json", "--device", "cpu"]
-TRAIN = [
-    "--inputs_addr", "data.json", "--validation_addr", "data.json", "--output_dir", "out", "--max_steps", 1,
-    "--save_steps", 1, "--gradient_accumulation_steps", 1, "--eval_generate", 0, "--max_seq_length", 512,
-    "--unranked",
-]  # fmt: skip
+RANK = words_of("--input_dataset_addr data.json --output_dataset_addr out/ranked.json --device cpu")
+TRAIN = words_of(
+    "--inputs_addr data.json --validation_addr data.json --output_dir out --max_steps 1 --save_steps 1 --unranked "
+    "--gradient_accumulation_steps 1 --eval_generate 0 --max_seq_length 512"
+)
 
 
 @pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py"])
-def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, models, script):
+def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, run, models, script):
     arguments = {
         "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder", "--embedding_cache", "cache"],
         "train_planner.py": [*TRAIN, "--model_addr", models / "chat"],
     }[script]
     secrets = {"HF_TOKEN": TOKEN, "OPENAI_API_KEY": KEY, "HTTPS_PROXY": f"http://{USER}:{PASSWORD}@127.0.0.1:9"}
-    code, shown = run_plain(folder, script, [*arguments, "--log_level", "debug"], "\n", HF_HUB_OFFLINE="1", **secrets)
+    code, shown = run(script, [*arguments, "--log_level", "debug"], "\n", HF_HUB_OFFLINE="1", **secrets)
     assert code == 0, shown
     assert leaks(folder, shown) == []
 
@@ -290,11 +281,6 @@ class Payload:
 
     def __reduce__(self):
         return open, (str(self.marker), "w")
-
-
-def test_the_payload_is_one(tmp_path):
-    pickle.loads(pickle.dumps(Payload(tmp_path / "marker"))).close()
-    assert (tmp_path / "marker").exists()
 
 
 def with_code(source, folder, known):
@@ -334,43 +320,31 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("script", "known"),
-    [(script, known) for script in LOADERS for known in (True, False)],
-)
+@pytest.mark.parametrize("script", LOADERS)
+@pytest.mark.parametrize("known", [True, False])
 def test_code_in_a_models_folder_is_never_run(folder, run, models, script, known):
     name, arguments = LOADERS[script]
     marker = with_code(models / name, folder / "model", known)
     code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
     assert not marker.exists(), shown
-    assert "Traceback" not in shown
-    assert code == (0 if known else 2), shown
-    assert len(errors(shown)) == (0 if known else 1)
-    assert "wish to run" not in shown
+    assert "Traceback" not in shown and "wish to run" not in shown
+    assert (code, len(errors(shown))) == ((0, 0) if known else (2, 1)), shown
 
 
-@pytest.mark.parametrize("script", LOADERS)
-def test_pickled_weights_are_refused_and_never_run(folder, run, models, script):
-    name, arguments = LOADERS[script]
-    marker = with_pickle(models / name, folder / "model")
+@pytest.mark.parametrize("script", [*LOADERS, "planpers.py"])
+def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, models, script):
+    if script == "planpers.py":
+        (folder / "source").mkdir()
+        config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(models / "chat")}
+        (folder / "source/adapter_config.json").write_text(json.dumps(config))
+        marker = with_pickle(folder / "source", folder / "model", "adapter_model.bin")
+        arguments = ["--inputs_addr", "data.json", "--output_addr", "out/a.json", "--model_addr", models / "chat"]
+        arguments += ["--unranked", "--planner_model", "./model"]
+    else:
+        name, arguments = LOADERS[script]
+        marker = with_pickle(models / name, folder / "model")
     code, shown = run(script, arguments, "y\n", HF_HUB_OFFLINE="1")
     assert not marker.exists(), shown
     assert code == 2 and "Traceback" not in shown, shown
     [error] = errors(shown)
     assert "model: " in error and "safetensors" in error
-
-
-@pytest.mark.parametrize("script", ["baselines.py", "planpers.py"])
-def test_a_pickled_adapter_is_refused_and_never_run(folder, run, models, script):
-    (folder / "source").mkdir()
-    config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(models / "chat")}
-    (folder / "source/adapter_config.json").write_text(json.dumps(config))
-    marker = with_pickle(folder / "source", folder / "model", "adapter_model.bin")
-    arguments = ["--inputs_addr", "data.json", "--output_addr", "out/a.json", "--model_addr"]
-    planned = [models / "chat", "--unranked", "--planner_model", "./model"]
-    arguments += ["./model"] if script == "baselines.py" else planned
-    code, shown = run(script, arguments, "y\n", HF_HUB_OFFLINE="1")
-    assert not marker.exists(), shown
-    assert code == 2 and "Traceback" not in shown, shown
-    [error] = errors(shown)
-    assert error.startswith("error: model: ") and "safetensors" in error

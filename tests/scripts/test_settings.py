@@ -7,7 +7,7 @@ import re
 import pytest
 from api_server import ChatServer, default_reply, running
 from test_readme import parser_of
-from test_train_planner import sample_records
+from tiny_chat import sample_records
 
 import baselines
 import evaluate_responses
@@ -54,12 +54,6 @@ def flags_of(script):
     return {action.option_strings[0]: action for action in parser_of(script)._actions if action.option_strings}
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "train_planner.py", "utils/train_generator.py", "utils/build_dataset.py"])
-def test_a_flag_that_decides_nothing_says_why(script):
-    assert parser_of(script).idle.keys() <= flags_of(script).keys()
-    assert all(len(why) > 5 for why in parser_of(script).idle.values())
-
-
 @pytest.fixture
 def finished(tmp_path):
     """By script the flags of a finished output, of which each is changed."""
@@ -99,9 +93,7 @@ def other_value(action):
     return [str((action.default or 0) + 1)]
 
 
-@pytest.mark.parametrize(
-    "script", ["baselines.py", "planpers.py", "evaluate_responses.py", "retrieval/rank_dataset.py"]
-)
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_every_flag_that_decides_makes_a_finished_output_another_s(script, finished, capsys):
     module, words = SCRIPTS[script], [str(word) for word in finished[script]]
     assert module.main(words) in (0, 1)

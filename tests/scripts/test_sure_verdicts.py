@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from array import array
 
 import pytest
 from api_server import Reply
@@ -10,9 +11,10 @@ from test_strategies import judging, make_question  # noqa: F401
 from tiny_chat import save_tiny_chat
 
 import evaluate_responses
-from utils import compare_evaluators, make_table, report, show_answers
+from utils import compare_evaluators, make_table, show_answers
 from utils.cli import UserError
 from utils.generation.requests import Scored
+from utils.generation.scoring import split_shared
 
 BEGIN = '{"match_score": '
 CATEGORIES = ("rpg", "cooking", "law")  # of each of the three groups, so that there is an average
@@ -105,20 +107,9 @@ def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
         assert said == f"{BEGIN}{number}" and len(tokens) >= 1
         assert list(prompt)[-3:] + list(tokens) == tokenizer.encode(f"{BEGIN}{number}")[-3 - len(tokens) :]
     assert len({tokens[0] for tokens in continuations}) == 3  # nothing that they share is left in them
-
-
-def test_a_digit_that_takes_in_the_space_before_it_is_a_verdict_of_its_own():
-    """As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space."""
-    from array import array
-
-    from utils.generation.scoring import split_shared
-
-    begin, options = split_shared({str(i): array("i", [7, 8, 9, 20 + i]) for i in range(3)})
-    assert list(begin) == [7, 8, 9] and {name: list(its) for name, its in options.items()} == {
-        "0": [20], "1": [21], "2": [22]
-    }  # fmt: skip
-    begin, options = split_shared({str(i): array("i", [7, 5, 20 + i]) for i in range(3)})
-    assert list(begin) == [7, 5] and list(options["1"]) == [21]
+    # As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space.
+    begin, options = split_shared({str(i): array("i", [7, 8, 20 + i]) for i in range(3)})
+    assert (list(begin), [list(its) for its in options.values()]) == ([7, 8], [[20], [21], [22]])
 
 
 def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
@@ -131,6 +122,27 @@ def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     for index in range(2):
         assert weighing.weigh(Weighing(), *shared, "--num_shards", "2", "--shard_index", index, to="0.json") is None
     assert weighing.weigh(None, *shared, "--cached_only", to="0.json") == whole
+    drawn = drawing(weighing, 3, to="drawn.json")
+    for index in range(2):
+        assert drawing(weighing, 3, *shared, "--num_shards", "2", "--shard_index", index, to="1.json") is None
+    assert drawing(weighing, 3, *shared, "--cached_only", to="1.json") == drawn
+    assert len(weighing.server.requests) == 2 * 15
+
+
+def test_they_stand_in_no_table_together_and_a_table_of_one_kind_says_which(three_kinds, weighing, capsys):
+    for with_manifests in (True, False):
+        for others, words in (("weighed", "aspect, probability"), ("drawn", "aspect, 3 verdicts")):
+            systems = ["--system", "A", three_kinds["counted"], "--system", "B", three_kinds[others]]
+            assert refused(make_table.main, systems) == (
+                f"{three_kinds[others]}: verdicts of {words}, but {three_kinds['counted']} has those of aspect\n"
+                "  they do not compare: judge both alike, or keep them apart"
+            )
+        for path in weighing.folder.glob("*.manifest.json" if with_manifests else "nothing"):
+            path.unlink()
+    for kind, told in (("weighed", True), ("counted", False)):
+        assert make_table.main(["--system", "A", three_kinds[kind], "--format", "markdown"]) == 0
+        printed = capsys.readouterr().out
+        assert ("Verdicts of another kind than the paper's: aspect, probability." in printed) == told
 
 
 def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing, capsys):
@@ -156,13 +168,6 @@ def test_what_has_no_such_verdicts_is_refused_in_a_line(weighing, tmp_path):
         "--num_verdicts 3: a greedy judge only repeats itself; give a --temperature above 0"
     )
     assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()
-
-
-def test_a_dry_run_says_what_it_would_weigh(weighing, monkeypatch, capsys):
-    words = ["--evaluator_llm", weighing.model, "--inputs_addr", weighing.folder / "data.json", "--dry_run"]
-    words += ["--response_addr", weighing.folder / "a.json", "--score_addr", weighing.folder / "s.json"]
-    assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability"]))) == 0
-    assert "15 options, of which no text is generated" in capsys.readouterr().out
 
 
 # By several verdicts
@@ -214,15 +219,6 @@ def test_one_verdict_is_asked_for_as_ever(weighing):
         assert [d["score"] for d in its["details"]] == [d["drawn"][0] for d in mine["details"]]
 
 
-def test_shards_of_draws_make_the_whole(weighing):
-    whole = drawing(weighing, 3)
-    shared = ["--completions", weighing.folder / "shards"]
-    for index in range(2):
-        assert drawing(weighing, 3, *shared, "--num_shards", "2", "--shard_index", index, to="0.json") is None
-    assert drawing(weighing, 3, *shared, "--cached_only", to="0.json") == whole
-    assert len(weighing.server.requests) == 2 * 15
-
-
 # Beside each other
 
 
@@ -234,27 +230,6 @@ def three_kinds(weighing):
     weighing.run(None, [weighing.folder / "a.json"], to="counted.json")
     drawing(weighing, 3, to="drawn.json")
     return {name: str(weighing.folder / f"{name}.json") for name in ("counted", "weighed", "drawn")}
-
-
-@pytest.mark.parametrize("others", ["weighed", "drawn"])
-@pytest.mark.parametrize("with_manifests", [True, False])
-def test_they_stand_in_no_table_together(three_kinds, others, with_manifests, weighing):
-    if not with_manifests:
-        for path in weighing.folder.glob("*.manifest.json"):
-            path.unlink()
-    words = {"weighed": "aspect, probability", "drawn": "aspect, 3 verdicts"}
-    systems = ["--system", "A", three_kinds["counted"], "--system", "B", three_kinds[others]]
-    assert refused(make_table.main, systems) == (
-        f"{three_kinds[others]}: verdicts of {words[others]}, but {three_kinds['counted']} has those of aspect\n"
-        "  they do not compare: judge both alike, or keep them apart"
-    )
-
-
-def test_a_table_of_one_kind_says_which(three_kinds, capsys):
-    assert make_table.main(["--system", "A", three_kinds["weighed"], "--format", "markdown"]) == 0
-    assert "Verdicts of another kind than the paper's: aspect, probability." in capsys.readouterr().out
-    assert make_table.main(["--system", "A", three_kinds["counted"], "--format", "markdown"]) == 0
-    assert "another kind" not in capsys.readouterr().out
 
 
 def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
@@ -272,12 +247,3 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     assert "its strategy is aspect, 3 verdicts, but --evaluator 'A' has files of aspect, probability" in refused(
         compare_evaluators.main, [*mixed, "--human_addr", str(human)]
     )
-
-
-def test_the_report_shows_a_verdict_between_the_named_ones(three_kinds, weighing):
-    page = weighing.folder / "report.html"
-    arguments = ["--inputs_addr", weighing.folder / "data.json", "--output_addr", page]
-    arguments += ["--system", "A", weighing.folder / "a.json", three_kinds["weighed"]]
-    assert report.main(list(map(str, arguments))) == 0
-    _, text, *_ = re.findall(r'<script type="application/json"[^>]*>(.*?)</script', page.read_text(), re.DOTALL)
-    assert [one[0] for one in json.loads(text)["answers"][0]["verdicts"]] == pytest.approx([1.5, 1.5])

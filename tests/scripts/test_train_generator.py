@@ -1,14 +1,9 @@
 """utils/train_generator.py and baselines.py with what it made: a tiny T5 on the samples of LaMP and LongLaMP."""
 
 import json
-import multiprocessing
-import os
-import pickle
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,12 +12,11 @@ import torch
 from lamp_samples import CONFIGS, LAMP, lamp_scores, read_sample
 from safetensors.numpy import load_file
 from tiny_chat import save_tiny_chat
-from tiny_t5 import DATA, make_tiny_t5, save_tiny_t5
+from tiny_t5 import DATA, save_tiny_t5
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, T5Config
 
 import baselines
 import evaluate_responses
-import planpers
 from prompts import load_prompt
 from utils import download_datasets, export_predictions, train_generator
 from utils.benchmarks import tasks
@@ -31,7 +25,6 @@ from utils.files.json_files import read_json
 from utils.generation.beams import Room, batches, padded_length, room_of, write
 from utils.generation.encoder_decoder import text_model
 from utils.generation.plain_text import Passages, PlainText
-from utils.generator import examples
 from utils.generator.examples import build_examples
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,51 +101,29 @@ def test_a_sample_is_learnt_by_heart(by_heart, data, warm, tmp_path):
     asked = ["--model_addr", output / "best", "--rag", "--unranked", "--num_contexts", 2]
     asked += ["--inputs_addr", inputs, "--output_addr", answers]
     printed = answer(warm, *asked)
-    how = "fusion in decoder, 4 beams" if fusion == "decoder" else "runs: 4 beams"
-    assert "an encoder-decoder, which transformers runs: " in printed and how in printed
+    assert ("fusion in decoder, 4 beams" if fusion == "decoder" else "runs: 4 beams") in printed
     targets = {record["id"]: record["target"] for record in read_json(inputs)}
     assert {key: one[0]["output"] for key, one in read_json(answers).items()} == targets
     manifest = read_json(Path(f"{answers}.manifest.json"))
     assert manifest["settings"]["fusion"] == fusion and manifest["settings"]["num_beams"] == 4
-    assert "note: " not in printed.replace(f"note: {inputs}: not ranked", "")
-    again = answer(warm, *asked)
-    assert "already finished, left alone" in again and "loading /" not in again.replace("loading the config", "")
-
-
-def test_greedy_outputs_are_the_targets_too(by_heart, data):
-    """Of the last weights: the best are the first whose beams are right, before all is learnt."""
-    fusion, output, _ = by_heart
-    [*_, last] = sorted(output.glob("checkpoint-*"), key=lambda folder: int(folder.name.partition("-")[2]))
-    model = AutoModelForSeq2SeqLM.from_pretrained(last).eval()
-    examples = examples_of(data, output / "best", fusion == "decoder", read_sample("LaMP-4", "train"), 2)
-    tokenizer = AutoTokenizer.from_pretrained(output / "best")
-    for example in examples:
-        [(ids, is_cut)] = write(model, tokenizer, [example.prompt], 1, 32)
-        assert [*ids, tokenizer.eos_token_id] == list(example.target) and not is_cut
+    assert "already finished, left alone" in answer(warm, *asked)
 
 
 def test_what_is_kept_of_a_run(by_heart, data):
     _, output, printed = by_heart
     log = log_of(output)
-    steps = [entry["step"] for entry in log if "loss" in entry]
-    assert steps == list(range(1, len(steps) + 1)) and len(steps) == 4 * 30  # of 60 questions, 2 a step
+    assert [entry["step"] for entry in log if "loss" in entry] == list(range(1, 121))  # 4 epochs of 60 questions, by 2
     scores = {entry["step"]: entry["eval_score"] for entry in log if "eval_score" in entry}
     best = max(scores, key=scores.get)  # the first of equal ones
     assert list(scores) == [30, 60, 90, 120]
     assert (output / "best").readlink() == Path(f"checkpoint-{best}")
     assert {path.name for path in output.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-120"}
     assert f"best is checkpoint-{best}, validation rouge-1 1.0000" in printed
-    weights = {path.suffix for path in (output / "best").iterdir() if path.stem in ("model", "pytorch_model")}
-    assert weights == {".safetensors"}
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     assert rates[0] == 0 and max(rates) == pytest.approx(1e-2) and rates.index(max(rates)) == 6  # of 5% of 120
     card = (output / "README.md").read_text()
     assert "$GENERATOR/best" in card and "None" not in card and str(data) not in card
-
-
-def test_the_head_that_makes_logits_stays_its_own(by_heart):
-    """Of FlanT5 it is not the embedding, and is not to become it when a checkpoint is loaded."""
-    _, output, _ = by_heart
+    # The head that makes logits is not FlanT5's embedding, and does not become it when a checkpoint is loaded.
     model = AutoModelForSeq2SeqLM.from_pretrained(output / "best")
     assert not torch.equal(model.lm_head.weight, model.shared.weight)
     assert model.config.scale_decoder_outputs is False
@@ -177,12 +148,11 @@ def test_an_input_is_plain_text_without_an_instruction(data):
     assert "Write 1, 2, 3, 4 or 5" not in text
 
 
-@pytest.mark.parametrize("trim_items", [False, True])
-def test_fused_each_item_stands_alone_with_the_question(data, trim_items):
+def test_fused_each_item_stands_alone_with_the_question(data):
     record = read_sample("LaMP-4", "dev")[0]
     record["profile"] = [{"id": str(n), "title": f"Title {n}", "text": "long text " * 9 * n} for n in range(1, 6)]
-    [whole] = examples_of(data, data / "t5", True, [record], 5, read=2048, trim_items=trim_items)
-    [tight] = examples_of(data, data / "t5", True, [record], 5, read=150, trim_items=trim_items)
+    [whole] = examples_of(data, data / "t5", True, [record], 5, read=2048)
+    [tight] = examples_of(data, data / "t5", True, [record], 5, read=150)
     assert isinstance(whole.prompt, Passages) and len(whole.prompt.parts) == len(tight.prompt.parts) == 5
     tokenizer = AutoTokenizer.from_pretrained(data / "t5")
     for n, part in enumerate(whole.prompt.parts, 1):
@@ -193,19 +163,6 @@ def test_fused_each_item_stands_alone_with_the_question(data, trim_items):
     assert all(record["question"][-20:] in tokenizer.decode(list(part)) for part in tight.prompt.parts)
     [bare] = examples_of(data, data / "t5", True, [{**record, "profile": []}], 5)
     assert len(bare.prompt.parts) == 1
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_examples_that_processes_build_are_the_same(data, fused, monkeypatch):
-    records = [{**record, "id": f"{n}"} for n, record in enumerate(read_sample("LaMP-4", "dev") * 30)]
-    alone = examples_of(data, data / "t5", fused, records, 3, trim_items=True)
-    begun, get_context = [], multiprocessing.get_context
-    monkeypatch.setattr(multiprocessing, "get_context", lambda kind: begun.append(kind) or get_context(kind))
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
-    monkeypatch.setattr(examples, "WORTH_A_PROCESS", 1)
-    shared = examples_of(data, data / "t5", fused, records, 3, trim_items=True)
-    assert begun == ["fork"] and shared == alone and len(alone) == len(records)
-    assert list(map(pickle.dumps, shared)) == list(map(pickle.dumps, alone))
 
 
 def test_a_question_beyond_the_budget_is_cut_at_its_end_and_counted(data):
@@ -223,12 +180,8 @@ def test_a_question_beyond_the_budget_is_cut_at_its_end_and_counted(data):
 
 def test_batches_are_of_like_length_and_hold_all():
     prompts = [[0] * length for length in (9000, 5, 7000, 6, 300, 8000, 20_000)]
-    found = list(batches(prompts, Room()))
-    assert found == [[6], [0], [5, 2], [4, 3, 1]]
-    assert (
-        list(batches([Passages(([0] * 10, [0] * 30))], Room())) == [[0]]
-        and padded_length(Passages(([0] * 10, [0] * 30))) == 60
-    )
+    assert list(batches(prompts, Room())) == [[6], [0], [5, 2], [4, 3, 1]]
+    assert padded_length(Passages(([0] * 10, [0] * 30))) == 60
 
 
 @pytest.fixture
@@ -254,7 +207,6 @@ GB = 10**9
         (140 * GB, torch.float32, 256, 16),  # 50 GB of caches
         (80 * GB, torch.float32, 203, 15),  # 40 GB / (640 tokens x 307,200 bytes); / (8,320 x 307,200)
         (80 * GB, torch.bfloat16, 256, 16),
-        (22 * GB, torch.float32, 55, 4),
         (GB // 100, torch.float32, 1, 1),  # one prompt is tried whatever it takes
     ],
 )
@@ -262,26 +214,6 @@ def test_on_cuda_a_batch_is_what_the_memory_holds(on_cuda, free, dtype, plain, f
     room = room_of(on_cuda(T5Config(**FLAN_T5_BASE), free, dtype), 4, 128)
     assert len(next(batches([[0] * 512] * 300, room))) == plain
     assert len(next(batches([Passages(([0] * 512,) * 16)] * 20, room))) == fused
-
-
-def test_long_inputs_are_bounded_by_the_encoders_scores(on_cuda):
-    room = room_of(on_cuda(T5Config(**FLAN_T5_BASE), 80 * GB), 4, 128)
-    # 3 x 12 heads x 8,192^2 x 4 bytes are 9.7 GB a prompt; the caches alone would have room for 15
-    assert len(next(batches([[0] * 8192] * 20, room))) == 4
-
-
-def test_what_caches_take_is_what_transformers_holds(on_cuda):
-    """Of both caches at the end of a beam search."""
-    model = make_tiny_t5()
-    room = room_of(on_cuda(model.config, GB), 3, 7)
-    ids = torch.randint(2, 100, (5, 11))
-    found = model.generate(
-        input_ids=ids, num_beams=3, do_sample=False, max_new_tokens=7, min_new_tokens=7, return_dict_in_generate=True
-    )
-    caches = [found.past_key_values.cross_attention_cache, found.past_key_values.self_attention_cache]
-    held = sum(layer.keys.nbytes + layer.values.nbytes for cache in caches for layer in cache.layers)
-    of_token = room.cache_bytes - 3 * model.config.d_model * 4  # without the encoder's states
-    assert held == (5 * 11 + 5 * 7) * of_token
 
 
 def test_beams_in_a_batch_are_transformers_own_one_by_one(data):
@@ -308,7 +240,7 @@ def uninterrupted(data, warm, tmp_path_factory):
     return output
 
 
-@pytest.mark.parametrize(("ending", "lines"), [(signal.SIGKILL, 3), (signal.SIGTERM, 1), (signal.SIGTERM, 5)])
+@pytest.mark.parametrize(("ending", "lines"), [(signal.SIGKILL, 3), (signal.SIGTERM, 5)])
 def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data, warm, uninterrupted, tmp_path):
     flags, log = flags_of(data, tmp_path / "generator", fusion="decoder"), tmp_path / "generator/training_log.jsonl"
     run = warm.start("utils/train_generator.py", flags)
@@ -324,121 +256,108 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data
     assert "already finished, left alone" in learn(warm, flags)
 
 
-@pytest.mark.slow
-def test_killed_while_answering_the_file_is_the_same(data, warm, uninterrupted, tmp_path):
-    records = [
-        {**record, "id": f"{n}-{record['id']}", "question": f"{record['question']} {n}"}
-        for n in range(25)
-        for record in read_sample("LaMP-4")
-    ]
-    (tmp_path / "many.json").write_text(json.dumps(records))
-    words = ["--model_addr", uninterrupted / "best", "--rag", "--unranked", "--num_contexts", 2]
-    words += ["--inputs_addr", tmp_path / "many.json", "--output_addr"]
-    answer(warm, *words, tmp_path / "whole/answers.json")
-    output = tmp_path / "killed/answers.json"
-
-    def stored():
-        text = b"".join(path.read_bytes() for path in output.parent.glob("completions/*/*.jsonl"))
-        return [line[8:40] for line in text.splitlines() if not line.startswith(b'{"key":"00000000')]
-
-    for ending, count in ((signal.SIGKILL, 10), (signal.SIGTERM, 70)):
-        run = warm.start("baselines.py", [*words, output])
-        while len(stored()) < count:
-            pass
-        run.send(ending)
-        assert run.wait() in (-signal.SIGKILL, 130), run.errors
-        assert count <= len(stored()) < len(records)
-    answer(warm, *words, output)
-    assert len(stored()) == len(set(stored())) == len(records)
-    assert output.read_bytes() == (tmp_path / "whole/answers.json").read_bytes()
-
-
 def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
     """At a learning rate of 0 nothing gets better."""
     flags = flags_of(data, tmp_path / "generator", learning_rate=0, patience=2, epochs=9)
     printed = learn(warm, flags)
-    assert (
-        figures_of(tmp_path / "generator", "loss").__len__() == 3 * 2
-    )  # three epochs: the first and two that are no better
+    assert len(figures_of(tmp_path / "generator", "loss")) == 3 * 2  # three epochs: the first, and two no better
     assert "6 steps; best is checkpoint-2" in printed
     assert "already finished, left alone" in learn(warm, flags)
 
 
-def test_accumulated_batches_are_one_step(data, warm, tmp_path):
-    """4 x 1 and 2 x 2: the same losses, up to rounding, though targets are of different length."""
-    for size in (4, 2):
-        more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": 4 // size, "validation": None}
-        learn(warm, flags_of(data, tmp_path / str(size), **more))
-    assert figures_of(tmp_path / "4", "loss") == pytest.approx(figures_of(tmp_path / "2", "loss"), rel=0.02)
-
-
 @pytest.mark.slow
-def test_two_processes_learn_what_one_does(data, warm, tmp_path):
-    """With the same questions a step: the same losses and scores, also of the evaluation that they share."""
-    more = {"fusion": "decoder", "per_device_train_batch_size": 1}
-    learn(warm, flags_of(data, tmp_path / "one", gradient_accumulation_steps=2, **more))
-    launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
-    words = flags_of(data, tmp_path / "two", gradient_accumulation_steps=1, **more)
-    command = [sys.executable, *launcher, "utils/train_generator.py", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stderr
-    for name in ("loss", "eval_score"):
-        assert figures_of(tmp_path / "two", name) == pytest.approx(figures_of(tmp_path / "one", name), rel=1e-3)
+def test_batches_and_processes_that_share_a_step_learn_the_same(data, warm, tmp_path):
+    """Up to rounding, though targets are of different length; with the evaluation that processes share."""
+    for name, size, accumulated, setup in (("4", 4, 1, {}), ("2", 2, 2, {}), ("two", 2, 1, {"be_two": None})):
+        more = {"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulated, "fusion": "decoder"}
+        run = warm.run("utils/train_generator.py", flags_of(data, tmp_path / name, **more), **setup)
+        assert run.returncode == 0, run.errors
+    for name in ("4", "two"):
+        for figure in ("loss", "eval_score"):
+            found, wanted = figures_of(tmp_path / name, figure), figures_of(tmp_path / "2", figure)
+            assert found == pytest.approx(wanted, rel=0.02)
 
 
 # All tasks, and the whole way
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*LAMP, *CONFIGS])
-def test_every_task_starts(name, data, warm, tmp_path):
-    learn(warm, flags_of(data, tmp_path / "generator", name, epochs=1, fusion="decoder", max_input_length=200))
-    assert len(figures_of(tmp_path / "generator", "eval_score")) == 1
-    printed = answer(
-        warm, "--model_addr", tmp_path / "generator/best", "--rag", "--unranked", "--num_contexts", 2, "--limit", 2,
-        "--inputs_addr", data / f"{name}_dev.json", "--output_addr", tmp_path / "answers.json",
-    )  # fmt: skip
-    assert "2 questions" in printed or "answers.json: 2" in printed
-
-
 def test_from_training_to_the_table(data, warm, tmp_path):
-    """LaMP-3 and LaMP-4, without a profile, with trimmed items, and fused; the best is scored as in training."""
+    """LaMP-3 and LaMP-4, with trimmed items and fused; the best is scored as in training."""
     rows = []
-    for title, more in {
-        "No personalization": {"num_contexts": 0},
-        "IPA, k = 2": {"trim_items": None},
-        "FiD, k = 16": {"fusion": "decoder", "num_contexts": 16},
-    }.items():
+    for title, more, flag in (
+        ("IPA, k = 2", {"num_contexts": 2}, ["--trim_items"]),
+        ("FiD, k = 16", {"fusion": "decoder", "num_contexts": 16}, []),
+    ):
         scores = []
-        for name, metrics in (("LaMP-3", (None, "RMSE-official")), ("LaMP-4", (None, "rouge-L"))):
+        for name, best_of, rule, other in (("LaMP-3", min, "MAE", "RMSE-official"), ("LaMP-4", max, "rouge-1", None)):
             folder = tmp_path / f"{title} {name}"
-            own = {key: value for key, value in more.items() if value is not None}
-            flags = flags_of(data, folder, name, **own)
-            flags += ["--trim_items"] if "trim_items" in more else []
-            learn(warm, flags)
+            learn(warm, flags_of(data, folder, name, **more), *flag)
             inputs, answers = data / f"{name}_dev.json", tmp_path / f"{title} {name}.json"
-            used = own.get("num_contexts", 2)
-            rag = ["--rag", "--unranked", "--num_contexts", used] if used else []
-            rag += ["--trim_items"] if "trim_items" in more else []
+            rag = ["--rag", "--unranked", "--num_contexts", more["num_contexts"], *flag]
             answer(warm, "--model_addr", folder / "best", *rag, "--inputs_addr", inputs, "--output_addr", answers)
-            for metric in metrics:
+            for metric in ([], ["--strategy", other or "rouge-L"]):
                 scored = tmp_path / f"{title} {name} {metric}.json"
-                words = ["--inputs_addr", inputs, "--response_addr", answers, "--score_addr", scored]
-                run = warm.run("evaluate_responses.py", [*words, *(["--strategy", metric] if metric else [])])
-                assert run.returncode == 0, run.errors
-                assert "; optimistic: these questions chose the generator's checkpoint" in run.printed
+                words = ["--inputs_addr", inputs, "--response_addr", answers, "--score_addr", scored, *metric]
+                run = warm.run("evaluate_responses.py", words)
+                assert "; optimistic: these questions chose the generator's checkpoint" in run.printed, run.errors
                 scores.append(scored)
-            best = (max if name == "LaMP-4" else min)(figures_of(folder, "eval_score"))
-            assert read_json(scores[-2])["score"] == pytest.approx(best)
-            assert read_json(scores[-2])["strategy"] == {"LaMP-3": "MAE-official", "LaMP-4": "rouge-1"}[name]
+            assert read_json(scores[-2])["score"] == pytest.approx(best_of(figures_of(folder, "eval_score")))
+            assert read_json(scores[-2])["strategy"].startswith(rule)
         rows += ["--system", title, *scores]
     run = warm.run("utils/make_table.py", ["--paper", "FlanT5-base", "--paper_table", "user", *rows])
-    assert run.returncode == 0, run.errors
-    for title in ("No personalization", "IPA, k = 2", "FiD, k = 16", r"IPA, tuned \(paper\)"):
-        assert re.search(rf"^\| {title} \|", run.printed, re.M)
+    for title in ("IPA, k = 2", "FiD, k = 16", r"IPA, tuned \(paper\)"):
+        assert re.search(rf"^\| {title} \|", run.printed, re.M), run.errors
     assert "LaMP-3: FiD, k = 16: optimistic, for these questions chose its generator's checkpoint.\n" in run.printed
-    assert "another model" not in run.printed
-    assert ".275" in run.printed and ".180" in run.printed  # the paper's MAE without a profile, and ROUGE-1 of FiD
+    assert ".180" in run.printed  # the paper's ROUGE-1 of FiD
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
+        ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: is for an enc"),
+        ({"model_addr": "{data}/chat"}, "no encoder-decoder, such as .*\n  --lora_rank 16 fine-tunes a chat model"),
+        ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
+        ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references that a text could be"),
+        ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
+    ],
+)
+def test_what_cannot_be_trained_is_told_before_anything_is_made(more, message, adapter, data, tmp_path):
+    filled = {key: value.format(data=data) if isinstance(value, str) else value for key, value in more.items()}
+    for dry in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=message):
+            train_generator.main([*flags_of(data, tmp_path / "generator", **filled), *dry])
+    assert not (tmp_path / "generator").exists()
+
+
+def test_what_an_encoder_decoder_cannot_do_is_refused(data, tmp_path):
+    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(tmp_path)]
+    download_datasets.main(["--dataset", "PersonaMem-32k", *source])
+    plain, talks = data / "LaMP-4_dev.json", tmp_path / "PersonaMem_32k.json"
+    for inputs, flags, message in (
+        (plain, ["--num_generated_outputs", "2"], "--num_generated_outputs: .* beam search writes one answer"),
+        (plain, ["--data_parallel_size", "2"], "--data_parallel_size: .* is an encoder-decoder"),
+        (talks, [], "reads plain text, but of PersonaMem-32k a prompt is a conv"),
+    ):
+        with pytest.raises(UserError, match=message):
+            files = ["--inputs_addr", str(inputs), "--output_addr", str(tmp_path / "a.json")]
+            baselines.main(["--model_addr", str(data / "t5"), *files, *flags])
+
+
+def test_other_inputs_and_prompts_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):
+    shutil.copytree(ROOT / "prompts/lamp", tmp_path / "words")
+    (tmp_path / "words/headline.txt").write_text((ROOT / "prompts/lamp/headline.txt").read_text() + "\n")
+    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--unranked", "--num_contexts"]
+    own = ["--prompts_dir", tmp_path / "words"]
+    told = "was trained with another prompt than this headline"
+    asked = ["--model_addr", uninterrupted / "best", *words]
+    assert told in answer(warm, *asked, 2, "--output_addr", tmp_path / "a.json", *own)
+    printed = answer(warm, *asked, 1, "--output_addr", tmp_path / "b.json")
+    assert "was trained with num_contexts 2, here it is 1" in printed and told not in printed
+    learn(warm, flags_of(data, tmp_path / "generator", validation=None, epochs=1), *own)
+    cards = [(folder / "README.md").read_text() for folder in (tmp_path / "generator", uninterrupted)]
+    assert [" --prompts_dir $PROMPTS\n```" in card for card in cards] == [True, False]
+    assert "so its own is optimistic" in cards[1] and "optimistic" not in cards[0]
 
 
 def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path, monkeypatch, capsys):
@@ -456,40 +375,30 @@ def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path
     inputs, answers, scores = data / "LaMP-3_dev.json", tmp_path / "answers.json", tmp_path / "scores.json"
     files = ["--inputs_addr", str(inputs), "--response_addr", str(answers)]
     baselines.main(["--model_addr", str(data / "t5"), *files[:2], "--output_addr", str(answers)])
-    written = [outputs[0]["raw"] for outputs in read_json(answers).values()]
-    assert [text.strip() for text in written] == [text.strip() for text in texts]
     golds = [record["target"] for record in records]
     expected = lamp_scores("LaMP-3", golds, texts)
-    capsys.readouterr()
     evaluate_responses.main([*files, "--score_addr", str(scores)])
     assert read_json(scores)["strategy"] == "MAE-official"
     assert read_json(scores)["score"] == pytest.approx(expected["MAE"], abs=1e-9)
     printed = capsys.readouterr().out
     assert "1 of them without an answer, counted as the rating" in printed and "; 2 answers unreadable, " in printed
-    assert "optimistic" not in printed
     # By which rule checkpoints are chosen, and that it is this one.
-    flags = flags_of(data, tmp_path, "LaMP-3")
-    parse = train_generator.build_parser().parse_args
-    more = {None: [], 8: ["--lora_rank", "8"]}
-    by_rule = {rank: train_generator.chosen_by(parse([*flags, *its]), tasks()["LaMP-3"]) for rank, its in more.items()}
-    assert by_rule == {None: "MAE-official", 8: "MAE"}
+    args = train_generator.build_parser().parse_args(flags_of(data, tmp_path, "LaMP-3"))
+    rule = train_generator.chosen_by(args, tasks()["LaMP-3"])
+    assert rule == "MAE-official"
     by_id = {record["id"]: (text, False) for record, text in zip(records, texts, strict=True)}
-    chosen = train_generator.score_texts(tasks()["LaMP-3"], by_rule[None], records, by_id)
+    chosen = train_generator.score_texts(tasks()["LaMP-3"], rule, records, by_id)
     assert chosen == pytest.approx(expected["MAE"], abs=1e-9)
     # The export is what was written, so that LaMP's scorer finds the same.
     export_predictions.main([*files, "--output_dir", str(tmp_path / "export")])
     exported = [gold["output"] for gold in read_json(tmp_path / "export/LaMP_3.json")["golds"]]
-    assert exported == written and lamp_scores("LaMP-3", golds, exported) == expected
+    assert [text.strip() for text in exported] == [text.strip() for text in texts]
     # Beside answers that were made in another way no rule is the default.
     others = tmp_path / "others.json"
     others.write_text(json.dumps({record["id"]: [{"output": "3"}] for record in records}))
     both = [*files, str(others), "--score_addr", str(tmp_path / "a.json"), str(tmp_path / "b.json")]
     with pytest.raises(UserError, match="are by an encoder-decoder, which is scored by MAE-official, and some are not"):
         evaluate_responses.main(both)
-    assert evaluate_responses.main([*both, "--strategy", "MAE"]) == 0
-    answers.unlink()  # its manifest stays, as where a run died
-    with pytest.raises(UserError, match=r"answers\.json: no such file"):
-        evaluate_responses.main([*files, "--score_addr", str(tmp_path / "c.json")])
 
 
 # A chat model, of which an adapter is learnt
@@ -506,17 +415,12 @@ def adapter(data, warm, tmp_path_factory):
 
 
 def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-
     output, _ = adapter
     losses = figures_of(output, "loss")
     assert losses[-1] < losses[0] / 2 and len(figures_of(output, "eval_score")) == 6
     assert (output / "best/adapter_model.safetensors").exists() and not (output / "best/model.safetensors").exists()
     config = read_json(output / "best/adapter_config.json")
     assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (16, 16, str(data / "chat"))
-    base = AutoModelForCausalLM.from_pretrained(data / "chat", dtype=torch.float32)
-    PeftModel.from_pretrained(base, output / "best")
 
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
@@ -539,55 +443,7 @@ def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     assert chat.tokenizer.decode(examples[0].target[:-1]) == records[0]["target"]
 
 
-def test_a_killed_training_of_an_adapter_goes_on_to_the_same(adapter, data, warm, tmp_path):
-    output, more = adapter
-    flags = flags_of(data, tmp_path / "generator", name="LaMP-3", **more)
-    log = tmp_path / "generator/training_log.jsonl"
-    run = warm.start("utils/train_generator.py", flags)
-    while run.returncode is None and (not log.exists() or log.read_bytes().count(b"\n") < 6):
-        pass
-    run.send(signal.SIGKILL)
-    run.wait()
-    learn(warm, flags)
-    assert log_of(tmp_path / "generator") == log_of(output)
-    found, wanted = (folder / "best/adapter_model.safetensors" for folder in (tmp_path / "generator", output))
-    assert found.read_bytes() == wanted.read_bytes()
-
-
 # What is refused
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"lora_rank": 8}, "--lora_rank: .*t5 is an encoder-decoder; give a chat model"),
-        ({"lora_rank": 8, "fusion": "decoder", "model_addr": "{data}/chat"}, "--fusion decoder: is for an enc"),
-        ({"model_addr": "{data}/chat"}, "no encoder-decoder, such as .*\n  --lora_rank 16 fine-tunes a chat model"),
-        ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
-    ],
-)
-def test_what_goes_not_with_an_adapter_is_refused(more, message, adapter, data, tmp_path):
-    filled = {key: value.format(data=data) if isinstance(value, str) else value for key, value in more.items()}
-    for dry in ([], ["--dry_run"]):
-        with pytest.raises(UserError, match=message):
-            train_generator.main([*flags_of(data, tmp_path / "generator", **filled), *dry])
-    assert not (tmp_path / "generator").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references that a text could be"),
-        ({"model_addr": "demo/no"}, "demo/no"),
-        ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
-    ],
-)
-def test_a_mistake_is_told_before_anything_is_made(more, message, data, tmp_path):
-    words = flags_of(data, tmp_path / "generator", **{key: value.format(data=data) for key, value in more.items()})
-    for dry in ([], ["--dry_run"]):
-        with pytest.raises(UserError, match=message):
-            train_generator.main([*words, *dry])
-    assert not (tmp_path / "generator").exists()
 
 
 def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_path, capsys, monkeypatch):
@@ -603,40 +459,6 @@ def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_pat
     assert not (tmp_path / "generator").exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--num_generated_outputs", "2"], "--num_generated_outputs: .* beam search writes one answer"),
-        (["--data_parallel_size", "2"], "--data_parallel_size: .* is an encoder-decoder"),
-    ],
-)
-def test_what_beam_search_cannot_do_is_refused(flags, message, data, tmp_path, warm):
-    words = [
-        "--model_addr",
-        data / "t5",
-        "--inputs_addr",
-        data / "LaMP-4_dev.json",
-        "--output_addr",
-        tmp_path / "a.json",
-    ]
-    run = warm.run("baselines.py", [*words, *flags])
-    assert run.returncode == 2 and re.search(message, run.errors), run.errors
-
-
-def test_a_conversation_is_refused(data, tmp_path, warm):
-    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(tmp_path)]
-    download_datasets.main(["--dataset", "PersonaMem-32k", *source])
-    files = ["--inputs_addr", tmp_path / "PersonaMem_32k.json", "--output_addr", tmp_path / "a.json"]
-    run = warm.run("baselines.py", ["--model_addr", data / "t5", *files])
-    assert run.returncode == 2 and "reads plain text, but of PersonaMem-32k a prompt is a conv" in run.errors
-
-
-def test_other_inputs_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):
-    words = ["--inputs_addr", data / "LaMP-4_dev.json", "--output_addr", tmp_path / "a.json", "--limit", "1"]
-    printed = answer(warm, "--model_addr", uninterrupted / "best", "--rag", "--unranked", "--num_contexts", 1, *words)
-    assert "was trained with num_contexts 2, here it is 1" in printed
-
-
 @pytest.mark.parametrize("name", ["LaMP-3", "LongLaMP-topic"])
 def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
     """Of encoder-decoders and of adapters, which vLLM would serve."""
@@ -646,26 +468,3 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
             refused = rf"best: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}: give a generator of that"
             with pytest.raises(UserError, match=refused):
                 baselines.main(["--model_addr", str(model / "best"), *files])
-    plans = tmp_path / "plans.json"
-    plans.write_text(json.dumps({record["id"]: [{"aspects": ["a"]}] for record in read_sample("LongLaMP-topic")}))
-    given = ["--plans_addr", str(plans), "--unranked"]
-    files = ["--inputs_addr", str(data / "LongLaMP-topic_dev.json"), *given, *files[2:]]
-    with pytest.raises(UserError, match="best: was fine-tuned on LaMP-3"):
-        planpers.main(["--model_addr", str(adapter[0] / "best"), *files])
-    assert not (tmp_path / "a.json").exists()
-
-
-def test_other_prompts_are_said_and_stand_in_the_card(uninterrupted, data, warm, tmp_path):
-    shutil.copytree(ROOT / "prompts/lamp", tmp_path / "words")
-    (tmp_path / "words/headline.txt").write_text((ROOT / "prompts/lamp/headline.txt").read_text() + "\n")
-    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--unranked", "--num_contexts", 2]
-    own = ["--prompts_dir", tmp_path / "words"]
-    told = "was trained with another prompt than this headline"
-    asked = ["--model_addr", uninterrupted / "best", *words, "--output_addr"]
-    assert told in answer(warm, *asked, tmp_path / "a.json", *own)
-    assert told not in answer(warm, *asked, tmp_path / "b.json")
-    learn(warm, flags_of(data, tmp_path / "generator", validation=None, epochs=1), *own)
-    cards = [(folder / "README.md").read_text() for folder in (tmp_path / "generator", uninterrupted)]
-    assert [" --prompts_dir $PROMPTS\n```" in card for card in cards] == [True, False]
-    assert "`$PROMPTS` is the folder of the prompts" in cards[0] and "None: nothing was evaluated yet." in cards[0]
-    assert "so its own is optimistic" in cards[1] and "optimistic" not in cards[0]

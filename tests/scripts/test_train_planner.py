@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -19,26 +18,20 @@ from train_planner import (
     PAPER_BATCH,
     build_examples,
     build_parser,
-    describe_result,
     fill_in_defaults,
     settings_of_training,
 )
-from utils import cli
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.files.lock import Lock
-from utils.files.manifest import publish, read_folder_manifest, write_folder_manifest
+from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.engines import Model, identify_local_model
 from utils.generation.model import Policy
-from utils.planner.examples import describe_examples
 from utils.runs.ask import Role, Shared
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES = ("train", "validation", "test")
-HEADING = "Past post questions and detailed descriptions of these questions:\n"
 
 
 @pytest.fixture(autouse=True)
@@ -104,34 +97,6 @@ def test_a_tracker_that_is_not_installed_is_refused(tmp_path):
 # Examples
 
 
-@pytest.mark.parametrize("num_contexts", [0, 2, 10])
-@pytest.mark.parametrize("name", SAMPLES)
-def test_prompt_is_what_planpers_sends_and_target_the_titles(chat, prompt, name, num_contexts):
-    records = read_sample(name)
-    args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
-    # The same length less the target is more than enough here: nothing is left out on either side.
-    policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    shared = Shared(TASK, {"planner": Role(args, Model("m", "m", chat, 4096, policy))}, 0, num_contexts)
-    examples = build_examples(TASK, records, f"{name}.json", prompt, chat, args)
-    assert len(examples) == len(records) > 8
-    for record, example in zip(records, examples, strict=True):
-        posts = [post["text"] for post in record["profile"]][:num_contexts]
-        messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
-        assert list(example.prompt) == list(chat.render(messages))
-        asked = shared.make(record, ("q", 0), "planner", "planner", TASK.best_items(record, num_contexts), {})[1]
-        assert list(example.prompt) == list(asked.prompt)
-        text = chat.tokenizer.decode(example.prompt)
-        assert text.endswith("<|im_start|>assistant\n")
-        assert text.count(HEADING) == (1 if posts else 0)
-        assert all(post in text for post in posts)
-
-        titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        assert example.aspects == titles
-        assert chat.tokenizer.decode(example.target) == "\n".join(titles) + END
-        assert list(example.target).count(chat.tokenizer.eos_token_id) == 1
-        assert (example.num_dropped, example.is_cut) == (0, False)
-
-
 WITH_TARGET = "[system]\nList.\n[user]\n\n{profile}\n{question}\n\n[assistant]\nWhat counts:\n{plan}\n[end]\n"
 
 
@@ -160,61 +125,9 @@ def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, w
     assert chat.tokenizer.decode(example.target) == f"Cost of it\nTime{END}"
 
 
-def test_loss_is_on_the_target_alone(chat, prompt):
-    example = build_examples(
-        TASK, read_sample("train")[:1], "train.json", prompt, chat, parse("--max_seq_length", 4096)
-    )[0]
-    row = example.row
-    assert row.keys() == {"input_ids", "labels"}
-    num_prompt = len(example.prompt)
-    assert len(row["labels"]) == len(row["input_ids"]) == num_prompt + len(example.target)
-    assert row["input_ids"][:num_prompt] == list(example.prompt)
-    assert row["labels"][:num_prompt] == [-100] * num_prompt
-    assert row["labels"][num_prompt:] == row["input_ids"][num_prompt:] == list(example.target)
-
-
 def sentences(text):
     """Its parts between full stops or ellipses; those of a few letters would be found anywhere."""
     return [part.strip() for part in re.split(r"\.\.\.|(?<=[.!?])\s", text) if len(part.strip()) >= 15]
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_nothing_else_of_the_rubric_and_no_narrative_is_learnt(chat, prompt, name):
-    records = read_sample(name)
-    examples = build_examples(TASK, records, name, prompt, chat, parse("--num_contexts", 10, "--max_seq_length", 4096))
-    searched = 0
-    for record, example in zip(records, examples, strict=True):
-        text = chat.tokenizer.decode(example.row["input_ids"])
-        assert sentences(record["question"])[0] in text  # what is there is found
-        secret = [record["narrative"]]
-        for aspect in record["rubric_aspects"]:
-            secret += [aspect["evidence"], aspect["reason"]]
-        for sentence in (part for one in secret for part in sentences(one)):
-            assert sentence not in text
-            searched += 1
-    assert searched > 15 * len(records)
-
-
-def test_titles_are_one_line_each(chat, prompt):
-    aspects = [{"aspect": title} for title in (" Cost of\n  the  trip ", "Safety\tat night", "Food\r\n")]
-    record = {"id": "q", "question": "Where to?", "profile": [], "rubric_aspects": aspects}
-    example = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", 4096))[0]
-    assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nSafety at night\nFood{END}"
-    assert example.aspects == ["Cost of the trip", "Safety at night", "Food"]
-
-
-def test_questions_without_aspects_are_left_out(chat, prompt):
-    records = sample_records("train", 3)
-    records[1]["rubric_aspects"] = []
-    args = parse("--max_seq_length", 4096)
-    examples = build_examples(TASK, records, "train.json", prompt, chat, args)
-    assert [example.aspects[0] for example in examples] == [records[i]["rubric_aspects"][0]["aspect"] for i in (0, 2)]
-    for record in records:
-        record["rubric_aspects"] = []
-    assert refusal(build_examples, TASK, records, "train.json", prompt, chat, args) == (
-        "train.json: no question has an aspect in its rubric; there is nothing to learn"
-    )
-    assert build_examples(TASK, [], None, prompt, chat, args) == []  # no validation set
 
 
 # The length
@@ -243,7 +156,7 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
         count = max(n for n in range(6) if whole[n] <= length)
         text = chat.tokenizer.decode(example.prompt)
         if count == 0 and example.is_cut:
-            kept = text.split(HEADING)[1].split("\n\nCurrent post question:")[0]
+            kept = text.split("descriptions of these questions:\n")[1].split("\n\nCurrent post question:")[0]
             assert posts[0].startswith(kept) and 0 < len(kept) < len(posts[0])
             assert example.num_dropped == 4
             seen.add("cut")
@@ -257,76 +170,89 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
     assert seen == {"cut", 0, 1, 2, 3, 4, 5}
 
 
-def test_a_length_too_small_for_a_question_names_it(chat, prompt):
-    records = sample_records("train", 7)
-    message = refusal(build_examples, TASK, records, "train.json", prompt, chat, parse("--max_seq_length", 50))
-    ids = ", ".join(repr(record["id"]) for record in records[:5])
-    assert message == (
-        "--max_seq_length 50: too small for 7 of 7 questions of train.json\n"
-        f"  their question and aspects alone are longer: {ids}, ..."
-    )
-    for record in records[1:]:
-        record["question"] = "Why?"
-        record["rubric_aspects"] = record["rubric_aspects"][:1]
-    records[0]["question"] *= 20
-    message = refusal(build_examples, TASK, records, "train.json", prompt, chat, parse("--max_seq_length", 450))
-    assert "too small for 1 of 7" in message
-    assert message.endswith(f": {records[0]['id']!r}")
-
-
-@pytest.mark.parametrize(
-    ("limit", "wanted", "expected"),
-    [(32768, None, 8192), (4096, None, 4096), (None, None, 8192), (4096, 4096, 4096), (32768, 10000, 10000)],
-)
-def test_the_length_is_the_papers_or_the_models(limit, wanted, expected):
-    assert limit_length(SimpleNamespace(model_limit=limit), "--max_seq_length", wanted, PAPER_LENGTH) == expected
-
-
-def test_no_more_than_the_model_takes():
+def test_the_length_is_the_papers_or_the_models_and_no_more_than_it_takes():
+    for limit, wanted, expected in [(32768, None, 8192), (4096, None, 4096), (None, None, 8192), (32768, 9000, 9000)]:
+        found = limit_length(SimpleNamespace(model_limit=limit), "--max_seq_length", wanted, PAPER_LENGTH)
+        assert found == expected
     assert refusal(limit_length, SimpleNamespace(model_limit=4096), "--max_seq_length", 4097, PAPER_LENGTH) == (
         "--max_seq_length 4097: the model takes at most 4096 tokens"
     )
 
 
-# Settings
-
-
-def test_defaults_are_the_papers(model):
-    args = parse(model=model)
+def test_defaults_are_the_papers(monkeypatch):
+    args = parse()
     fill_in_defaults(args)
     found = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
     assert found == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
-    assert describe_batch(args, "sequences", PAPER_BATCH) == (
-        "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step"
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "eval_steps", "warmup_steps"),
-    [
+    batch = "effective batch: 1 on a device x {} accumulated x {} processes = {} sequences a step"
+    assert describe_batch(args, "sequences", PAPER_BATCH) == batch.format(32, 1, 32)
+    for flags, eval_steps, warmup_steps in (
         (["--save_steps", 6], 6, 200),
         (["--save_steps", 6, "--eval_steps", 2, "--max_steps", 19, "--validation_addr", "v"], 2, 1),
         (["--max_steps", 9], 250, 0),
         (["--warmup_steps", 0], 250, 0),
-        (["--warmup_steps", 7], 250, 7),
-    ],
-)
-def test_defaults_that_hang_on_other_flags(flags, eval_steps, warmup_steps):
-    args = parse(*flags)
-    fill_in_defaults(args)
-    assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
-
-
-def test_a_batch_of_another_size_is_said_to_be(monkeypatch):
+    ):
+        args = parse(*flags)
+        fill_in_defaults(args)
+        assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH) == (
-        "effective batch: 1 on a device x 64 accumulated x 4 processes = 256 sequences a step (the paper's is 32)"
-    )
-    assert describe_batch(
-        parse("--gradient_accumulation_steps", 4, "--per_device_train_batch_size", 2), "sequences", PAPER_BATCH
-    ) == ("effective batch: 2 on a device x 4 accumulated x 4 processes = 32 sequences a step")
+    found = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
+    assert found == f"{batch.format(64, 4, 256)} (the paper's is 32)"
+
+
+CHANGES = [  # flags and the settings that they change
+    (["--seed", 1], {"seed"}),
+    (["--per_device_train_batch_size", 2], {"effective_batch_size"}),
+    (["--num_contexts", 9], {"num_contexts"}),
+    (["--learning_rate", 1e-4], {"learning_rate"}),
+    (["--weight_decay", 0.01], {"weight_decay"}),
+    (["--max_steps", 1000], {"max_steps", "warmup_steps"}),  # the learning rate falls to zero over them
+    (["--lora_rank", 8], {"lora_rank"}),
+    (["--lora_alpha", 8], {"lora_alpha"}),
+    (["--lora_dropout", 0], {"lora_dropout"}),
+    (["--lora_target_modules", "q_proj"], {"lora_target_modules"}),
+    (["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 16], set()),  # 2 x 16 = 1 x 32
+    (["--eval_generate", 0, "--log_level", "info"], set()),
+    (["--save_steps", 10, "--eval_steps", 5], set()),
+    (["--no-gradient_checkpointing", "--attn_implementation", "eager"], set()),
+]
+
+
+def test_what_changes_the_adapter_is_a_setting_and_nothing_else(settings, files, model, with_target, tmp_path):
+    before = settings()
+    assert [differing(before, settings(*flags)) for flags, _ in CHANGES] == [names for _, names in CHANGES]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "4")
+        assert settings("--gradient_accumulation_steps", 8) == before  # 1 x 8 x 4 = 1 x 32 x 1
+    own = settings(prompts_dir=with_target)
+    assert differing(before, own) == {"prompt"}
+    after = settings("--planner_target", "reference", prompts_dir=with_target)
+    assert after == {**own, "planner_target": "reference", "lead_in": "What counts:\n"}
+    retrained = shutil.copytree(model, tmp_path / "retrained")
+    assert settings(model_addr=retrained) == before
+    weights = bytearray((retrained / "model.safetensors").read_bytes())
+    weights[-1] ^= 1
+    (retrained / "model.safetensors").write_bytes(weights)
+    assert differing(before, settings(model_addr=retrained)) == {"model"}
+    for path in files:
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+    assert differing(before, settings()) == {"inputs", "validation"}
+
+
+def test_the_last_checkpoint_by_number_is_gone_on_from(folder):
+    assert reopen(folder) == reopen(folder, "--no-resume") == (None, [])
+    make_run(folder)
+    assert reopen(folder, settings={**SETTINGS, "seed": 1}) == (None, [])  # nothing was learnt yet
+    make_run(folder, 250, 1000, 500)
+    (folder / "checkpoint-1900.tar.gz").write_text("mine")  # what is only named like a checkpoint is none
+    (folder / "checkpoint-1900").write_text("mine")
+    shutil.copytree(folder / "checkpoint-250", folder / "checkpoint-1900-backup")
+    assert reopen(folder) == reopen(folder, "--overwrite") == (folder / "checkpoint-1000", [])
+
+
+# Settings
 
 
 def test_several_devices_need_a_process_each(monkeypatch):
@@ -339,23 +265,6 @@ def test_several_devices_need_a_process_each(monkeypatch):
     monkeypatch.delenv("LOCAL_RANK")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     fill_in_defaults(parse())
-
-
-def test_examples_are_described_by_their_tokens(chat, prompt):
-    examples = build_examples(TASK, sample_records("train", 2), "f", prompt, chat, parse("--max_seq_length", 4096))
-    lengths = [len(example.row["input_ids"]) for example in examples]
-    targets = sum(len(example.target) for example in examples)
-    assert describe_examples("train.json", examples) == (
-        f"train.json: 2 questions with 10 aspects; {sum(lengths)} tokens, the longest {max(lengths)}, "
-        f"in the targets {targets}\n  0 posts left out for length, 0 cut at the end"
-    )
-
-
-def test_the_result_names_the_best_checkpoint():
-    assert describe_result("planner", {"steps": 8, "best_step": 4, "best_loss": 1.23456}) == (
-        "planner: 8 steps; best is checkpoint-4, validation loss 1.2346"
-    )
-    assert "nothing was evaluated" in describe_result("planner", {"steps": 8, "best_step": None, "best_loss": None})
 
 
 # The settings that decide it
@@ -391,81 +300,6 @@ def settings(model, files):
 def differing(a, b):
     assert a.keys() == b.keys()
     return {name for name in a if a[name] != b[name]}
-
-
-@pytest.mark.parametrize(
-    ("flags", "name"),
-    [
-        (["--seed", 1], "seed"),
-        (["--gradient_accumulation_steps", 16], "effective_batch_size"),
-        (["--per_device_train_batch_size", 2], "effective_batch_size"),
-        (["--num_contexts", 9], "num_contexts"),
-        (["--learning_rate", 1e-4], "learning_rate"),
-        (["--weight_decay", 0.01], "weight_decay"),
-        (["--warmup_steps", 3], "warmup_steps"),
-        (["--lora_rank", 8], "lora_rank"),
-        (["--lora_alpha", 8], "lora_alpha"),
-        (["--lora_dropout", 0], "lora_dropout"),
-        (["--lora_target_modules", "q_proj"], "lora_target_modules"),
-    ],
-)
-def test_a_flag_that_changes_the_adapter_is_a_setting(settings, flags, name):
-    assert differing(settings(), settings(*flags)) == {name}
-
-
-def test_the_number_of_steps_is_too(settings):
-    # The learning rate falls to zero over them.
-    assert differing(settings(), settings("--max_steps", 1000)) == {"max_steps", "warmup_steps"}
-
-
-def test_the_reference_target_is_too_and_the_papers_goes_without_saying(settings, with_target):
-    before = settings(prompts_dir=with_target)
-    assert settings("--planner_target", "paper", prompts_dir=with_target) == before
-    after = settings("--planner_target", "reference", prompts_dir=with_target)
-    assert after == {**before, "planner_target": "reference", "lead_in": "What counts:\n"}
-
-
-def test_so_are_data_prompt_and_model(settings, files, model, tmp_path):
-    before = settings()
-    own = tmp_path / "prompts"
-    own.mkdir()
-    text = (ROOT / "prompts/lampqa/planner.txt").read_text(encoding="utf-8")
-    (own / "planner.txt").write_text(text.replace("short phrase", "phrase"), encoding="utf-8")
-    assert differing(before, settings(prompts_dir=own)) == {"prompt"}
-    retrained = shutil.copytree(model, tmp_path / "retrained")
-    weights = bytearray((retrained / "model.safetensors").read_bytes())
-    weights[-1] ^= 1
-    (retrained / "model.safetensors").write_bytes(weights)
-    assert differing(before, settings(model_addr=retrained)) == {"model"}
-    shutil.copytree(model, tmp_path / "moved")
-    assert settings(model_addr=tmp_path / "moved") == before
-    for path, name in zip(files, ("inputs", "validation"), strict=True):
-        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
-        after = settings()
-        assert differing(before, after) == {name}
-        before = after
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 16],  # 2 x 16 = 1 x 32
-        ["--eval_generate", 0],
-        ["--save_steps", 10],
-        ["--save_steps", 10, "--eval_steps", 5],
-        ["--no-gradient_checkpointing"],
-        ["--attn_implementation", "eager"],
-        ["--log_level", "info"],
-    ],
-)
-def test_a_setting_that_leaves_the_adapter_as_it_is_may_change(settings, flags):
-    assert settings(*flags) == settings()
-
-
-def test_so_may_the_number_of_processes(settings, monkeypatch):
-    before = settings()
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    assert settings("--gradient_accumulation_steps", 8) == before  # 1 x 8 x 4 = 1 x 32 x 1
 
 
 # What is in the folder
@@ -516,69 +350,32 @@ def reopen(folder, *flags, settings=SETTINGS):
     return run.checkpoint, [path.name for path in run.replaced]
 
 
-def test_an_empty_folder_is_begun(folder):
-    assert reopen(folder / "new") == (None, [])
-    assert reopen(folder / "new", "--no-resume") == (None, [])
-    assert {path.name for path in folder.rglob("*")} == {"new"}
-
-
-def test_the_last_checkpoint_by_number_is_gone_on_from(folder):
-    make_run(folder, 250, 1000, 500)
-    before = listing(folder)
-    assert reopen(folder) == (folder / "checkpoint-1000", [])  # by name 500 would be the last
-    assert listing(folder) == before
-
-
-def test_a_run_without_its_last_evaluation_is_not_finished(command, folder, settings, calls):
-    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
-    make_run(folder, 4, 8, settings=finished)
-    write_folder_manifest(folder / "checkpoint-8", {"settings": finished, "step": 8, "unevaluated": True})
-    assert train_planner.main(command) == 0
-    (call,) = calls
-    assert call.run.checkpoint == folder / "checkpoint-8"
-
-
-@pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "[]", "{}"])
+@pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "{}"])
 def test_a_checkpoint_that_is_not_whole_is_skipped(folder, torn):
     make_run(folder, 250, 500)
     (folder / "checkpoint-500/manifest.json").unlink()
     if torn is not None:
         (folder / "checkpoint-500/manifest.json").write_text(torn)
     assert reopen(folder) == (folder / "checkpoint-250", [])
-    (folder / "checkpoint-250/manifest.json").unlink()
-    assert reopen(folder) == (None, [])
     assert (folder / "checkpoint-500/adapter_model.safetensors").exists()
 
 
-@pytest.mark.parametrize("flags", [[], ["--no-resume"]])
-def test_checkpoints_of_other_settings_are_refused_and_stay(folder, flags):
+def test_checkpoints_of_other_settings_and_of_something_else_are_refused_and_stay(folder):
     make_run(folder, 250)
     before = listing(folder)
-    assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
-        f"{folder}: a run with other settings: seed: 0, now 1\n"
-        "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
-    )
+    for flags in ([], ["--no-resume"]):
+        assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
+            f"{folder}: a run with other settings: seed: 0, now 1\n"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
+        )
     assert listing(folder) == before
-
-
-def test_overwrite_leaves_a_run_of_these_settings_alone(folder):
-    make_run(folder, 250)
-    assert reopen(folder, "--overwrite") == (folder / "checkpoint-250", [])
-
-
-def test_other_settings_are_fine_where_nothing_was_learnt_yet(folder):
-    make_run(folder)
-    assert reopen(folder, settings={**SETTINGS, "seed": 1}) == (None, [])
-
-
-@pytest.mark.parametrize("flags", [[], ["--no-resume"], ["--overwrite"]])
-def test_checkpoints_of_something_else_are_refused_and_stay(folder, flags):
-    (folder / "checkpoint-250").mkdir(parents=True)
-    (folder / "checkpoint-250/pytorch_model.bin").write_bytes(b"somebody's")
-    before = listing(folder)
-    message = refusal(reopen, folder, *flags)
-    assert message == f"{folder}: holds checkpoints of something else; give another --output_dir"
-    assert listing(folder) == before
+    other = folder.with_name("other")
+    (other / "checkpoint-250").mkdir(parents=True)
+    (other / "checkpoint-250/pytorch_model.bin").write_bytes(b"somebody's")
+    for flags in ([], ["--no-resume"], ["--overwrite"]):
+        message = refusal(reopen, other, *flags)
+        assert message == f"{other}: holds checkpoints of something else; give another --output_dir"
+    assert (other / "checkpoint-250/pytorch_model.bin").read_bytes() == b"somebody's"
 
 
 @pytest.mark.parametrize(("flags", "seed"), [(["--no-resume"], 0), (["--overwrite"], 1)])
@@ -590,40 +387,6 @@ def test_a_run_is_replaced_on_request_but_not_before_training_begins(folder, fla
     before = listing(folder)
     assert reopen(folder, *flags) == (None, ["checkpoint-250", "checkpoint-500"])
     assert listing(folder) == before
-
-
-def test_what_is_only_named_like_a_checkpoint_is_none(folder):
-    make_run(folder, 250, 500)
-    (folder / "checkpoint-900.tar.gz").write_text("mine")
-    (folder / "checkpoint-900").write_text("mine")
-    shutil.copytree(folder / "checkpoint-250", folder / "checkpoint-900-backup")
-    assert reopen(folder) == (folder / "checkpoint-500", [])
-
-
-def test_a_folder_below_a_file_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("mine")
-    assert "cannot be written: Not a directory" in refusal(reopen, tmp_path / "file/planner")
-    assert "cannot be written: File exists" in refusal(reopen, tmp_path / "file")
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_cannot_be_written(folder):
-    folder.mkdir(mode=0o500)
-    assert "cannot be written: Permission denied" in refusal(reopen, folder)
-
-
-@pytest.mark.parametrize("flags", [[], ["--no-resume"]])
-def test_a_run_under_way_is_left_alone(folder, flags):
-    make_run(folder, 250)
-    before = listing(folder)
-    log = folder / "training_log.jsonl"
-    lock = Lock(log)
-    expected = f"{log}: process {os.getpid()} on {socket.gethostname()} is writing it; wait for it, or end it"
-    assert refusal(reopen, folder, *flags) == expected
-    lock.release()
-    assert listing(folder) == before
-    assert reopen(folder, *flags)[1] == (["checkpoint-250"] if flags else [])
 
 
 def test_the_other_processes_of_a_run_find_what_the_first_has_found(folder, monkeypatch):
@@ -666,29 +429,20 @@ def command(model, files, folder):
     return [str(word) for word in flags] + ["--max_steps", "8", "--save_steps", "4"]
 
 
-def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, files, calls, capsys, settings):
+def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, calls, capsys, settings, monkeypatch):
     assert train_planner.main(command) == 0
     (call,) = calls
     assert (len(call.examples), len(call.validation), call.run.checkpoint) == (2, 2, None)
     assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
     expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model takes no more
     assert call.manifest["settings"] == expected
-    assert call.manifest["arguments"]["max_seq_length"] == 4096
-    assert "torch" in call.manifest["versions"]
-    out, err = capsys.readouterr()
-    lines = out.splitlines()
-    assert lines[0].startswith(f"{files[0]}: 2 questions with 10 aspects; ")
-    assert lines[2].startswith(f"{files[1]}: 2 questions with 10 aspects; ")
-    assert lines[4:] == [
-        "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step",
-        f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500",
-    ]
-    assert [line.partition(" not ranked: ")[0] for line in err.splitlines()[:2]] == [f"note: {path}:" for path in files]
-    assert err.splitlines()[2:] == ["tokenizing (questions: 4)", f"loading {call.args.model_addr}"]
+    assert f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500" in capsys.readouterr().out
 
     make_run(folder, 4, settings=expected)
+    monkeypatch.setenv("RANK", "1")  # the other processes say nothing
     assert train_planner.main(command) == 0
-    assert calls[1].run.checkpoint == folder / "checkpoint-4"
+    assert calls[1].run.checkpoint == folder / "checkpoint-4" and capsys.readouterr() == ("", "")
+    monkeypatch.delenv("RANK")
     assert train_planner.main([*command, "--no-resume"]) == 0
     assert calls[2].run.checkpoint is None
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
@@ -696,30 +450,53 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, file
 
 def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(command, files, folder, calls, capsys):
     assert train_planner.main([*command, "--dry_run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(f"{files[0]}: 2 questions with 10 aspects; ")
-    assert lines[4:6] == [
-        "effective batch: 1 on a device x 32 accumulated x 1 processes = 32 sequences a step",
-        "note: there is no GPU here",
-    ]
-    assert lines[6].endswith(" GB of weights per GPU; activations come on top")
-    assert lines[7].startswith(f"disk of {folder.parent}: ")
-    assert len(lines) == 8 and calls == [] and not folder.exists()
+    said = capsys.readouterr().out
+    assert said.startswith(f"{files[0]}: 2 questions with 10 aspects; ")
+    assert "= 32 sequences a step\nnote: there is no GPU here\n" in said and f"\ndisk of {folder.parent}: " in said
+    assert calls == [] and not folder.exists()
 
 
-def test_other_processes_say_nothing(command, calls, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert train_planner.main(command) == 0
-    assert len(calls) == 1
-    assert capsys.readouterr() == ("", "")
+REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
+    "eval steps": (["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),
+    "dropout": (["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
+    "target": (["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
+    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: an adapter; give the base"),
+    "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or half-written"),
+    "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model takes at most 4096"),
+    "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
+    "no template": (["--model_addr", "{0}/untuned"], "{0}/untuned: no chat template"),
+}
 
 
-def test_no_note_for_a_ranked_dataset(command, files, calls, capsys):
-    for path in files:
-        publish(path, json.loads(path.read_text(encoding="utf-8")), {"settings": {"ranker": "bm25"}})
-    command.remove("--unranked")
-    train_planner.main(command)
-    assert "note: " not in capsys.readouterr().err
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused_before_anything_is_made(case, command, model, folder, tmp_path):
+    flags, expected = REFUSED[case]
+    (tmp_path / "adapter").mkdir()
+    config = {"peft_type": "LORA", "base_model_name_or_path": str(model), "r": 16}
+    write_json(tmp_path / "adapter/adapter_config.json", config)
+    weights = shutil.copytree(model, tmp_path / "half") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    shutil.copytree(model, tmp_path / "untuned", ignore=shutil.ignore_patterns("chat_template*"))
+    for dry in ([], ["--dry_run"]):
+        message = refusal(train_planner.main, [*command, *(flag.format(tmp_path) for flag in flags), *dry])
+        assert expected.format(tmp_path) in message
+    assert not folder.exists()
+
+
+def test_a_finished_run_is_left_alone_and_a_mistake_told_before_any_library_loads(command, folder, settings, tmp_path):
+    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
+    make_run(folder, 4, 8, settings=finished)
+    before = listing(folder)
+    (tmp_path / "blocked").mkdir()
+    names = ["trl", "peft", "datasets"]
+    for flags, code, told in (([], 0, "already finished, left alone\n"), (["--eval_steps", "3"], 2, "")):
+        for name in names:
+            (tmp_path / f"blocked/{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
+        done = run_process([*command, *flags], str(tmp_path / "blocked"))
+        assert done.returncode == code and done.stdout.endswith(told), done.stderr
+        names = ["transformers", "accelerate"]
+    assert "error: --eval_steps 3 does not divide" in done.stderr
+    assert listing(folder) == before
 
 
 def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path):
@@ -731,163 +508,59 @@ def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path
     assert len(calls) == 1
 
 
-def without_modules(folder, *names, **stubs):
-    """A folder for PYTHONPATH in which importing `names` fails."""
-    folder.mkdir()
-    for name in names:
-        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
-    for name, text in stubs.items():
-        (folder / f"{name}.py").write_text(text)
-    return str(folder)
-
-
 def run_process(arguments, pythonpath):
     command = [sys.executable, "train_planner.py", *arguments]
     environment = {**os.environ, "PYTHONPATH": pythonpath, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
 
 
-def test_a_finished_run_is_left_alone_and_loads_no_trainer(command, folder, settings, tmp_path):
-    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
-    make_run(folder, 4, 8, settings=finished)
-    before = listing(folder)
-    done = run_process(command, without_modules(tmp_path / "blocked", "trl", "peft", "datasets"))
-    assert (done.returncode, done.stdout) == (0, f"{folder}: already finished, left alone\n")
-    assert all(line.startswith(("note: ", "  its posts", "tokenizing ")) for line in done.stderr.splitlines())
-    assert listing(folder) == before
-
-
 # What is refused
 
 
-def without(field):
-    def change(records):
-        del records[1][field]
+@pytest.mark.parametrize("num_contexts", [0, 2])
+def test_prompt_is_what_planpers_sends_and_target_the_titles_and_nothing_else_is_learnt(chat, prompt, num_contexts):
+    records = read_sample("train")
+    args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
+    # The same length less the target is more than enough here: nothing is left out on either side.
+    policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
+    shared = Shared(TASK, {"planner": Role(args, Model("m", "m", chat, 4096, policy))}, 0, num_contexts)
+    examples = build_examples(TASK, records, "train.json", prompt, chat, args)
+    assert len(examples) == len(records) > 8
+    searched = 0
+    for record, example in zip(records, examples, strict=True):
+        posts = [post["text"] for post in record["profile"]][:num_contexts]
+        messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
+        assert list(example.prompt) == list(chat.render(messages))
+        asked = shared.make(record, ("q", 0), "planner", "planner", TASK.best_items(record, num_contexts), {})[1]
+        assert list(example.prompt) == list(asked.prompt)
+        titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
+        assert example.aspects == titles
+        assert chat.tokenizer.decode(example.target) == "\n".join(titles) + END
+        assert list(example.target).count(chat.tokenizer.eos_token_id) == 1
+        assert (example.num_dropped, example.is_cut) == (0, False)
+        row, num_prompt = example.row, len(example.prompt)
+        assert row["labels"][:num_prompt] == [-100] * num_prompt  # the loss is on the target alone
+        assert row["labels"][num_prompt:] == row["input_ids"][num_prompt:] == list(example.target)
 
-    return change
-
-
-def write_adapter(path, base):
-    path.mkdir()
-    config = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 16}
-    write_json(path / "adapter_config.json", config)
-
-
-def cut_weights(path, model):
-    shutil.copytree(model, path)
-    weights = path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-# Name: (change to the files, more flags, part of the message); {0} is the folder of the files.
-REFUSED_AT_ONCE = {
-    "no aspects": ("train", without("rubric_aspects"), [], "train.json: record 1 (id 'anime_12761'): field 'rubric_"),
-    "no profile": ("train", without("profile"), [], "field 'profile' is missing or null"),
-    "validation": ("validation", without("question"), [], "validation.json: record 1 (id "),
-    "empty": ("train", "", [], "{0}/train.json: the file is empty"),
-    "cut short": ("train", '[{"id": "a"', [], "{0}/train.json: the JSON breaks off at line 1"),
-    "no questions": ("train", "[]", [], "{0}/train.json: holds no questions"),
-    "no file": (None, None, ["--inputs_addr", "{0}/nothing.json"], "{0}/nothing.json: no such file"),
-    "no validation": (None, None, ["--validation_addr", "{0}/nothing.json"], "{0}/nothing.json: no such file"),
-    "eval steps": (None, None, ["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),
-    "dropout": (None, None, ["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
-    "target": (None, None, ["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
-    "prompts": (None, None, ["--prompts_dir", "{0}/nothing"], "--prompts_dir {0}/nothing: no such folder"),
-    "no model": (None, None, ["--model_addr", "{0}/nothing"], "{0}/nothing: no such folder"),
-    "adapter": (None, None, ["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: an adapter; give the base"),
-    "half a model": (None, None, ["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or half-written"),
-}
+        text = chat.tokenizer.decode(example.row["input_ids"])
+        assert sentences(record["question"])[0] in text and all(
+            post in text for post in posts
+        )  # what is there is found
+        secret = [record["narrative"]]
+        secret += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
+        for sentence in (part for one in secret for part in sentences(one)):
+            assert sentence not in text
+            searched += 1
+    assert searched > 15 * len(records)
 
 
-@pytest.mark.parametrize("case", REFUSED_AT_ONCE)
-def test_bad_input_is_refused_before_any_library_loads(case, command, files, model, tmp_path):
-    name, change, flags, expected = REFUSED_AT_ONCE[case]
-    if isinstance(change, str):
-        (tmp_path / f"{name}.json").write_text(change)
-    elif change is not None:
-        records = sample_records(name, 2)
-        change(records)
-        write_json(tmp_path / f"{name}.json", records)
-    write_adapter(tmp_path / "adapter", model)
-    cut_weights(tmp_path / "half", model)
-    no_device = "class cuda:\n    device_count = staticmethod(lambda: 0)\n"
-    blocked = without_modules(tmp_path / "blocked", "transformers", "accelerate", "trl", "peft", torch=no_device)
-    before = listing(tmp_path)
-    done = run_process([*command, *(flag.format(tmp_path) for flag in flags)], blocked)
-    assert (done.returncode, done.stdout) == (2, "")
-    note, error, message = done.stderr.rpartition("error: ")
-    assert error
-    assert all(line.startswith(("note: ", "  its posts")) for line in note.splitlines())
-    assert expected.format(tmp_path) in message
-    assert 1 <= len(message.splitlines()) <= 3
-    assert listing(tmp_path) == before
-
-
-REFUSED_WITH_THE_TOKENIZER = {
-    "longer than the model takes": (
-        ["--max_seq_length", "4097"],
-        "--max_seq_length 4097: the model takes at most 4096",
-    ),
-    "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
-    "validation too long": ([], "--max_seq_length 4096: too small for 1 of 2 questions of {0}/validation.json\n"),
-    "nothing to learn": ([], "{0}/train.json: no question has an aspect in its rubric"),
-    "no chat template": ([], "{0}/untuned: no chat template"),
-}
-
-
-@pytest.mark.parametrize("dry", [[], ["--dry_run"]], ids=["run", "dry run"])
-@pytest.mark.parametrize("case", REFUSED_WITH_THE_TOKENIZER)
-def test_bad_input_that_the_tokenizer_shows(case, dry, command, model, tmp_path, capsys, monkeypatch):
-    flags, expected = REFUSED_WITH_THE_TOKENIZER[case]
-    if case == "nothing to learn":
-        write_json(tmp_path / "train.json", sample_records("train", 2, rubric_aspects=[]))
-    if case == "validation too long":
-        records = sample_records("validation", 2)
-        records[1]["question"] *= 1000
-        write_json(tmp_path / "validation.json", records)
-    if case == "no chat template":
-        shutil.copytree(model, tmp_path / "untuned", ignore=shutil.ignore_patterns("chat_template*"))
-        flags = ["--model_addr", str(tmp_path / "untuned")]
-    before = listing(tmp_path)
-    monkeypatch.setattr("signal.signal", lambda *args: None)  # pytest's own stay
-    with pytest.raises(SystemExit) as ending:
-        cli.run_script(lambda: train_planner.main([*command, *flags, *dry]))
-    assert ending.value.code == 2
-    out, err = capsys.readouterr()
-    message = err.rpartition("error: ")[2]
-    assert out == ""
-    assert expected.format(tmp_path) in message
-    assert 1 <= len(message.splitlines()) <= 3
-    assert listing(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--learning_rate", "-1e-5"),
-        ("--learning_rate", "nan"),
-        ("--lora_dropout", "-0.1"),
-        ("--lora_rank", "0"),
-        ("--max_steps", "0"),
-        ("--eval_steps", "0"),
-        ("--save_steps", "-1"),
-        ("--per_device_train_batch_size", "0"),
-        ("--gradient_accumulation_steps", "1.5"),
-        ("--max_seq_length", "0"),
-        ("--num_contexts", "-1"),
-        ("--attn_implementation", "fast"),
-    ],
-)
-def test_a_value_out_of_range_names_its_flag(flag, value, capsys):
-    with pytest.raises(SystemExit) as ending:
-        parse(f"{flag}={value}")
-    assert ending.value.code == 2
-    assert flag in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_what_the_folder_holds_is_kept_where_training_cannot_begin(command, folder):
-    make_run(folder, 4, settings=SETTINGS)  # of another run
-    before = listing(folder)
-    assert f"{folder}: a run with other settings: " in refusal(train_planner.main, command)
-    assert read_folder_manifest(folder) == {"settings": SETTINGS}
-    assert listing(folder) == before
+def test_titles_are_one_line_each_and_questions_without_any_are_left_out(chat, prompt):
+    records = sample_records("train", 2)
+    records[0]["rubric_aspects"] = []
+    records[1]["rubric_aspects"] = [{"aspect": title} for title in (" Cost of\n  the  trip ", "Food\r\n")]
+    args = parse("--max_seq_length", 4096)
+    (example,) = build_examples(TASK, records, "f", prompt, chat, args)
+    assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nFood{END}"
+    assert example.aspects == ["Cost of the trip", "Food"]
+    message = refusal(build_examples, TASK, records[:1], "train.json", prompt, chat, args)
+    assert message == "train.json: no question has an aspect in its rubric; there is nothing to learn"
