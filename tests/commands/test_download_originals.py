@@ -347,6 +347,3 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
     download.run()
     assert server.asked[0] == (TRAIN, "bytes=1000-" if tells else None)
     assert download.records(split="train")[0]["question"].endswith(" changed")
-
-
-# Large files

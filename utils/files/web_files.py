@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 TRIES = 6  # in a row that brought nothing
 WAIT = 1.0  # seconds before the second try, and before each further one twice as many
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
-LARGEST = 50 * 10**9  # bytes of one file: more fills the disk
 MB = 10**6
 
 
@@ -126,9 +125,6 @@ def _receive(client: "httpx.Client", url: str, part: Path, tag: Path) -> None:
             raise _TroubleError("the file was changed")
         length = response.headers.get("Content-Length", "")
         total = start + int(length) if length.isdecimal() else None
-        if (total or 0) > LARGEST:
-            limit = f"over the limit of {LARGEST / 1e9:.0f} GB a file"
-            raise UserError(f"{shown}: the server sends {total / 1e9:.1f} GB, {limit}; is the address right?")
         pieces = response.iter_raw()
         first = next(pieces, b"")
         if not start:

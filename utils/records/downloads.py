@@ -1,7 +1,6 @@
 """What a download makes of a benchmark's own files: one file of records, with a manifest that tells what it is from."""
 
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
@@ -14,7 +13,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
-from utils.files.web_files import LARGEST, Server
+from utils.files.web_files import Server
 from utils.files.writing import open_whole, rename, staged_path, write_array
 from utils.models.hub_datasets import Source, cached_blob
 from utils.records.contexts import ContextsFile, refer, write_contexts
@@ -45,20 +44,14 @@ def make_file(
     name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
     settings |= {"skip_invalid": True} if skip_invalid else {}
-    local = [source.fetch(name) for name in names] if source.is_folder else []
-    if is_as_it_was(path, settings, local, beside):
-        print(f"{path}: already there, left alone")
-        return
-    if local:
-        settings["sha256"] = list(map(file_hash, local))
+    if source.is_folder:
+        settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
     if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
         print(f"{path}: already there, left alone")
         return
-    if isinstance(source, Source) and not source.is_folder:  # a server says it when it sends
-        refuse_large(source, names)
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
-    hashes = {name: checked_hash(file) for name, file in files.items()}
+    hashes = {name: file_hash(file) for name, file in files.items()}
     what = ", ".join([*published.identity.values(), split])
     figures: dict[str, Any] = {}
     if beside is None:
@@ -79,22 +72,9 @@ def make_file(
     if figures.get("skipped"):
         note = f"; {figures['skipped']} left out, which end at none of their messages{note}"
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
-    figures["file_stats"] = stats_of([staged_path(path), *local, *filter(None, [beside])])
     publish_staged(path, {**run, "settings": settings, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
     print(f"{path}: {questions} questions{at}{note}", flush=True)
-
-
-def is_as_it_was(path: Path, settings: dict[str, Any], local: list[Path], beside: Path | None) -> bool:
-    """Is a file there as it was made of these, and all of them untouched since? Hashes of gigabytes take seconds.
-
-    As git does it, by sizes and times; where these differ, the hashes decide.
-    """
-    manifest = read_manifest(path)
-    if manifest is None or not path.exists() or not (beside is None or beside.exists()):
-        return False
-    told = {name: value for name, value in manifest["settings"].items() if name != "sha256"}
-    return told == settings and manifest.get("file_stats") == stats_of([path, *local, *filter(None, [beside])])
 
 
 def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
@@ -122,28 +102,6 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
                 "  give the whole dataset: the table as it is published, and the files that it links to"
             )
     return found
-
-
-def refuse_large(source: Source, names: list[str]) -> None:
-    """UserError where the hub's size of one of these files is over the limit of a download."""
-    for name in names:
-        if (size := source.sizes[name]) > LARGEST:
-            limit = f"over the limit of {LARGEST / 1e9:.0f} GB a file"
-            raise UserError(f"{source.name}: {name}: {size / 1e9:.1f} GB, {limit}; is the name right?")
-
-
-def stats_of(paths: list[Path]) -> list[list[int]]:
-    """Bytes, and the time of the last change in nanoseconds, of each file."""
-    return [[stat.st_size, stat.st_mtime_ns] for stat in map(os.stat, paths)]
-
-
-def checked_hash(path: Path) -> str:
-    """SHA-256 of a file; UserError where a large one in the hub's cache, which is named by it, is another."""
-    digest, blob = file_hash(path), cached_blob(path)
-    if re.fullmatch("[0-9a-f]{64}", blob.name) and digest != blob.name:
-        blob.unlink()
-        raise UserError(f"{path}: damaged on its way from the hub, and deleted\n  run the same command again")
-    return digest
 
 
 def write_questions(
