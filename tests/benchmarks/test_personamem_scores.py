@@ -9,7 +9,7 @@ import pytest
 from browser import browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 from scipy.stats import binomtest, t
 from test_clusters import by_matrices, limits_of_the_logit
-from test_personamem import ROWS, download, save
+from test_personamem import LINES, ROWS, download, save
 from test_report import NASTY, content
 
 import evaluate_responses
@@ -17,7 +17,7 @@ from utils import export_predictions, make_table, report, show_answers
 from utils.benchmarks.personamem import TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
-from utils.files.manifest import file_hash
+from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
 from utils.tables.report_history import MOST_CHARACTERS, place_of
@@ -48,13 +48,16 @@ def write(path, content):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The sample with distances from near to very far, two of them not given, and five personas of unequal sizes; and
-    two systems' answers and scores."""
+    two systems' answers and scores. Texts of users and models are as bad as can be."""
     folder = tmp_path_factory.mktemp("scores")
     rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
     rows[5]["distance_to_ref_in_tokens"], rows[6]["distance_to_ref_in_tokens"] = "", "-3"
     for row in rows:
         row["persona_id"] = PERSONAS[row["question_id"]]
-    dataset = download(save(folder / "source", rows), folder)
+    contexts = [json.loads(line) for line in LINES]
+    for messages in (messages for line in contexts for messages in line.values()):
+        messages[1]["content"] = f"User: {NASTY}" + "long " * 300
+    dataset = download(save(folder / "source", rows, map(json.dumps, contexts)), folder)
     answers = {
         "best": {key: RIGHT[key] if number % 4 else WRONG[key] for number, key in enumerate(ROWS)},
         "worst": {key: None if number % 7 == 0 else WRONG[key] for number, key in enumerate(ROWS)},
@@ -62,7 +65,9 @@ def folder(tmp_path_factory):
     for name, its in answers.items():
         none = {"output": None, "raw": "No idea.", "reason": "none"}
         said = {one: {"output": one, "raw": f"So, {NASTY}: <final_answer>({one})"} for one in "abcd"} | {None: none}
-        write(folder / f"{name}.json", {key: [said[letter]] for key, letter in its.items()})
+        used = {"num_contexts_used": 3, "num_contexts_dropped": 0} if name == "best" else {}
+        content = {key: [said[letter] | used] for key, letter in its.items()}
+        publish(folder / f"{name}.json", content, {"settings": {"inputs": file_hash(dataset)}})
         score(dataset, folder / f"{name}.json", folder / f"{name}_scores.json")
     return folder
 
@@ -279,35 +284,11 @@ def test_a_part_is_scored_where_that_is_asked_for_and_a_torn_table_never(dataset
 
 
 @pytest.fixture(scope="module")
-def page_file(folder, tmp_path_factory):
-    """One system with the table of its answers, one whose messages are known; texts of users are as bad as can be."""
-    dataset = folder / "PersonaMem_32k.json"
-    made = tmp_path_factory.mktemp("report")
-    name = json.loads(dataset.read_text())[0]["profile"]["contexts"]
-    lines = [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-    for line in lines:
-        for messages in line.values():
-            messages[1]["content"] = f"User: {NASTY}" + "long " * 300
-    write(made / name, "".join(f"{json.dumps(line)}\n" for line in lines))
-    digest = file_hash(made / name)
-    records = json.loads(dataset.read_text())
-    for record in records:
-        record["profile"]["sha256"] = digest
-    records[0]["options"][0], records[0]["topic"] = NASTY, NASTY
-    inputs = write(made / dataset.name, records)
-    responses = json.loads((folder / "best.json").read_text())
-    for its in responses.values():
-        its[0] |= {"num_contexts_used": 3, "num_contexts_dropped": 0}
-    best = write(made / "best.json", responses)
-    manifest = {"settings": {"inputs": file_hash(inputs)}, "output_sha256": file_hash(best)}
-    write(made / "best.json.manifest.json", manifest)
-    run(export_predictions, "--inputs_addr", inputs, "--response_addr", folder / "worst.json", "--output_dir", made)
-    score(inputs, best, made / "best_scores.json")
-    score(inputs, made / TABLE, made / "worst_scores.json")
-    systems = ["--system", "best", best, made / "best_scores.json"]
-    systems += ["--system", "worst", made / TABLE, made / "worst_scores.json"]
-    run(report, "--inputs_addr", inputs, *systems, "--output_addr", made / "report.html")
-    return made / "report.html"
+def page_file(folder):
+    files = {name: [folder / f"{name}.json", folder / f"{name}_scores.json"] for name in ("best", "worst")}
+    systems = [word for name, its in files.items() for word in ("--system", name, *its)]
+    run(report, "--inputs_addr", folder / "PersonaMem_32k.json", *systems, "--output_addr", folder / "report.html")
+    return folder / "report.html"
 
 
 def test_what_the_page_holds_of_a_history(page_file, dataset):

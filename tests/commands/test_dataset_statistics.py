@@ -1,7 +1,5 @@
 """dataset_statistics.py on datasets written by hand; the bars of the figure are compared with the counts."""
 
-import csv
-import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -125,22 +123,6 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
 
 
 # Forms
-
-
-def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys):
-    paths = [dataset("own.json", record(1, words=1), record(2, words=1), record(3, words=2)),
-             dataset("Art_and_Entertainment_test.json", *TWO)]  # fmt: skip
-    main(["--inputs_addr", *paths, "--format", "csv"])
-    captured = capsys.readouterr()
-    rows = list(csv.DictReader(io.StringIO(captured.out)))
-    assert [row["statistic"] for row in rows] == 2 * LABELS
-    assert rows[0] == {
-        **{"file": paths[1], "category": "Arts & Entertainment", "split": "test", "statistic": "Questions (users)"},
-        **{"value": "2", "sd": "", "paper_value": "767", "paper_sd": ""},
-    }
-    assert list(rows[2].values())[4:] == ["2.5", "2.5", "159.1", "203.0"]
-    assert list(rows[8].values()) == [paths[0], "", "", LABELS[3], "1.3333333333333333", "0.4714045207910317", "", ""]
-    assert captured.err.splitlines()[0] == f"note: {METHOD}"
 
 
 # The figure

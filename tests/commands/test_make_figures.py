@@ -12,7 +12,7 @@ from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 from utils import compare_evaluators, make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.make_figures import main, read_evaluators
+from utils.make_figures import main
 from utils.tables.paper_figures import (
     Evaluator,
     trade_off_figure,
@@ -52,10 +52,6 @@ def drawn(monkeypatch, tmp_path):
         return figures[0]
 
     return run
-
-
-def entry(name, accuracy, mean_score, **more):
-    return {"name": name, "strategy": "aspect", "accuracy": accuracy, "mean_score": mean_score, **more}
 
 
 def evaluator(name, accuracy, mean_score, interval=None, strategy="aspect"):
@@ -157,32 +153,6 @@ def test_the_trade_off_of_the_papers_end_points():
     assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
     assert panel.get_ylim() == (0, 1)
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
-
-
-def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
-    aspects = [evaluator("a", 0.5, 0.9), evaluator("b", None, 0.8), evaluator("c", 0.6, 0.7)]
-    others = [evaluator("d", 0.7, 0.6, strategy="direct"), evaluator("e", 0.4, None, strategy="pairwise")]
-    panel = trade_off_figure([*aspects, *others]).axes[0]
-    accuracy, score = ([None if y != y else y for y in line.get_ydata()] for line in panel.get_lines()[:2])
-    assert accuracy == [0.5, None, 0.6, None, 0.7, None, 0.4]
-    assert score == [0.9, 0.8, 0.7, None, 0.6, None, None]
-    panel = trade_off_figure([evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]).axes[0]
-    assert [text.get_position()[0] for text in panel.texts if text.get_text() == "no data"] == [1]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
-        ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
-        ({"evaluators": [entry("a", None, 1)] * 2}, ": no evaluator has an accuracy\n  give utils/compare_evaluators"),
-    ],
-)
-def test_a_file_without_the_evaluators_figures_is_refused(content, expected, tmp_path):
-    (tmp_path / "evaluators.json").write_text(json.dumps(content))
-    with pytest.raises(UserError) as error:
-        read_evaluators(str(tmp_path / "evaluators.json"))
-    assert str(error.value).startswith(f"{tmp_path}/evaluators.json{expected}")
 
 
 # Figure 5

@@ -46,7 +46,7 @@ def check(questions, contexts, folder, most_tokens, count_tokens, variants=2):
             {*one.starts} != {*history.starts} for one in others
         )
         faults += [f"{name}: not asked anything"] * (name not in in_use[history.persona])
-    return faults + [fault for key, value in files["conversations"].items() for fault in chain_faults(key, value)]
+    return faults
 
 
 def values_of(folder, name):
@@ -141,13 +141,3 @@ def row_faults(row, options, entry, history):
     right = [option for option in options if option == f"{row['correct_answer']} {entry['answer']}"]
     faults = [f"{name} is {row[name]}, not {value}" for name, value in expected.items() if row[name] != str(value)]
     return faults + ([] if right else [f"{row['correct_answer']} is not the right option"])
-
-
-def chain_faults(key, conversation):
-    """Yield the changes that do not turn round an earlier event of the same thing."""
-    events = [event for period in PERIODS for event in conversation["periods"].get(period, {}).get("events", ())]
-    old = {(event["date"], event["thing"]): event["is_liked"] for event in events}
-    for event in events:
-        was = old.get((event["changes"], event["thing"]))
-        if event["changes"] and (was is None or was == event["is_liked"] or event["changes"] >= event["date"]):
-            yield f"{key}: {event['date']} does not turn round {event['changes']}"
