@@ -102,19 +102,6 @@ def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):
     assert any(note.startswith("Wrong: no scores of LaMP-2, f1; LaMP-3, MAE;") for note in index["notes"])
 
 
-def test_scores_or_datasets_of_another_benchmark_are_refused(made, tmp_path):
-    [first, *_] = [word for word in made if word.endswith("LaMP-2.json")]
-    records = read_sample("LongLaMP-topic")[:1]
-    one, answers = (tmp_path / f"{name}.json" for name in ("one", "answers"))
-    save(records, one), save({records[0]["id"]: [{"output": "x"}]}, answers)
-    words = ["--system", "A", str(answers), next(word for word in made if word.endswith("LaMP-3_MAE.json"))]
-    words += ["--output_addr", str(tmp_path / "r.html")]
-    with pytest.raises(UserError, match=r"records of 'LaMP-2' and of 'LongLaMP-topic'; one file is of one task"):
-        report.main(["--inputs_addr", first, str(one), *words])
-    with pytest.raises(UserError, match=r"scores of LaMP-3, but the datasets are of LongLaMP-topic"):
-        report.main(["--inputs_addr", str(one), *words])
-
-
 def test_ids_of_two_tasks_are_told_apart_or_refused(made, tmp_path):
     """The samples' tasks have the same ids; what an answer is to, a manifest tells: of the scores, or its own."""
     inputs = made[1:4]
