@@ -46,9 +46,6 @@ def prompt_of(name, record, method="rag", number=10):
     return "\n".join(message["content"] for message in messages)
 
 
-# Queries, items, prompts
-
-
 @pytest.mark.parametrize(
     ("name", "question", "query"),
     [
@@ -134,8 +131,6 @@ def test_every_prompt_file_is_as_it_was_pinned():
     asked = {prompt for name in [*LAMP, *CONFIGS] for prompt in tasks()[name].prompts.values()}
     assert asked == {f"{folder}/{path.stem}" for folder in ("lamp", "longlamp") for path in found[folder]}
 
-
-# The whole way
 
 ANSWERS = {
     "LaMP-1": ["[1]", "The answer is [2].", "[1]", "[2]", "1", "[1]"],

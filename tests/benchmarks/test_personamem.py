@@ -111,9 +111,6 @@ def asked(row):
     )[0]
 
 
-# The sample, and what is read of it
-
-
 def test_older_files_give_the_same_records(dataset, tmp_path):
     source = tmp_path / "older"
     shutil.copytree(DATA / "older", source)
@@ -208,9 +205,6 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
         read_dataset(path, needs=["profile"])
 
 
-# Profiles that are references
-
-
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
     for unit, its in records.items():
@@ -223,9 +217,6 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     path.write_text(json.dumps(records["message"]))
     with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
-
-
-# What is asked
 
 
 def test_the_whole_history_before_the_question_and_nothing_else(dataset, server, tmp_path):
@@ -307,9 +298,6 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
-# Letters
-
-
 def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
@@ -344,9 +332,6 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     assert official["score"] == right[0] / 24
     assert official["strategy"] == "accuracy-official" and official["num_unanswered"] == 0
     assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
-
-
-# Likelihood
 
 
 INSTEAD_OF_VLLM = """
@@ -425,9 +410,6 @@ def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
     assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
 
 
-# Templates
-
-
 TURNS = [
     {"role": "system", "content": "card one"},
     {"role": "user", "content": "hello"},
@@ -488,9 +470,6 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
-
-
-# With a real engine
 
 
 def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):

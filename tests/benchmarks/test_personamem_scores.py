@@ -104,12 +104,6 @@ def interval_of(entries):
     return limits_of_the_logit(scores, personas)
 
 
-# What the shares and bins are
-
-
-# The table
-
-
 def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
     assert run(make_table, *systems, "--baseline", "worst", "--intervals") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -172,15 +166,6 @@ def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, 
     assert "score_over_orders" not in score(dataset, write(tmp_path / "one.json", one), tmp_path / "one_s.json")
 
 
-# The paper's numbers
-
-
-# The dataset
-
-
-# The figure
-
-
 def test_an_exported_table_is_scored_as_what_it_is_of(folder, dataset, tmp_path):
     flags = ["--inputs_addr", dataset, "--output_dir", tmp_path, "--overwrite", "--response_addr"]
     run(export_predictions, *flags, folder / "worst.json")
@@ -193,9 +178,6 @@ def test_an_exported_table_is_scored_as_what_it_is_of(folder, dataset, tmp_path)
     run(export_predictions, *flags, wild)
     rows = list(csv.DictReader((tmp_path / TABLE).open(encoding="utf-8", newline=""), strict=True))
     assert {row["question_id"]: row["model_response"] for row in rows} == texts
-
-
-# Result tables
 
 
 def test_the_result_table_has_every_question(folder, dataset, tmp_path, capsys):
@@ -274,9 +256,6 @@ def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
     with pytest.raises(UserError, match="record 9: not as many columns as the table's first line has"):
         score(dataset, torn, tmp_path / "scores.json", "--allow_partial")
     assert not (tmp_path / "scores.json").exists()
-
-
-# The report
 
 
 @pytest.fixture(scope="module")

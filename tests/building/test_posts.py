@@ -32,9 +32,6 @@ def question(number, **more):
     return "<row " + " ".join(f'{name}="{value}"' for name, value in values.items() if value is not None) + "/>"
 
 
-# Text
-
-
 @pytest.mark.parametrize(
     ("markup", "text"),
     [
@@ -79,9 +76,6 @@ def test_a_question_of_a_dump(tmp_path):
 )  # fmt: skip
 def test_the_licence_goes_by_the_date(date, version):
     assert licence_of(date) == f"CC BY-SA {version}"
-
-
-# Dumps
 
 
 def test_what_is_no_usable_question_is_counted(tmp_path):
@@ -132,9 +126,6 @@ def test_a_reference_to_no_character_is_left_out(chunk, tmp_path, monkeypatch):
     assert sum(sizes) == path.stat().st_size
 
 
-# SE-PQA
-
-
 def sepqa(**more):
     record = {"id": "law_3", "title": "May I?", "text": "May I? 1 < 2 <b>", "timestamp": 1_300_000_000, "user_id": 77}
     return json.dumps(record | more) + "\n"
@@ -180,9 +171,6 @@ def test_an_author_of_a_dump_and_of_sepqa_is_one(tmp_path):
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([dump, tmp_path / "data.jsonl"])
     assert [item["id"] for item in profile_of(index, "account:77", "2030", "", 9)[0]] == ["cooking_1", "law_3"]
-
-
-# The index
 
 
 def made_index(tmp_path, rows):

@@ -72,9 +72,6 @@ def refusal(*arguments):
     return str(error.value)
 
 
-# The numbers
-
-
 def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
@@ -96,12 +93,6 @@ def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     ]
 
 
-# What the paper prints
-
-
-# What is missing or empty
-
-
 def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset, capsys):
     bare = {"id": 3, "question": "What is this?"}
     nulls = {"id": 4, "question": "Is it so?", "narrative": None, "category": None, "rubric_aspects": []}
@@ -117,18 +108,6 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
         "own.json: no 'narrative' in 2 of 4 questions, left out of its mean.",
         "own.json: no 'category' in 2 of 4 questions.",
     ]
-
-
-# Communities
-
-
-# Forms
-
-
-# The figure
-
-
-# The script
 
 
 def test_what_cannot_be_read_or_drawn_is_refused_and_nothing_is_printed(dataset, tmp_path, capsys):

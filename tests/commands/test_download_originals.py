@@ -121,9 +121,6 @@ def splits_of(name):
     return ("train", "val", "test") if name in CONFIGS else ("train", "dev", "test")
 
 
-# What comes out
-
-
 @pytest.mark.parametrize("name", ["LaMP-6", "LongLaMP-email"])
 def test_from_a_folder(download, name):
     folder = LONG if name in CONFIGS else LAMP
@@ -176,9 +173,6 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
     assert told.startswith(f"{tmp_path.parent}: no file {TRAIN} in it, nor one of that name in a folder above\n")
 
 
-# Flags
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -195,9 +189,6 @@ def test_flags_that_cannot_be_followed(download, flags, message):
     server, dataset = "https://ciir.cs.umass.edu/downloads/LaMP", "LongLaMP/LongLaMP"
     assert places["LaMP-4", "time"] == (server, "time/LaMP_4") and places["LaMP-2", "user"] == (server, "LaMP_2/new")
     assert places["LongLaMP-topic", "temporal"] == (dataset, "topic_writing_temporal")
-
-
-# Bad input
 
 
 @pytest.fixture
@@ -238,9 +229,6 @@ def test_bad_input_is_told_and_nothing_replaced(download, originals, path, chang
     # What was made of the files as they were is not replaced unasked.
     assert download.refuse(name, *flags).startswith(f"{download.file(name)}: was made with other settings")
     assert re.match(f"{originals.folder}/{told}", download.refuse(name, *flags, "--overwrite"))
-
-
-# A server in trouble
 
 
 def test_a_server_that_recovers(download, server):
@@ -289,9 +277,6 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
     assert read_manifest(download.file())["settings"]["dataset_name"] == server.url
 
 
-# Broken off
-
-
 def large(num_bytes):
     """LaMP-4's train files of about so many bytes."""
     [question, *_] = json.loads(ORIGINALS[TRAIN])
@@ -336,6 +321,3 @@ def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells
     download.run()
     assert server.asked[0] == (TRAIN, "bytes=1000-" if tells else None)
     assert download.records(split="train")[0]["question"].endswith(" changed")
-
-
-# Large files

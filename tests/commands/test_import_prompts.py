@@ -165,8 +165,6 @@ def refusal(clone):
     return str(raised.value)
 
 
-# The messages
-
 QUESTION = "Why {plan}?"
 RECORD = {
     "question": QUESTION,
@@ -264,9 +262,6 @@ def test_the_last_try_for_a_plan_is_held_to_the_form_it_learnt():
         assert not re.fullmatch(pattern, text), text
 
 
-# Files and folders
-
-
 def test_what_cannot_be_read_at_all(clone):
     with pytest.raises(UserError, match=r"^--code_dir nowhere: no such folder$"):
         read_prompts(Path("nowhere"))
@@ -305,8 +300,6 @@ def test_what_is_otherwise_is_named(clone, path, old, new, expected):
     assert said.startswith((f"LaMP-QA/{path}", "--code_dir LaMP-QA: ")) and expected in said
 
 
-# A file that is taken to the character
-
 EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 
@@ -324,6 +317,3 @@ def test_an_exact_prompt_is_all_that_stands_between_the_lines():
         text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
         with pytest.raises(UserError, match=f"^f: .*{told}"):
             parse_prompt(f"lampqa/{name}", text, "f")
-
-
-# Whose words

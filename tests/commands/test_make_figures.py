@@ -66,9 +66,6 @@ PAPER = [evaluator("0.5B", 0.48, 0.94), evaluator("3B", 0.6, 0.7), evaluator("7B
 PAPER += [evaluator("32B", 0.73, 0.44, (0.64, 0.81))]
 
 
-# Figures 2 and 16
-
-
 def panels_of(figure):
     return {panel.get_title().replace("\n", " "): panel for panel in figure.axes if panel.get_visible()}
 
@@ -105,9 +102,6 @@ def test_the_score_by_the_number_of_posts(number, drawn, score_file):
     assert intervals_of(panels[MACRO]) == {0: (1.25 / 3, 0.5), 10: (1.75 / 3, 2.75 / 3)}
 
 
-# Figure 3
-
-
 def bars_of(figure):
     """By legend: the heights, and the texts on the bars."""
     [panel] = figure.axes
@@ -138,9 +132,6 @@ def test_gold_plans(drawn, score_file):
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
 
 
-# Figure 4
-
-
 def test_the_trade_off_of_the_papers_end_points():
     figure = trade_off_figure(PAPER)
     [panel] = figure.axes
@@ -153,9 +144,6 @@ def test_the_trade_off_of_the_papers_end_points():
     assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
     assert panel.get_ylim() == (0, 1)
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
-
-
-# Figure 5
 
 
 def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
@@ -171,9 +159,6 @@ def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
     accuracy, score = (list(line.get_ydata()) for line in panel.get_lines()[:2])
     assert (accuracy, score) == ([pytest.approx(2 / 3)] * 2, [0.5, pytest.approx(1 / 6)])
     assert list(intervals_of(panel)) == [-0.04, 0.96]
-
-
-# For every reader
 
 
 def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
@@ -200,15 +185,6 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     with matplotlib.rc_context(own):
         main([*words, f"{tmp_path}/other.pdf"])
     assert [(tmp_path / f"other.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
-
-
-# The files
-
-
-# Mistakes
-
-
-# A training
 
 
 @pytest.mark.parametrize(

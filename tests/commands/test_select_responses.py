@@ -172,12 +172,6 @@ def test_thresholds_drop_questions_and_count_them(samples, flags, kept, counts):
     assert counts.items() <= samples.counts().items() and samples.counts()["kept"] == len(kept)
 
 
-# Bad input
-
-
-# With the scripts around it
-
-
 def test_of_errors_the_lowest_is_best(tmp_path, capsys):
     records = read_sample("LaMP-3", "dev")[:2]
     (tmp_path / "data.json").write_text(json.dumps(records))

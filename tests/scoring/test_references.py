@@ -61,9 +61,6 @@ def nltk_folder(tmp_path_factory):
     nltk.data.path.remove(str(folder))
 
 
-# Against the libraries
-
-
 @pytest.mark.parametrize(("name", "kind"), [("rouge-1", "rouge1"), ("rouge-L", "rougeL")])
 def test_rouge_is_rouge_scores_f_measure(name, kind):
     metric, scorer = tasks()["LaMP-4"].metrics[name], RougeScorer([kind], use_stemmer=False)
@@ -148,9 +145,6 @@ def test_ratings_are_scikit_learns():
     assert [entry["score"] for entry in entries] == pytest.approx(errors, abs=1e-9)
     for gold, error in ((1, 4), (3, 2), (5, 4)):  # a missing answer too is the farther end
         assert summary(metrics["MAE"], [(str(gold), None)])[0]["score"] == error
-
-
-# LaMP's rules, and ours for an answer that is missing
 
 
 def test_a_missing_answer_has_the_lowest_score_and_is_counted():
