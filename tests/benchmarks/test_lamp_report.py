@@ -56,7 +56,7 @@ def page_file(made, tmp_path_factory):
 def test_what_the_page_holds(page_file):
     index, texts = content(page_file)
     assert index["table"]["columns"][1:7] == [
-        *("LaMP-2, accuracy", "LaMP-2, f1", "LaMP-3, MAE", "LaMP-3, RMSE", "LaMP-4, rouge-1", "LaMP-4, rouge-L"),
+        *("LaMP-2, accuracy", "LaMP-2, f1", "LaMP-3, MAE", "LaMP-3, RMSE", "LaMP-4, rouge-1", "LaMP-4, rouge-L")
     ]
     right, _ = index["table"]["rows"]
     assert [cell["text"] for cell in right[1:7]] == ["1.0000", "0.4000", "0.0000", "0.0000", "1.0000", "1.0000"]

@@ -9,11 +9,7 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
 from utils.cli import UserError
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import (
-    Column,
-    Counts,
-    communities_figure,
-)
+from utils.tables.dataset_counts import Column, Counts, communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
