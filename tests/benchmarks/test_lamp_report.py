@@ -87,21 +87,6 @@ def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_pa
     assert "counts 0" not in shown and "judge" not in shown.lower() and page.complaints() == []
 
 
-def test_a_system_may_lack_a_task_or_a_metric(made, tmp_path):
-    paths = [word for word in made if "Wrong_" in word and "LaMP-2" in word]
-    assert len(paths) == 3
-    words = [word for word in made if "Wrong_" not in word or word in paths[:2]]
-    output = tmp_path / "report.html"
-    assert report.main([*words, "--output_addr", str(output)]) == 0
-    index, texts = content(output)
-    _, wrong = index["table"]["rows"]
-    assert [cell["text"] for cell in wrong[1:7]].count("–") == 5
-    assert index["panels"][2]["points"][1] == {"mean": None, "interval": None, "questions": 0}
-    answers = texts[0]["answers"][1]
-    assert [verdict and verdict[0] for verdict in answers["verdicts"]] == [1, None]
-    assert any(note.startswith("Wrong: no scores of LaMP-2, f1; LaMP-3, MAE;") for note in index["notes"])
-
-
 def test_ids_of_two_tasks_are_told_apart_or_refused(made, tmp_path):
     """The samples' tasks have the same ids; what an answer is to, a manifest tells: of the scores, or its own."""
     inputs = made[1:4]

@@ -120,6 +120,9 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record.pop("stereotypical") in ("Yes", "No")
         assert CANONICAL[record.pop("question_type")] == new.pop("question_type") == new["group"]
         assert record == new
+    (source / CONTEXTS).write_text(LINES[0] + "\n" + LINES[1][: len(LINES[1]) // 2])
+    with pytest.raises(UserError, match=r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"):
+        download(source, tmp_path / "cut")
 
 
 def with_twins():
@@ -172,19 +175,6 @@ def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
     with pytest.raises(UserError, match=match):
         download(save(tmp_path / "source", rows), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
-
-
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
-        (LINES[0], "lines 1 and 2 both have id"),
-        (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
-    ],
-)
-def test_a_bad_line_of_contexts_is_refused_by_its_number(line, match, tmp_path):
-    with pytest.raises(UserError, match=match):
-        download(save(tmp_path / "source", lines=[LINES[0], line, LINES[2]]), tmp_path / "out")
 
 
 def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""PersonaMem's scores: by type, topic and distance, in table, figure and report; result tables out and in again."""
+"""PersonaMem's scores: by type and distance, in table and report; result tables out and in again."""
 
 import csv
 import io
@@ -15,12 +15,12 @@ from test_report import NASTY, content
 import evaluate_responses
 from utils import export_predictions, make_table, report, show_answers
 from utils.benchmarks.personamem import TYPES
-from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
+from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
-from utils.tables.report_history import MOST_CHARACTERS, place_of
+from utils.tables.report_history import MOST_CHARACTERS
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"
@@ -219,17 +219,6 @@ def test_the_baselines_tables_are_read_without_the_right_letter(dataset, tmp_pat
     assert "score 0.00" in capsys.readouterr().out
 
 
-def test_what_a_model_wrote_is_read_as_ours_and_without_the_right_letter(dataset, tmp_path):
-    texts = ["It is <final_answer>({})", "({}) for sure", "a or b?", "a pity", ""]
-    said = {key: texts[i % 5].format(RIGHT[key]) for i, key in enumerate(ROWS)}
-    rows = [{"question_id": key, "model_response": its, "predicted_answer": "(z)"} for key, its in said.items()]
-    found = score(dataset, write(tmp_path / "r.csv", results(rows)), tmp_path / "s.json")
-    assert (found["score"], found["num_unanswered"]) == (10 / 24, 14)
-    for row in rows:
-        row["predicted_answer"] = row.pop("model_response")
-    assert score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "t.json")["score"] == 10 / 24
-
-
 def bad(**changed):
     rows = [{"question_id": key, "p": letter} for key, letter in RIGHT.items()]
     rows[2].update(changed)
@@ -303,15 +292,6 @@ def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page
         assert page.run("document.querySelectorAll('main img, main script, main b').length") == 0
         assert "right to left" in page.run("document.querySelector('.posts').innerText")
     assert page.run("document.title") == "PersonaMem-32k report" and page.complaints() == []
-
-
-def test_the_cited_place_is_where_its_share_of_the_text_is():
-    assert [place_of(share, [10, 0, 30, 60]) for share in (0, 0.09, 0.1, 0.39, 0.4, 0.99, 1)] == [0, 0, 2, 2, 3, 3, 3]
-    columns = {"distance_to_ref_in_tokens": "237", "context_length_in_tokens": "992"}
-    assert cited_share(columns) == pytest.approx(755 / 992)
-    assert cited_share({"distance_to_ref_proportion_in_context": "23.89%"}) == pytest.approx(0.7611)
-    assert cited_share({**columns, "context_length_in_tokens": "200"}) == 0
-    assert cited_share({"context_length_in_tokens": "992"}) is None
 
 
 def test_the_interval_of_a_share_is_wilson_s_and_a_distance_has_its_bin():

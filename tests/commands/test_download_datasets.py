@@ -1,4 +1,4 @@
-"""The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills, full disks.
+"""The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills.
 
 Most runs are forks of a process that has imported what they need (zygote.py).
 """

@@ -9,7 +9,7 @@ import matplotlib
 import pytest
 from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 
-from utils import compare_evaluators, make_figures
+from utils import make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.make_figures import main
@@ -141,21 +141,6 @@ def test_the_trade_off_of_the_papers_end_points():
     assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
     assert panel.get_ylim() == (0, 1)
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
-
-
-def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
-    scores = {"first": (1.0, 0.5, 0.0), "second": (0.5, 0.5, 0.5), "large": (0.25, 0.25, 0.0), "lower": (0.0, 0.5, 0.0)}
-    first, second, large, lower = (score_file(f"{name}.json", *scored("rpg", *its)) for name, its in scores.items())
-    human, output = tmp_path / "human.json", str(tmp_path / "evaluators.json")
-    human.write_text(json.dumps({"rpg0": "first", "rpg1": "second", "rpg2": "second"}))
-    words = ["--evaluator", "0.5B", first, second, "--evaluator", "32B", large, lower, "--human_addr", str(human)]
-    compare_evaluators.main([*words, "--output_addr", output])
-    panel = drawn("--figure", "4", "--agreement_addr", output).axes[0]
-    # Small: first, tie, second, so 2 of 3 as the humans; mean of 1, 0.5, 0, 0.5, 0.5, 0.5 is 0.5.
-    # Large: first, second, tie, so 2 of 3; mean of 0.25, 0.25, 0, 0, 0.5, 0 is 1/6.
-    accuracy, score = (list(line.get_ydata()) for line in panel.get_lines()[:2])
-    assert (accuracy, score) == ([pytest.approx(2 / 3)] * 2, [0.5, pytest.approx(1 / 6)])
-    assert list(intervals_of(panel)) == [-0.04, 0.96]
 
 
 def test_a_training_is_drawn_as_far_as_it_went(tmp_path):

@@ -1,4 +1,4 @@
-"""Histories and questions from made-up files: what is asked, distances, the written files and their readers."""
+"""Histories and questions from made-up files: what is asked, distances, and the written files."""
 
 import ast
 import json

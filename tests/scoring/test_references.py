@@ -164,15 +164,3 @@ def test_macro_f1_by_hand():
     assert macro_f1("abc").score([]) is None
     assert ROOT_MEAN_SQUARE.score([3, 0.0, 0.0, 4]) == pytest.approx(2.5)
     assert ROOT_MEAN_SQUARE.score([]) is None
-
-
-def test_details_that_give_no_score_are_refused():
-    text, label, rating = (tasks()[name].metrics for name in ("LaMP-4", "LaMP-2", "LaMP-3"))
-    for metric, details in (
-        (text["rouge-1"], [{"score": 1.5}]),
-        (text["rouge-1"], []),
-        (label["f1"], [{"score": 1}]),
-        (rating["RMSE"], [{"score": 1, "rating": "4", "reference": 4.0}]),
-    ):
-        with pytest.raises(ValueError, match=r"field 'details' is not what .* is computed from"):
-            metric.score_of(details, False)
