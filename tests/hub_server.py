@@ -8,7 +8,6 @@ Files from `lfs_from` bytes on are redirected to another host name, as the hub d
 import hashlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +39,6 @@ class Fault:
     Attributes:
         status, code: answer with this status and X-Error-Code; the body and X-Error-Message repeat what was sent.
         cut_after: bytes of the content after which the connection is closed.
-        pause: seconds before every piece of the content.
         hold_after: bytes of the content after which nothing more is sent before the hub's `released` is set.
         more: bytes by which a file is said to be longer than it is.
         flip: send the content with its first byte changed.
@@ -49,7 +47,6 @@ class Fault:
     status: int = 200
     code: str = ""
     cut_after: int | None = None
-    pause: float = 0
     hold_after: int | None = None
     more: int = 0
     flip: bool = False
@@ -233,7 +230,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = len(kept) < len(content)
         with suppress(ConnectionError):  # a client that was killed
             for start in range(0, len(kept), PIECE):
-                time.sleep(fault.pause)
                 if fault.hold_after is not None and start >= fault.hold_after:
                     released.wait()
                 piece = kept[start : start + PIECE]

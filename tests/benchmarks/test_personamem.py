@@ -111,9 +111,6 @@ def asked(row):
     )[0]
 
 
-# The sample, and what is read of it
-
-
 def test_older_files_give_the_same_records(dataset, tmp_path):
     source = tmp_path / "older"
     shutil.copytree(DATA / "older", source)
@@ -123,6 +120,9 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert record.pop("stereotypical") in ("Yes", "No")
         assert CANONICAL[record.pop("question_type")] == new.pop("question_type") == new["group"]
         assert record == new
+    (source / CONTEXTS).write_text(LINES[0] + "\n" + LINES[1][: len(LINES[1]) // 2])
+    with pytest.raises(UserError, match=r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"):
+        download(source, tmp_path / "cut")
 
 
 def with_twins():
@@ -177,19 +177,6 @@ def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
     assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        (LINES[1][: len(LINES[1]) // 2], r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"),
-        (LINES[0], "lines 1 and 2 both have id"),
-        (json.dumps({list(HISTORIES)[1]: [{"role": "nurse", "content": "x"}]}), "line 2: message 0 is no object"),
-    ],
-)
-def test_a_bad_line_of_contexts_is_refused_by_its_number(line, match, tmp_path):
-    with pytest.raises(UserError, match=match):
-        download(save(tmp_path / "source", lines=[LINES[0], line, LINES[2]]), tmp_path / "out")
-
-
 def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, capsys):
     rows = with_twins()
     rows[2] = {**rows[2], "end_index_in_shared_context": "-3"}
@@ -208,9 +195,6 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
         read_dataset(path, needs=["profile"])
 
 
-# Profiles that are references
-
-
 def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
     for unit, its in records.items():
@@ -223,9 +207,6 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     path.write_text(json.dumps(records["message"]))
     with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
-
-
-# What is asked
 
 
 def test_the_whole_history_before_the_question_and_nothing_else(dataset, server, tmp_path):
@@ -307,9 +288,6 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
-# Letters
-
-
 def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
@@ -344,9 +322,6 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     assert official["score"] == right[0] / 24
     assert official["strategy"] == "accuracy-official" and official["num_unanswered"] == 0
     assert {entry["group"] for entry in ours["per_question_scores"]} == set(TYPES)
-
-
-# Likelihood
 
 
 INSTEAD_OF_VLLM = """
@@ -425,9 +400,6 @@ def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
     assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
 
 
-# Templates
-
-
 TURNS = [
     {"role": "system", "content": "card one"},
     {"role": "user", "content": "hello"},
@@ -488,9 +460,6 @@ def test_a_history_has_the_tokens_of_its_whole_text(chat):
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
-
-
-# With a real engine
 
 
 def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):

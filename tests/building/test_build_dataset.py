@@ -150,9 +150,6 @@ def test_every_command_takes_it(built, server, tmp_path):
     assert told["num_questions"] == len(read_dataset(data)) and told["num_unscored"] == 0
 
 
-# Killed
-
-
 def test_a_killed_run_goes_on_to_the_same_bytes(dump, built, server, warm_api, tmp_path):
     arguments, whole, asked = flags(dump[0], tmp_path / "out", server.url), files_of(built), len(server.requests)
     run = warm_api.start("utils.build_dataset", arguments)
@@ -185,9 +182,6 @@ def small(tmp_path_factory):
 
 
 LENIENT = ("--min_profile_posts", "2", "--min_body_words", "10", "--validation_share", "0.3", "--test_share", "0.3")
-
-
-# Resumed, grown, changed
 
 
 def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_path):
@@ -256,9 +250,6 @@ def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, cap
     assert all(len(request["messages"][1]["content"]) % 3 == 0 for request in server.requests[before:])
     assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
     assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
-
-
-# Mistakes
 
 
 def refusal(*arguments):

@@ -94,22 +94,6 @@ def test_plans_and_then_the_answers_by_them(server, tmp_path):
     assert server.paid == plain and sizes_of(server)[:2] == [40, 40]
 
 
-def test_a_methods_calls_that_follow_one_another(server, tmp_path):
-    """And those to another model, with a key of its own."""
-    server.outcome = lambda number, body: Reply(f"{body['messages'][-1]['content']}!")
-    method, key = tmp_path / "mine.py", tmp_path / "key.txt"
-    method.write_text(
-        "async def answer(record, ask):\n"
-        "    text = await ask('First {question}', question=record['question'])\n"
-        "    return await ask('Then {text}', text=text, model='critic')\n"
-    )
-    key.write_text("sk-critic")
-    inputs, critic = make_questions(tmp_path / "in.json", 5), f"critic=c@{server.url},api_key_addr={key}"
-    assert answer(server, inputs, tmp_path / "out.json", "--method", method, "--unranked", "--model", critic) == 0
-    assert sizes_of(server) == [5, 5] and set(server.paid.values()) == {1} and server.requests == []
-    assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "Then First What of 0?!!"
-
-
 def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, tmp_path):
     def outcome(number, body):
         if drawn(body) % 2 and (number == 0 or drawn(body) % 4 == 1):

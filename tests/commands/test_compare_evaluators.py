@@ -249,9 +249,6 @@ def test_the_majority_is_more_than_half(choices, expected):
     assert majority(choices) == expected
 
 
-# Missing answers
-
-
 def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_no_swap(study):
     pairs = study.pairwise("pairs.json", {"a": "win", "b": "tie", "c": "tie"})
     study.change(pairs, "c", answered=[False, False], details=[])

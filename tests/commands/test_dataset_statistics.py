@@ -1,7 +1,5 @@
 """dataset_statistics.py on datasets written by hand; the bars of the figure are compared with the counts."""
 
-import csv
-import io
 import json
 from collections import Counter
 from pathlib import Path
@@ -11,11 +9,7 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
 from utils.cli import UserError
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import (
-    Column,
-    Counts,
-    communities_figure,
-)
+from utils.tables.dataset_counts import Column, Counts, communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -74,9 +68,6 @@ def refusal(*arguments):
     return str(error.value)
 
 
-# The numbers
-
-
 def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
@@ -98,12 +89,6 @@ def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     ]
 
 
-# What the paper prints
-
-
-# What is missing or empty
-
-
 def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset, capsys):
     bare = {"id": 3, "question": "What is this?"}
     nulls = {"id": 4, "question": "Is it so?", "narrative": None, "category": None, "rubric_aspects": []}
@@ -119,34 +104,6 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
         "own.json: no 'narrative' in 2 of 4 questions, left out of its mean.",
         "own.json: no 'category' in 2 of 4 questions.",
     ]
-
-
-# Communities
-
-
-# Forms
-
-
-def test_csv_holds_full_precision_and_sends_its_notes_to_stderr(dataset, capsys):
-    paths = [dataset("own.json", record(1, words=1), record(2, words=1), record(3, words=2)),
-             dataset("Art_and_Entertainment_test.json", *TWO)]  # fmt: skip
-    main(["--inputs_addr", *paths, "--format", "csv"])
-    captured = capsys.readouterr()
-    rows = list(csv.DictReader(io.StringIO(captured.out)))
-    assert [row["statistic"] for row in rows] == 2 * LABELS
-    assert rows[0] == {
-        **{"file": paths[1], "category": "Arts & Entertainment", "split": "test", "statistic": "Questions (users)"},
-        **{"value": "2", "sd": "", "paper_value": "767", "paper_sd": ""},
-    }
-    assert list(rows[2].values())[4:] == ["2.5", "2.5", "159.1", "203.0"]
-    assert list(rows[8].values()) == [paths[0], "", "", LABELS[3], "1.3333333333333333", "0.4714045207910317", "", ""]
-    assert captured.err.splitlines()[0] == f"note: {METHOD}"
-
-
-# The figure
-
-
-# The script
 
 
 def test_what_cannot_be_read_or_drawn_is_refused_and_nothing_is_printed(dataset, tmp_path, capsys):

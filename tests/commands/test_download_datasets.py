@@ -1,4 +1,4 @@
-"""The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills, full disks.
+"""The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills.
 
 Most runs are forks of a process that has imported what they need (zygote.py).
 """
@@ -131,9 +131,6 @@ def changed(number):
     return FILES | {ART: json.dumps([{"id": f"new{i}", "question": "Which?"} for i in range(number)]).encode()}
 
 
-# What comes out
-
-
 def test_nine_files_with_the_records_as_they_are(hub, download):
     assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both ways a file comes
     printed, errors = download.run()
@@ -165,9 +162,6 @@ def test_a_second_run_fetches_only_what_is_missing(hub, download):
     assert hub.fetched == ["README.md", ART]
 
 
-# Which commit
-
-
 def test_another_commit_is_named_and_not_mixed(hub, download):
     old = hub.branches["main"]
     download.run()
@@ -189,9 +183,6 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     assert set(hub.fetched) == {ART}  # the others are the same, and in the cache
 
 
-# Without the hub
-
-
 @pytest.mark.parametrize("away", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
 def test_without_the_hub(hub, download, away):
     cannot = f"{NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n"
@@ -208,9 +199,6 @@ def test_without_the_hub(hub, download, away):
     printed, errors = download.run_process(**away)
     assert errors.startswith(f"note: {NAME}: ")
     assert printed == f"{download.data}: all files are there, left alone; not compared with the hub\n"
-
-
-# A hub in trouble: where, what, and what is said
 
 
 IN_TROUBLE = {  # where, what, the command's further flags, and what is said
@@ -242,9 +230,6 @@ def test_the_token_stays_out_of_everything(hub, download):
     assert len(files) > 9 and not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-# Killed
-
-
 def test_killed_in_the_middle_of_a_file(hub, download):
     content = b"[" + b",".join(b'{"id": "%d", "question": "Why?"}' % number for number in range(60_000)) + b"]"
     place = PATHS["Lifestyle_and_Personal_Development", "train"]
@@ -259,9 +244,6 @@ def test_killed_in_the_middle_of_a_file(hub, download):
     download.run()
     assert download.finished() == expected(hub.commits[hub.branches["main"]])
     assert len(hub.fetched) == 6
-
-
-# From a folder
 
 
 @pytest.fixture

@@ -334,30 +334,6 @@ def test_what_models_and_users_wrote_stays_text(study, open_page):
         assert page.complaints() == [] and len(page.requests()) == 1
 
 
-@needs_chromium
-def test_aspects_are_rated_one_after_the_other(study, open_page):
-    study.cut(2)
-    key = study.make(ask="aspects")
-    ann = Rater(open_page(study.page), study.folder / "ann")
-    ann.click("#main button")
-    for digit in "5432115":  # of two aspects each three, and of both together one
-        ann.press("9")  # is no value
-        ann.press(digit)
-    assert ann.status() == "Ann: question 2, 1 of 2 done"
-    answers = json.loads(ann.download().read_text())["answers"]
-    assert [one["id"] for one in answers] == key["raters"]["Ann"][:1]
-    assert {slot: its["value"] for slot, its in answers[0]["decisions"].items()} == {
-        "0.valid": 5, "0.important": 4, "0.evidence": 3, "1.valid": 2, "1.important": 1, "1.evidence": 1, "complete": 5,
-    }  # fmt: skip
-
-    ids = study.make("--raters", "Ann", "--overwrite", ask="verdicts")["raters"]["Ann"]
-    ann = Rater(open_page(study.page), study.folder / "ann")
-    for digit in "2011":
-        ann.press(digit)
-    verdicts = study.collect(ann.download())["verdicts"]  # as the judge has them
-    assert verdicts == dict(zip(ids, [{"0": 2, "1": 0}, {"0": 1, "1": 1}], strict=True))
-
-
 def test_what_is_drawn_has_the_groups_in_proportion_and_half_of_a_groups_pairs_swapped():
     groups = {f"{name}_{i}": name for name, count in COMMUNITIES.items() for i in range(count)}
     drawn = draw(groups, 100, seed=3)
@@ -483,3 +459,24 @@ def test_a_key_that_was_changed_is_refused(study):
 
 
 KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Backspace": 8, "Escape": 27}
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("ask", "digits", "values"),
+    [
+        ("verdicts", "20", {"0": 2, "1": 0}),  # as the judge has them
+        # Of two aspects each three, and of both together one; 9 is no value.
+        ("aspects", "59432115", {"0.valid": 5, "0.important": 4, "0.evidence": 3, "1.valid": 2, "1.important": 1,
+                                 "1.evidence": 1, "complete": 5}),
+    ],
+)  # fmt: skip
+def test_aspects_are_rated_one_after_the_other(ask, digits, values, study, open_page):
+    study.cut(2)
+    [first, _] = study.make("--raters", "Ann", ask=ask)["raters"]["Ann"]
+    ann = Rater(open_page(study.page), study.folder / "ann")
+    for digit in digits:
+        ann.press(digit)
+    assert ann.status() == "Ann: question 2, 1 of 2 done"
+    [answer] = json.loads(ann.download().read_text())["answers"]
+    assert answer["id"] == first and {slot: its["value"] for slot, its in answer["decisions"].items()} == values

@@ -1,6 +1,5 @@
 """utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from prompts import choose_lead_in, join_posts, load_prompt, parse_prompt
 from utils.benchmarks.lampqa import aspect_messages, gold_plan
 from utils.cli import UserError
 from utils.import_prompts import main, read_prompts
-from utils.parsing.plans import gold_text, plan_parser, plan_pattern, plan_text
+from utils.parsing.plans import gold_text, plan_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
@@ -165,8 +164,6 @@ def refusal(clone):
     return str(raised.value)
 
 
-# The messages
-
 QUESTION = "Why {plan}?"
 RECORD = {
     "question": QUESTION,
@@ -253,20 +250,6 @@ def test_titles_are_read_without_the_lead_in(text, cut, titles, how):
     assert (parsed.value, parsed.how) == (titles, how)
 
 
-def test_the_last_try_for_a_plan_is_held_to_the_form_it_learnt():
-    """By a regular expression, which vLLM's xgrammar takes as Python does."""
-    pattern = plan_pattern(LEAD_IN)
-    for titles in ("- Cost\n", "- Cost of it: all\n" * 10):
-        assert re.fullmatch(pattern, LEAD_IN + titles)
-        assert plan_text(plan_parser(LEAD_IN)(LEAD_IN + titles, False).value, LEAD_IN).startswith(f"{LEAD_IN}- Cost")
-    others = [LEAD_IN + titles for titles in ("- Cost\n" * 11, "- Cost", "Cost\n", "")]
-    for text in (*others, "- Cost\n", "What (she) wants: aab?\n- Cost\n"):
-        assert not re.fullmatch(pattern, text), text
-
-
-# Files and folders
-
-
 def test_what_cannot_be_read_at_all(clone):
     with pytest.raises(UserError, match=r"^--code_dir nowhere: no such folder$"):
         read_prompts(Path("nowhere"))
@@ -305,8 +288,6 @@ def test_what_is_otherwise_is_named(clone, path, old, new, expected):
     assert said.startswith((f"LaMP-QA/{path}", "--code_dir LaMP-QA: ")) and expected in said
 
 
-# A file that is taken to the character
-
 EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 
@@ -324,6 +305,3 @@ def test_an_exact_prompt_is_all_that_stands_between_the_lines():
         text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
         with pytest.raises(UserError, match=f"^f: .*{told}"):
             parse_prompt(f"lampqa/{name}", text, "f")
-
-
-# Whose words

@@ -9,14 +9,11 @@ import matplotlib
 import pytest
 from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 
-from utils import compare_evaluators, make_figures
+from utils import make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.make_figures import main, read_evaluators
-from utils.tables.paper_figures import (
-    Evaluator,
-    trade_off_figure,
-)
+from utils.make_figures import main
+from utils.tables.paper_figures import Evaluator, trade_off_figure
 from utils.tables.score_table import Row
 from utils.tables.system_scores import columns_of
 from utils.tables.training_figure import training_figure
@@ -54,10 +51,6 @@ def drawn(monkeypatch, tmp_path):
     return run
 
 
-def entry(name, accuracy, mean_score, **more):
-    return {"name": name, "strategy": "aspect", "accuracy": accuracy, "mean_score": mean_score, **more}
-
-
 def evaluator(name, accuracy, mean_score, interval=None, strategy="aspect"):
     return Evaluator(name, strategy, accuracy, interval, mean_score)
 
@@ -68,9 +61,6 @@ def row(name, *means):
 
 PAPER = [evaluator("0.5B", 0.48, 0.94), evaluator("3B", 0.6, 0.7), evaluator("7B", 0.66, 0.5)]
 PAPER += [evaluator("32B", 0.73, 0.44, (0.64, 0.81))]
-
-
-# Figures 2 and 16
 
 
 def panels_of(figure):
@@ -109,9 +99,6 @@ def test_the_score_by_the_number_of_posts(number, drawn, score_file):
     assert intervals_of(panels[MACRO]) == {0: (1.25 / 3, 0.5), 10: (1.75 / 3, 2.75 / 3)}
 
 
-# Figure 3
-
-
 def bars_of(figure):
     """By legend: the heights, and the texts on the bars."""
     [panel] = figure.axes
@@ -142,9 +129,6 @@ def test_gold_plans(drawn, score_file):
     assert figure.axes[0].get_ylim() == (0, pytest.approx(1.15))
 
 
-# Figure 4
-
-
 def test_the_trade_off_of_the_papers_end_points():
     figure = trade_off_figure(PAPER)
     [panel] = figure.axes
@@ -157,53 +141,6 @@ def test_the_trade_off_of_the_papers_end_points():
     assert legend == ["agreement with humans (bars: 95% intervals)", "mean score"]
     assert panel.get_ylim() == (0, 1)
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
-
-
-def test_a_line_breaks_where_there_is_no_value_and_between_strategies():
-    aspects = [evaluator("a", 0.5, 0.9), evaluator("b", None, 0.8), evaluator("c", 0.6, 0.7)]
-    others = [evaluator("d", 0.7, 0.6, strategy="direct"), evaluator("e", 0.4, None, strategy="pairwise")]
-    panel = trade_off_figure([*aspects, *others]).axes[0]
-    accuracy, score = ([None if y != y else y for y in line.get_ydata()] for line in panel.get_lines()[:2])
-    assert accuracy == [0.5, None, 0.6, None, 0.7, None, 0.4]
-    assert score == [0.9, 0.8, 0.7, None, 0.6, None, None]
-    panel = trade_off_figure([evaluator("a", 0.5, 0.9), evaluator("b", None, None), evaluator("c", None, 0.7)]).axes[0]
-    assert [text.get_position()[0] for text in panel.texts if text.get_text() == "no data"] == [1]
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        ([], ": has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote"),
-        ({"evaluators": [entry("a", 73, 1)]}, ": evaluators, item 0 ('a'): field 'accuracy' is 73; it must be a numb"),
-        ({"evaluators": [entry("a", None, 1)] * 2}, ": no evaluator has an accuracy\n  give utils/compare_evaluators"),
-    ],
-)
-def test_a_file_without_the_evaluators_figures_is_refused(content, expected, tmp_path):
-    (tmp_path / "evaluators.json").write_text(json.dumps(content))
-    with pytest.raises(UserError) as error:
-        read_evaluators(str(tmp_path / "evaluators.json"))
-    assert str(error.value).startswith(f"{tmp_path}/evaluators.json{expected}")
-
-
-# Figure 5
-
-
-def test_what_compare_evaluators_writes_is_drawn(drawn, score_file, tmp_path):
-    scores = {"first": (1.0, 0.5, 0.0), "second": (0.5, 0.5, 0.5), "large": (0.25, 0.25, 0.0), "lower": (0.0, 0.5, 0.0)}
-    first, second, large, lower = (score_file(f"{name}.json", *scored("rpg", *its)) for name, its in scores.items())
-    human, output = tmp_path / "human.json", str(tmp_path / "evaluators.json")
-    human.write_text(json.dumps({"rpg0": "first", "rpg1": "second", "rpg2": "second"}))
-    words = ["--evaluator", "0.5B", first, second, "--evaluator", "32B", large, lower, "--human_addr", str(human)]
-    compare_evaluators.main([*words, "--output_addr", output])
-    panel = drawn("--figure", "4", "--agreement_addr", output).axes[0]
-    # Small: first, tie, second, so 2 of 3 as the humans; mean of 1, 0.5, 0, 0.5, 0.5, 0.5 is 0.5.
-    # Large: first, second, tie, so 2 of 3; mean of 0.25, 0.25, 0, 0, 0.5, 0 is 1/6.
-    accuracy, score = (list(line.get_ydata()) for line in panel.get_lines()[:2])
-    assert (accuracy, score) == ([pytest.approx(2 / 3)] * 2, [0.5, pytest.approx(1 / 6)])
-    assert list(intervals_of(panel)) == [-0.04, 0.96]
-
-
-# For every reader
 
 
 def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
@@ -230,15 +167,6 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     with matplotlib.rc_context(own):
         main([*words, f"{tmp_path}/other.pdf"])
     assert [(tmp_path / f"other.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
-
-
-# The files
-
-
-# Mistakes
-
-
-# A training
 
 
 @pytest.mark.parametrize(

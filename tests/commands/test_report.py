@@ -95,9 +95,6 @@ def content(path):
     return index, texts
 
 
-# What stands in the file
-
-
 def test_table_and_questions_are_in_it(files):
     index, texts = content(files.two_systems())
     assert index["systems"] == ["RAG", "Plan"]
@@ -202,9 +199,6 @@ def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, me
         main(["--inputs_addr", "data.json", "--output_addr", "report.html", *arguments])
     assert not (files.folder / "report.html").exists()
     assert (files.folder / "answers").read_bytes() == before
-
-
-# In a browser
 
 
 @needs_chromium

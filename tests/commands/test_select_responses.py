@@ -2,15 +2,12 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from lamp_samples import read_sample
 from test_strategies import judging, make_question  # noqa: F401
 
-import baselines
 import evaluate_responses
-from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import file_hash, publish, read_manifest
 from utils.select_responses import main
@@ -162,38 +159,6 @@ def test_what_cannot_be_selected_from_is_refused(samples, how):
     assert not (samples.folder / "best.json").exists() and not (samples.folder / "worst.json").exists()
 
 
-def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
-    monkeypatch.chdir(judging.folder)
-    aspects = [{"aspect": name, "evidence": "e", "reason": "r"} for name in ("Rules", "Price")]
-    judging.data(*range(1, 9), rubric_aspects=aspects)
-    api = ["--openai", "--base_url", judging.server.url, "--api_key_addr", "key.txt", "--inputs_addr", "data.json"]
-    asked = ["--model_addr", "m", "--num_generated_outputs", "4", "--temperature", "1", "--output_addr", "all.json"]
-    assert baselines.main([*api, *asked]) == 0
-    assert main(["--response_addr", "all.json", "--split_dir", "s"]) == 0
-    samples, scores = ([f"s/{name}_{i}.json" for i in range(4)] for name in ("sample", "scores"))
-    judge = ["--evaluator_llm", "judge-32b", "--temperature", "0"]
-    assert evaluate_responses.main([*api, *judge, "--response_addr", *samples, "--score_addr", *scores]) == 0
-    select = ["--response_addr", "all.json", "--score_addr", *scores, "--output_addr", "best.json", "--keep_equal"]
-    assert main(select) == 0
-
-    by_sample = [json.loads(Path(path).read_text())["per_question_scores"] for path in scores]
-    highest = {one["id"]: max(its[i]["score"] for its in by_sample) for i, one in enumerate(by_sample[0])}
-    assert len(set(highest.values())) > 1
-    best = json.loads(Path("best.json").read_text())
-    assert {key: one["score"] for key, [one] in best.items()} == highest
-
-    before = len(judging.server.requests)
-    words = ["--response_addr", "best.json", "--score_addr", "s/best_scores.json"]
-    assert evaluate_responses.main([*api, *judge, *words]) == 0
-    assert len(judging.server.requests) == before  # its verdicts are in the store
-    judged = json.loads(Path("s/best_scores.json").read_text())["per_question_scores"]
-    assert {one["id"]: one["score"] for one in judged} == highest
-    assert "; 8 selected by score: no fair system" in capsys.readouterr().out
-    assert make_table.main(["--system", "One", scores[0], "--system", "Best of 4", "s/best_scores.json"]) == 0
-    told = "- Best of 4: an upper bound, as each response is the best of 4 by the scores of judge-32b, which saw the "
-    assert told in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "kept", "counts"),
     [
@@ -205,12 +170,6 @@ def test_from_samples_to_a_labelled_row(judging, capsys, monkeypatch):
 def test_thresholds_drop_questions_and_count_them(samples, flags, kept, counts):
     assert list(samples.select(*flags)) == kept
     assert counts.items() <= samples.counts().items() and samples.counts()["kept"] == len(kept)
-
-
-# Bad input
-
-
-# With the scripts around it
 
 
 def test_of_errors_the_lowest_is_best(tmp_path, capsys):

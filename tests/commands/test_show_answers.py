@@ -11,20 +11,15 @@ def files(tmp_path):
         (tmp_path / name).write_text(json.dumps(value))
         return str(tmp_path / name)
 
-    return [
-        "--inputs_addr", write("inputs.json", [{"id": "1", "question": "Which one?"}, {"id": "2", "question": "Why?"}]),
-        "--response_addr", write(
-            "answers.json", {"1": [{"output": "This \x1b[31mone.\n\nIndeed."}], "2": [{"output": None}]}
-        ),
-        "--score_addr", write("scores.json", {"num_unanswered": 0, "per_question_scores": [
-            {"id": "1", "question_sha256": "x", "answered": True, "score": 0.75, "details": [
-                {"aspect": "cost", "score": 2}, {"aspect": "size", "score": 1},
-            ]},
-            {"id": "2", "question_sha256": "x", "answered": True, "score": None, "details": [
-                {"aspect": "cause", "score": None},
-            ]},
-        ]}),
-    ]  # fmt: skip
+    questions = [{"id": "1", "question": "Which one?"}, {"id": "2", "question": "Why?"}]
+    answers = {"1": [{"output": "This \x1b[31mone.\n\nIndeed."}], "2": [{"output": None}]}
+    scored = {"question_sha256": "x", "answered": True}
+    first = [{"aspect": "cost", "score": 2}, {"aspect": "size", "score": 1}]
+    entries = [{"id": "1", **scored, "score": 0.75, "details": first}]
+    entries += [{"id": "2", **scored, "score": None, "details": [{"aspect": "cause", "score": None}]}]
+    scores = write("scores.json", {"num_unanswered": 0, "per_question_scores": entries})
+    inputs = ["--inputs_addr", write("inputs.json", questions), "--response_addr", write("answers.json", answers)]
+    return [*inputs, "--score_addr", scores]
 
 
 def test_answers_stand_with_their_verdicts(files, capsys):
@@ -34,8 +29,5 @@ def test_answers_stand_with_their_verdicts(files, capsys):
         "  score 0.75\n    2 very well    cost\n    1 in part      size\n\n"
         "Why?  [2]\n\n  | (no answer)\n\n  score unscored\n    - unscored     cause\n\n"
     )
-
-
-def test_as_many_as_asked(files, capsys):
     show_answers.main([*files, "--num_questions", "1"])
     assert "Why?" not in capsys.readouterr().out

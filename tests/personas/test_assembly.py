@@ -1,4 +1,4 @@
-"""Histories and questions from made-up files: what is asked, distances, the written files and their readers."""
+"""Histories and questions from made-up files: what is asked, distances, and the written files."""
 
 import ast
 import json
@@ -42,9 +42,6 @@ def write(folder, parts, size):
     return paths
 
 
-# Made-up files as large as real ones
-
-
 @pytest.mark.parametrize(("size", "variants"), [("128k", 2), ("32k", 3)])
 def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
     parts = parts_of(big, size, variants)
@@ -65,9 +62,6 @@ def test_one_seed_gives_the_same_bytes_whatever_the_order_and_the_other_personas
     assert [path.read_bytes() for path in write(tmp_path, parts_of(turned), "1M")] == before
     del files["personas"]["0"]
     assert parts_of(save(tmp_path / "alone", files))[1] == parts_of(big)[2]
-
-
-# Small ones, by hand
 
 
 def entry_of(number, period="next_week", event="d2", **others):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from utils.personas.assembly import Assembled, Row
-from utils.personas.texts import are_alike, find_repeats
 from utils.personas.validity import ALL, Validity, describe
 
 IDEAS, EVOLUTION = "suggest_new_ideas", "track_full_preference_evolution"
@@ -58,20 +57,3 @@ def test_the_figures_by_hand():
     assert lines[1].split() == [IDEAS, "1", "-", "0", "1", "0", "0", "0", "1", "0", "0"]
     assert lines[-1] == "right letters: (a) 100.0%"
     assert describe(Validity().figures()).splitlines()[-1] == "right letters: -"
-
-
-@pytest.mark.parametrize(
-    ("other", "alike"),
-    [("One, TWO three!", True), ("one two four", False), ("three two one", False), ("one two three" + " x" * 9, False)],
-)
-def test_options_are_alike_whose_words_are(other, alike):
-    assert are_alike("one two three", other) == alike
-    words = "a b c d e f g h i j k l m n o p q r s t"
-    assert are_alike(words, words.replace("t", "z")) and not are_alike(words, words.replace("k l m", "x y z"))
-
-
-def test_a_repetition_is_of_eight_words_or_of_the_whole_of_a_shorter_text():
-    contexts = {"c": ["", f"zero {EIGHT} nine"], "other": [EIGHT, "five"]}
-    options = [f"ten {EIGHT}", EIGHT.replace("eight", "ten"), "four five", "five four", "!"]
-    [*found] = find_repeats(contexts, [("c", 2, options), ("c", 1, options), ("other", 1, options)])
-    assert found == [[True, False, True, False, False], [False] * 5, [True, False, True, False, False]]

@@ -43,9 +43,6 @@ def own_prompt(folder, name, text):
     return folder
 
 
-# The shipped prompts
-
-
 def test_every_prompt_file_is_as_it_was_pinned():
     found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob("*.txt")}
     assert found == GOLDEN == {name: load_prompt(f"lampqa/{name}").digest for name in found}
@@ -72,9 +69,6 @@ def test_two_aspects_of_a_response_share_everything_before_the_aspect():
     before, after = first[1]["content"].split("apples")
     assert before.endswith("response:\nthe answer\n\naspect:\n")
     assert second[1]["content"] == f"{before}bread{after}"
-
-
-# Filling in
 
 
 @pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
@@ -104,8 +98,6 @@ def test_a_missing_or_surplus_value_is_our_mistake(values):
     with pytest.raises(AssertionError, match="rag takes"):
         load_prompt("lampqa/rag").messages(**values)
 
-
-# Prompts of the user's own
 
 OWN = "[system]\nBe brief.\n[user]\n{question}\n"
 

@@ -71,9 +71,6 @@ def test_communities_fall_into_the_papers_three_categories():
     assert not {"hsm", "moderators", "opensource"} & COMMUNITIES.keys()  # they don't occur
 
 
-# The score file
-
-
 def record(question_id, num_aspects, **fields):
     aspects = [{"aspect": f"{question_id} {i}", "evidence": "e", "reason": "why wanted"} for i in range(num_aspects)]
     question, narrative = f"Question {question_id}?", f"Narrative of {question_id}."

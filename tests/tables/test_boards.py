@@ -139,9 +139,6 @@ def test_a_missing_task_is_a_dash_and_said(made, two, table):
     assert make_table.main(["--system", "Recency", *some, *two, "--format", "latex"]) == 0
 
 
-# What is refused
-
-
 def refused(*arguments):
     with pytest.raises(UserError) as error:
         make_table.main(list(map(str, arguments)))
@@ -156,9 +153,6 @@ def test_other_questions_or_responses_are_refused(made, two):
     assert message.startswith(f"--system 'A': {paths[7]} has scores of other responses than {paths[0]}\n")
     message = refused("--system", "A", paths[2], paths[2 + 7])
     assert "has scores of other responses than" in message
-
-
-# The paper's numbers
 
 
 def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table):

@@ -50,9 +50,6 @@ def unequal(seed, sizes=(1, 2, 2, 5, 9, 14)):
     return dice.integers(0, 2, len(clusters)).tolist(), [clusters[place] for place in order]
 
 
-# By hand, and against definitions and SciPy
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_unequal_clusters_have_the_general_formula(seed):
     values, clusters = unequal(seed)

@@ -25,9 +25,6 @@ def results_of(first, second):
     return contrast.results
 
 
-# Pairing
-
-
 def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
     scores = {  # 0.0 is a score; "-" is not there
         "d": ("law", 0.25, 0.0), "b": ("music", 0.5, 0.75), "a": ("anime", 1.0, 0.0),
@@ -43,9 +40,6 @@ def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
     assert (swapped.paired, swapped.only_first, swapped.only_second, swapped.neither) == (3, 1, 3, 2)
     with pytest.raises(UserError, match="question 'x': its community is 'law' in one system's score files and 'pets'"):
         pair_questions([question("x", "law", 1.0)], [question("x", "pets", None)], TASK)
-
-
-# Two systems
 
 
 def test_two_systems_by_hand():

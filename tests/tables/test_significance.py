@@ -26,9 +26,6 @@ def random_strata(seed, *sizes):
     return [[round(dice.gauss(0.05, 0.3), 12) for _ in range(size)] for size in sizes]
 
 
-# By hand
-
-
 @pytest.mark.parametrize(
     ("strata", "expected"),
     [
@@ -58,9 +55,6 @@ def test_holm():
             holm([0.5, wrong])
 
 
-# Next to nothing to test
-
-
 @pytest.mark.parametrize(
     ("stratum", "t_and_p", "interval", "permutation_p", "d_z"),
     [
@@ -76,9 +70,6 @@ def test_what_is_undefined_is_none(stratum, t_and_p, interval, permutation_p, d_
     assert bootstrap_interval([stratum]) == interval
     assert permutation_test([stratum]) == permutation_p
     assert effect_size(stratum) == d_z
-
-
-# Against SciPy, and against definitions spelled out
 
 
 @pytest.mark.parametrize("sizes", [(13,), (14,), (4, 9), (3, 4, 7)])

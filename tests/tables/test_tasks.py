@@ -1,4 +1,4 @@
-"""What hangs on the benchmark in tables, figures and reports: columns, words, and that they don't mix."""
+"""What hangs on the benchmark in tables: columns, groups, and that they don't mix."""
 
 from dataclasses import replace
 
