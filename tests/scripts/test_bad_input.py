@@ -478,21 +478,6 @@ def test_a_file_that_lacks_a_question_or_has_a_foreign_one(inputs, server, capsy
 
 # A training log
 
-LOG_DAMAGES = {
-    "not JSON": b"step 1, loss 2.5",
-    "Latin-1": b'{"step": 1, "note": "\xe9"}',
-    "too deep": b"[" * 100_000,
-    "a huge loss": b'{"step": 1, "eval_loss": 1' + b"0" * 400 + b"}",
-}
-
-
-@pytest.mark.parametrize("damage", LOG_DAMAGES)
-def test_a_bad_line_in_a_training_log(inputs, server, capsys, damage):
-    log = inputs / "planner/training_log.jsonl"
-    write(log, LOG_DAMAGES[damage] + b"\n" + log.read_bytes())
-    expected = r"planner/training_log\.jsonl: line 1 is damaged; delete that line"
-    refuse(inputs, COMMANDS["training curve"], server.url, capsys, expected)
-
 
 # Prompts
 

@@ -139,35 +139,29 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
     titles = "\n".join(aspect["aspect"] for aspect in record["rubric_aspects"])
     target = [*chat.tokenizer.encode(titles, add_special_tokens=False), chat.tokenizer.eos_token_id]
 
-    def tokens(kept):
-        messages = prompt.messages(question=record["question"], profile="\n\n".join(kept))
-        return len(chat.render(messages)) + len(target)
+    def rendered(count):
+        return list(chat.render(prompt.messages(question=record["question"], profile="\n\n".join(posts[:count]))))
 
-    whole = [tokens(posts[:count]) for count in range(6)]
+    def example_of(length):
+        [example] = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", length))
+        assert list(example.target) == target and len(example.prompt) + len(target) <= length
+        return example
+
+    whole = [len(rendered(count)) + len(target) for count in range(6)]
     assert whole == sorted(set(whole))  # each post needs room
-    for length in (1, len(target), whole[0] - 1):
+    for length in (1, whole[0] - 1):
         args = parse("--max_seq_length", length)
         assert "too small for 1 of 1" in refusal(build_examples, TASK, [record], "f", prompt, chat, args)
-    seen = set()
-    for length in range(whole[0], whole[5] + 2):
-        example = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", length))[0]
-        assert list(example.target) == target
-        assert len(example.prompt) + len(example.target) <= length
-        count = max(n for n in range(6) if whole[n] <= length)
-        text = chat.tokenizer.decode(example.prompt)
-        if count == 0 and example.is_cut:
-            kept = text.split("descriptions of these questions:\n")[1].split("\n\nCurrent post question:")[0]
-            assert posts[0].startswith(kept) and 0 < len(kept) < len(posts[0])
-            assert example.num_dropped == 4
-            seen.add("cut")
-        else:
-            assert example.num_dropped == 5 - count
-            assert not example.is_cut
-            assert list(example.prompt) == list(
-                chat.render(prompt.messages(question=record["question"], profile="\n\n".join(posts[:count])))
-            )
-            seen.add(count)
-    assert seen == {"cut", 0, 1, 2, 3, 4, 5}
+    for count in range(1, 6):
+        for length in (whole[count], whole[count + 1] - 1 if count < 5 else whole[5] + 9):
+            example = example_of(length)
+            assert (example.num_dropped, example.is_cut) == (5 - count, False)
+            assert list(example.prompt) == rendered(count)
+    example = example_of(whole[1] - 1)
+    kept = chat.tokenizer.decode(example.prompt).split("descriptions of these questions:\n")[1]
+    kept = kept.split("\n\nCurrent post question:")[0]
+    assert posts[0].startswith(kept) and 0 < len(kept) < len(posts[0])
+    assert (example.num_dropped, example.is_cut) == (4, True)
 
 
 def test_the_length_is_the_papers_or_the_models_and_no_more_than_it_takes():
@@ -261,9 +255,6 @@ def test_several_devices_need_a_process_each(monkeypatch):
     assert message.startswith("4 GPUs are visible to one process\n")
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # as accelerate launch sets it
-    fill_in_defaults(parse())
-    monkeypatch.delenv("LOCAL_RANK")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     fill_in_defaults(parse())
 
 
