@@ -48,19 +48,19 @@ class Weighing:
 @pytest.fixture
 def weighing(judging, model_folder, monkeypatch):
     """Judge here by probability, in a folder with two questions of two aspects and a third of one."""
+    numbered = enumerate(CATEGORIES, 1)
     judging.write(
-        "data.json",
-        [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in enumerate(CATEGORIES, 1)],
+        "data.json", [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
     )
     judging.responses("a", q1="A1", q2="A2", q3="A3")
     judging.model = model_folder
 
     def run(engine, *more, to="scores.json", code=0):
-        words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json"]
-        words += ["--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
+        words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json", "--verdicts"]
+        words += ["probability", "--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
         with monkeypatch.context() as patch:
             patch.setattr("utils.runs.roles.VLLMEngine", lambda *_: engine)
-            assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == code
+            assert evaluate_responses.main(list(map(str, [*words, *more]))) == code
         return json.loads((judging.folder / to).read_text()) if (judging.folder / to).exists() else None
 
     judging.weigh = run

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -474,22 +473,6 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(case, command
     assert not folder.exists()
 
 
-def test_a_finished_run_is_left_alone_and_a_mistake_told_before_any_library_loads(command, folder, settings, tmp_path):
-    finished = {**settings("--max_steps", 8), "max_seq_length": 4096}
-    make_run(folder, 4, 8, settings=finished)
-    before = listing(folder)
-    (tmp_path / "blocked").mkdir()
-    names = ["trl", "peft", "datasets"]
-    for flags, code, told in (([], 0, "already finished, left alone\n"), (["--eval_steps", "3"], 2, "")):
-        for name in names:
-            (tmp_path / f"blocked/{name}.py").write_text(f"raise RuntimeError('{name} was imported')\n")
-        done = run_process([*command, *flags], str(tmp_path / "blocked"))
-        assert done.returncode == code and done.stdout.endswith(told), done.stderr
-        names = ["transformers", "accelerate"]
-    assert "error: --eval_steps 3 does not divide" in done.stderr
-    assert listing(folder) == before
-
-
 def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path):
     command.remove("--unranked")
     assert refusal(train_planner.main, command).startswith(f"{files[0]}: not ranked: ")
@@ -497,12 +480,6 @@ def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path
     assert refusal(train_planner.main, command).startswith(f"{files[1]}: not ranked: ")
     train_planner.main([*command, "--num_contexts", "0", "--output_dir", str(tmp_path / "without")])
     assert len(calls) == 1
-
-
-def run_process(arguments, pythonpath):
-    command = [sys.executable, "train_planner.py", *arguments]
-    environment = {**os.environ, "PYTHONPATH": pythonpath, "PYTHONDONTWRITEBYTECODE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3600)
 
 
 # What is refused
