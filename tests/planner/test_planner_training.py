@@ -97,23 +97,17 @@ def test_figures_of_a_run(uninterrupted):
 
 
 def test_the_card_is_true(uninterrupted, data):
-    from huggingface_hub import ModelCard
-
     output, _ = uninterrupted
     for folder, planner in [(output, "$PLANNER/best "), (output / "checkpoint-6", "$PLANNER ")]:
-        card = ModelCard.load(folder / "README.md")
-        assert card.data.library_name == "peft" and card.data.base_model is None  # a folder has no name on the hub
-        assert "None" not in card.text and str(data) not in card.content and str(output) not in card.content
-        assert planner in card.text
-        fingerprint = json.loads((folder / "manifest.json").read_text())["settings"]
-        for name in ("model", "inputs", "validation"):
-            assert f"`{fingerprint[name]}`" in card.text
+        text = (folder / "README.md").read_text()
+        assert "None" not in text and str(data) not in text and str(output) not in text and planner in text
+        settings = json.loads((folder / "manifest.json").read_text())["settings"]
+        assert all(f"`{settings[name]}`" in text for name in ("model", "inputs", "validation"))
     best = json.loads((output / "best/manifest.json").read_text())["step"]
     losses = {entry["step"]: entry["eval_loss"] for entry in log_of(output) if "eval_loss" in entry}
     shown = {step: f"{step} (best checkpoint)" if step == best else str(step) for step in losses}
     text = (output / "README.md").read_text()
     assert all(f"| {shown[step]} | {losses[step]:.4f} | " in text for step in losses)
-    assert "Up to step 6," in (output / "checkpoint-6/README.md").read_text()
     assert "| 8" not in (output / "checkpoint-6/README.md").read_text()
 
 

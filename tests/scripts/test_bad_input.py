@@ -478,21 +478,6 @@ def test_a_file_that_lacks_a_question_or_has_a_foreign_one(inputs, server, capsy
 
 # A training log
 
-LOG_DAMAGES = {
-    "not JSON": b"step 1, loss 2.5",
-    "Latin-1": b'{"step": 1, "note": "\xe9"}',
-    "too deep": b"[" * 100_000,
-    "a huge loss": b'{"step": 1, "eval_loss": 1' + b"0" * 400 + b"}",
-}
-
-
-@pytest.mark.parametrize("damage", LOG_DAMAGES)
-def test_a_bad_line_in_a_training_log(inputs, server, capsys, damage):
-    log = inputs / "planner/training_log.jsonl"
-    write(log, LOG_DAMAGES[damage] + b"\n" + log.read_bytes())
-    expected = r"planner/training_log\.jsonl: line 1 is damaged; delete that line"
-    refuse(inputs, COMMANDS["training curve"], server.url, capsys, expected)
-
 
 # Prompts
 
@@ -806,19 +791,3 @@ def test_links_are_followed(folder, server, capsys):
 
 
 # 10 MB in one place: a prompt that is too long, or a post that is cut; the others go on
-
-
-def test_ten_megabytes_in_one_field(folder, server, capsys):
-    """A prompt that is too long, and a post that is cut; the others go on."""
-    long, posts = "bread " * (10**7 // 6), [{"id": "p1", "text": "猫" * (10**7 // 3)}, {"id": "p2", "text": "Rye?"}]
-    write(folder / "data.json", [RECORDS[1], record(question=long), record(id="q2", profile=posts, narrative=long)])
-    work(COMMANDS["rank"].replace("made", "new"), server.url, capsys)
-    asked = len(server.requests)
-    work(COMMANDS["rag"].replace("data.json", "new/ranked.json").replace("made", "new"), server.url, capsys)
-    answers = {key: its for key, [its] in json.loads((folder / "new/rag.json").read_text()).items()}
-    assert answers["q0"]["reason"] == "the prompt is longer than the model takes"
-    assert answers["q2"]["num_contexts_used"] + answers["q2"]["num_contexts_dropped"] == 2
-    assert max(map(len, server.users()[asked:])) < 8192 * 3  # the estimate of three bytes a token
-    write(folder / "responses.json", {f"q{number}": [{"output": "Rye."}] for number in range(3)})
-    work(f"{COMMANDS['evaluate'].replace('made', 'new')} --max_model_len 8192", server.url, capsys)
-    assert json.loads((folder / "new/scores.json").read_text())["num_unscored"] >= 2

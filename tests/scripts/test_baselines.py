@@ -348,31 +348,19 @@ def test_nothing_heavy_is_imported_for_an_api(server, flags, tmp_path, command):
 # The token budget
 
 
-def test_over_the_budget_the_lowest_ranked_posts_go(server, flags, output, tmp_path, capsys):
-    question = "What " + "should " * 30 + "I do?"
-    posts = [f"Post {i}: ".ljust(300, "x") for i in range(5)]
-    profile = [{"text": post} for post in posts]
-    data = write_json(tmp_path / "data.json", [make_question(1, question=question, profile=profile)])
-    without_posts = APIChat("some-model").length(load_prompt("lampqa/rag").messages(question=question, profile=""))
+def test_what_is_too_long_loses_its_last_posts_or_is_not_asked(server, flags, output, tmp_path, capsys):
+    posts = [{"text": f"Post {i}: ".ljust(300, "x")} for i in range(5)]
+    records = [make_question(1, profile=posts), make_question(2, question="why " * 3000)]
+    without_posts = load_prompt("lampqa/rag").messages(question=records[0]["question"], profile="")
     # 300 bytes are 100 tokens: two posts take 201 (with the blank line between them), three 302.
-    limit = without_posts + 250 + 64
-    found = run(flags, output, "--rag", "--unranked", "--max_tokens", 64, "--max_model_len", limit, data=data)["q1"][0]
-    assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (2, 3, False)
-    expected = load_prompt("lampqa/rag").messages(question=question, profile=f"{posts[0]}\n\n{posts[1]}")
-    assert server.requests[0]["messages"] == expected
-    assert server.requests[0]["max_tokens"] == 64
-    assert "3 posts left out for length" in capsys.readouterr().out
-
-
-def test_question_that_is_too_long_is_not_asked(server, flags, output, tmp_path):
-    records = [make_question(1, question="why " * 3000), make_question(2)]
+    lengths = ["--max_tokens", 64, "--max_model_len", APIChat("some-model").length(without_posts) + 250 + 64]
     data = write_json(tmp_path / "data.json", records)
-    answers = run(flags, output, "--max_tokens", 64, "--max_model_len", 1000, data=data, code=1)
-    assert answers["q1"] == [{"output": None, "reason": "the prompt is longer than the model takes"}]
-    assert answers["q2"][0]["output"] == "An answer."
-    assert len(server.requests) == 1
-
-    # What a run leaves alone
-
-    # Bad input
-    assert set(server.keys) == {KEY}
+    answers = run(flags, output, "--rag", "--unranked", *lengths, data=data, code=1)
+    found = answers["q1"][0]
+    assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (2, 3, False)
+    expected = load_prompt("lampqa/rag").messages(
+        question=records[0]["question"], profile=f"{posts[0]['text']}\n\n{posts[1]['text']}"
+    )
+    assert [request["messages"] for request in server.requests] == [expected]
+    assert answers["q2"] == [{"output": None, "reason": "the prompt is longer than the model takes"}]
+    assert "3 posts left out for length" in capsys.readouterr().out

@@ -220,18 +220,6 @@ def test_judges_prompt(server, flags, write, scores):
     assert server.keys == [KEY]
 
 
-def test_sample_narratives_and_aspects_reach_the_judge(server, flags, write, scores):
-    """Which also shows that the search for them in the generators' prompts would find them."""
-    records = json.loads(SAMPLE.read_text())
-    run(flags, SAMPLE, write("responses.json", respond(records)), scores)
-    prompts = "\n".join(server.users())
-    assert len(server.requests) >= 74
-    for record in records:
-        assert record["narrative"] in prompts
-        for aspect in record["rubric_aspects"]:
-            assert aspect["evidence"] in prompts and aspect["reason"] in prompts
-
-
 def test_aspects_stand_next_to_each_other_and_share_everything_before_them(server, flags, write, scores):
     questions = [make_question(1, 3), make_question(2, 2), make_question(3, 4)]
     server.reply = lambda request: Reply('{"match_score": 1}')

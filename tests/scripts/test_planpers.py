@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from api_server import Reply, default_reply, serve
 from safetensors.numpy import load_file, save_file
+from test_baselines import answer, output, sentences, server, write_json  # noqa: F401 (fixtures)
 from tiny_chat import save_tiny_chat
 
 import baselines
@@ -22,7 +23,6 @@ from utils.generation.model import Policy
 from utils.generation.requests import Completion
 from utils.parsing.answers import ANSWER_SCHEMA
 from utils.parsing.plans import PLAN_PATTERN
-from utils.planner.model import flags_of_planner, planner_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data/mini_lampqa"
@@ -140,12 +140,6 @@ def opened(models, monkeypatch):
 
 
 @pytest.fixture
-def server():
-    with serve(lambda request: answer("An answer.")) as server:
-        yield server
-
-
-@pytest.fixture
 def api(tmp_path, server, monkeypatch):
     """The flags of an API model."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
@@ -158,15 +152,6 @@ def api(tmp_path, server, monkeypatch):
 def local(models):
     """The flags of a planner and a generator that share their base model."""
     return ["--planner_model", models.adapter, "--model_addr", models.base]
-
-
-@pytest.fixture
-def output(tmp_path):
-    return tmp_path / "out" / "answers.json"
-
-
-def answer(text):
-    return Reply(json.dumps({"personalized_answer": text}))
 
 
 def arguments_of(flags, output, *more, data=SAMPLE):
@@ -235,11 +220,6 @@ def delete_answers(output):
     shutil.rmtree(output.parent / "completions")
 
 
-def write_json(path, value):
-    path.write_text(json.dumps(value))
-    return path
-
-
 def write_plans(path, number=1, ids=IDS):
     """A file of `number` plans a question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
@@ -265,14 +245,6 @@ def plan_block(user):
     """What stands under the heading of the aspects."""
     assert user.count(PLAN_HEADING) == 1 and user.endswith(AFTER_PLAN)
     return user.split(PLAN_HEADING)[1].removesuffix(AFTER_PLAN)
-
-
-def sentences(record):
-    """Every sentence that only the judge may see: of the narrative, and of the aspects' evidence and reason."""
-    texts = [record["narrative"]]
-    texts += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
-    parts = [part for text in texts for part in re.split(r"(?<=[.!?。!?])\s+|(?<=[。!?])|\n+|\.\.\.", text)]
-    return [part.strip() for part in parts if len(part.split()) >= 3 or len(part.strip()) >= 15]
 
 
 def assert_no_secret(records, prompts):
@@ -735,13 +707,3 @@ def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, ou
     assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"
     assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens an output")
     assert len(said) == 12 and opened.events == [] and not output.parent.exists()
-
-
-def test_a_planner_here_has_neither_the_parser_nor_the_missing_seed_of_a_generator_behind_an_api():
-    words = "--openai --api_key_addr k --model_addr m --planner_model p --inputs_addr i --output_addr o --seed none"
-    args = planpers.build_parser().parse_args([*words.split(), "--reasoning_parser", "deepseek_r1"])
-    own = flags_of_planner(args)
-    assert (own.openai, own.seed, own.reasoning_parser) == (False, 0, None)
-    policy = Policy.from_arguments(args, {})
-    assert policy.reasoning_parser == "deepseek_r1"
-    assert planner_policy(args, None, {}).reasoning_parser is None

@@ -196,35 +196,6 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
         assert ("Yes." if name == "a completion" else "You sent") in stored.read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "level", "place"),
-    [
-        ("a completion", "info", "flag"),
-        ("a refused key", "warning", "flag"),
-        ("a refused prompt", "warning", "environment"),
-    ],
-)
-def test_a_password_in_the_address_stays_out_of_everything(folder, run, name, level, place):
-    with serve(REPLIES[name]) as server:
-        url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}/v1"
-        arguments = ["--openai", *COMMANDS["baselines.py"], "--log_level", level, "--max_retries", "0"]
-        arguments += ["--base_url", url] if place == "flag" else []
-        _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, OPENAI_BASE_URL=url)
-        assert server.sent
-    assert leaks(folder, shown) == []
-
-
-def test_a_proxys_password_stays_out_of_everything(folder, run):
-    with serve(refusal(401)) as server:
-        proxy = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
-        arguments = ["--openai", "--base_url", "http://api.invalid/v1", *COMMANDS["baselines.py"]]
-        arguments += ["--log_level", "debug", "--max_retries", "0"]
-        _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, HTTP_PROXY=proxy, http_proxy=proxy)
-        assert "http://api.invalid" in server.sent[0]
-        assert SECRETS["user and password, as they are sent"] in server.sent[0]
-    assert leaks(folder, shown) == []
-
-
 @pytest.mark.parametrize(("name", "given"), [("a refused key", "environment"), ("an error of text", "file")])
 def test_the_hubs_token_stays_out_of_everything(folder, name, given):
     (folder / "token").write_text(TOKEN)
@@ -237,9 +208,6 @@ def test_the_hubs_token_stays_out_of_everything(folder, name, given):
         assert any(TOKEN in sent for sent in server.sent)
     assert "error: owner/model: " in shown
     assert leaks(folder, shown, but=["token"]) == []
-
-
-# The hub's token
 
 
 @pytest.fixture(scope="module")
@@ -348,3 +316,26 @@ def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, mod
     assert code == 2 and "Traceback" not in shown, shown
     [error] = errors(shown)
     assert "model: " in error and "safetensors" in error
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "place"),
+    [
+        ("a completion", "info", "flag"),
+        ("a refused prompt", "warning", "environment"),
+        ("a refused key", "debug", "proxy"),
+    ],
+)
+def test_a_password_in_an_address_stays_out_of_everything(folder, run, name, level, place):
+    with serve(REPLIES[name]) as server:
+        url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
+        flags, environment = {
+            "flag": (["--base_url", f"{url}/v1"], {}),
+            "environment": ([], {"OPENAI_BASE_URL": f"{url}/v1"}),
+            "proxy": (["--base_url", "http://api.invalid/v1"], {"HTTP_PROXY": url, "http_proxy": url}),
+        }[place]
+        arguments = ["--openai", *COMMANDS["baselines.py"], *flags, "--log_level", level, "--max_retries", "0"]
+        _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, **environment)
+        assert place != "proxy" or SECRETS["user and password, as they are sent"] in server.sent[0]
+        assert server.sent
+    assert leaks(folder, shown) == []

@@ -48,19 +48,19 @@ class Weighing:
 @pytest.fixture
 def weighing(judging, model_folder, monkeypatch):
     """Judge here by probability, in a folder with two questions of two aspects and a third of one."""
+    numbered = enumerate(CATEGORIES, 1)
     judging.write(
-        "data.json",
-        [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in enumerate(CATEGORIES, 1)],
+        "data.json", [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
     )
     judging.responses("a", q1="A1", q2="A2", q3="A3")
     judging.model = model_folder
 
     def run(engine, *more, to="scores.json", code=0):
-        words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json"]
-        words += ["--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
+        words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json", "--verdicts"]
+        words += ["probability", "--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
         with monkeypatch.context() as patch:
             patch.setattr("utils.runs.roles.VLLMEngine", lambda *_: engine)
-            assert evaluate_responses.main(list(map(str, [*words, "--verdicts", "probability", *more]))) == code
+            assert evaluate_responses.main(list(map(str, [*words, *more]))) == code
         return json.loads((judging.folder / to).read_text()) if (judging.folder / to).exists() else None
 
     judging.weigh = run
@@ -156,20 +156,6 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
     assert detail["reason"] == "the model gives an option no likelihood"
 
 
-def test_what_has_no_such_verdicts_is_refused_in_a_line(weighing, tmp_path):
-    sure = ["--verdicts", "probability"]
-    assert refused(weighing.run, "aspect", [weighing.folder / "a.json"], *sure) == (
-        "--verdicts probability: no API tells how likely a text is; give a judge that runs here"
-    )
-    assert refused(weighing.run, "direct", [weighing.folder / "a.json"], *sure) == (
-        "--verdicts probability: LaMP-QA's direct has no verdicts on parts of an answer; leave it out"
-    )
-    assert refused(weighing.run, "aspect", [weighing.folder / "a.json"], "--num_verdicts", "3") == (
-        "--num_verdicts 3: a greedy judge only repeats itself; give a --temperature above 0"
-    )
-    assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()
-
-
 # By several verdicts
 
 
@@ -205,20 +191,6 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
     )
 
 
-def test_one_verdict_is_asked_for_as_ever(weighing):
-    weighing.server.reply = by_seed
-    flags = ["--temperature", "0.7", "--max_retries", "0", "--constrained_decoding", "never"]
-    one = weighing.run(None, [weighing.folder / "a.json"], *flags, to="one.json")
-    seeds = {request["seed"] for request in weighing.server.requests}
-    assert weighing.settings("one.json")["num_verdicts"] == 1 and "num_verdicts" not in one
-    weighing.server.requests.clear()
-    three = drawing(weighing, 3, "--completions", weighing.folder / "three")
-    assert seeds < {request["seed"] for request in weighing.server.requests}  # the first draw is that verdict
-    for its, mine in zip(one["per_question_scores"], three["per_question_scores"], strict=True):
-        assert its["question_sha256"] == mine["question_sha256"]
-        assert [d["score"] for d in its["details"]] == [d["drawn"][0] for d in mine["details"]]
-
-
 # Beside each other
 
 
@@ -247,3 +219,16 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     assert "its strategy is aspect, 3 verdicts, but --evaluator 'A' has files of aspect, probability" in refused(
         compare_evaluators.main, [*mixed, "--human_addr", str(human)]
     )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more", "message"),
+    [
+        ("aspect", ["--verdicts", "probability"], "--verdicts probability: no API tells how likely a text is; give a"),
+        ("direct", ["--verdicts", "probability"], "--verdicts probability: LaMP-QA's direct has no verdicts on parts"),
+        ("aspect", ["--num_verdicts", "3"], "--num_verdicts 3: a greedy judge only repeats itself; give a --temp"),
+    ],
+)
+def test_what_has_no_such_verdicts_is_refused(weighing, strategy, more, message):
+    assert refused(weighing.run, strategy, [weighing.folder / "a.json"], *more).startswith(message)
+    assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -342,22 +341,6 @@ def test_what_an_encoder_decoder_cannot_do_is_refused(data, tmp_path):
         with pytest.raises(UserError, match=message):
             files = ["--inputs_addr", str(inputs), "--output_addr", str(tmp_path / "a.json")]
             baselines.main(["--model_addr", str(data / "t5"), *files, *flags])
-
-
-def test_other_inputs_and_prompts_than_it_has_learnt_from_are_said(uninterrupted, data, warm, tmp_path):
-    shutil.copytree(ROOT / "prompts/lamp", tmp_path / "words")
-    (tmp_path / "words/headline.txt").write_text((ROOT / "prompts/lamp/headline.txt").read_text() + "\n")
-    words = ["--inputs_addr", data / "LaMP-4_train.json", "--limit", "1", "--rag", "--unranked", "--num_contexts"]
-    own = ["--prompts_dir", tmp_path / "words"]
-    told = "was trained with another prompt than this headline"
-    asked = ["--model_addr", uninterrupted / "best", *words]
-    assert told in answer(warm, *asked, 2, "--output_addr", tmp_path / "a.json", *own)
-    printed = answer(warm, *asked, 1, "--output_addr", tmp_path / "b.json")
-    assert "was trained with num_contexts 2, here it is 1" in printed and told not in printed
-    learn(warm, flags_of(data, tmp_path / "generator", validation=None, epochs=1), *own)
-    cards = [(folder / "README.md").read_text() for folder in (tmp_path / "generator", uninterrupted)]
-    assert [" --prompts_dir $PROMPTS\n```" in card for card in cards] == [True, False]
-    assert "so its own is optimistic" in cards[1] and "optimistic" not in cards[0]
 
 
 def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path, monkeypatch, capsys):

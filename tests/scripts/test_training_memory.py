@@ -82,21 +82,18 @@ def log_of(output):
 # The batch
 
 
-@pytest.mark.parametrize(
-    ("words", "batch"),
-    [
+def test_a_step_learns_from_the_papers_64_questions_unless_flags_say_otherwise():
+    needed = ["--inputs_addr", "a", "--output_dir", "b", "--model_addr", "c"]
+    for words, batch in (
         ("", (16, 4)),
         ("--fusion decoder", (4, 16)),
         ("--lora_rank 8", (1, 64)),
         ("--fusion decoder --gradient_accumulation_steps 4", (4, 4)),
-    ],
-)
-def test_a_step_learns_from_the_papers_64_questions_unless_flags_say_otherwise(words, batch):
-    needed = ["--inputs_addr", "a", "--output_dir", "b", "--model_addr", "c"]
-    args = train_generator.build_parser().parse_args([*needed, *words.split()])
-    train_generator.choose_batch(args)
-    assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == batch
-    assert effective_batch_size(args) == batch[0] * batch[1]
+    ):
+        args = train_generator.build_parser().parse_args([*needed, *words.split()])
+        train_generator.choose_batch(args)
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == batch
+        assert effective_batch_size(args) == batch[0] * batch[1]
 
 
 # The longest batch before the first step
@@ -163,26 +160,23 @@ def test_torchs_memory_grows_in_place_in_training_and_ranking_but_not_beside_vll
 
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, warm, tmp_path):
+    output = tmp_path / "out"
     seen = f"import shutil, {SCRIPTS[kind].replace('/', '.')} as script; drop = script.drop_states"
     seen += f"; copy = lambda folder: shutil.copytree(folder, '{tmp_path}/before', symlinks=True)"
     seen += "; script.drop_states = lambda folder: (copy(folder), drop(folder))"
-    learn(warm, data, tmp_path / "out", kind, do=seen)
+    learn(warm, data, output, kind, do=seen)
     before, after = ({path.relative_to(folder): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-                     for folder in (tmp_path / "before", tmp_path / "out"))  # fmt: skip
+                     for folder in (tmp_path / "before", output))  # fmt: skip
     gone = {path.name for path in before.keys() - after.keys()} - {"training_log.jsonl.lock"}
     assert gone == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
     assert after.keys() - before.keys() <= {Path("manifest.json")}
-    learnt = next(size for path, size in before.items() if path.suffix == ".safetensors")
-    states = next(size for path, size in before.items() if path.name == "optimizer.pt")
-    assert states == pytest.approx(2 * learnt, rel=0.25)  # AdamW's two averages
-    assert (tmp_path / "out/best/manifest.json").is_file()
     # Where a run was killed in between, the same command deletes them.
-    (tmp_path / "out/best/optimizer.pt").write_bytes(b"left")
-    run = warm.run(SCRIPTS[kind], flags_of(data, tmp_path / "out", kind))
-    assert "already finished, left alone" in run.printed and not (tmp_path / "out/best/optimizer.pt").exists()
+    (output / "best/optimizer.pt").write_bytes(b"left")
+    run = warm.run(SCRIPTS[kind], flags_of(data, output, kind))
+    assert "already finished, left alone" in run.printed and not (output / "best/optimizer.pt").exists()
     # Without its last checkpoint it is told that it cannot go on.
-    steps = sorted((tmp_path / "out").glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    steps = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     if len(steps) > 1:
         shutil.rmtree(steps[-1])
-        said = learn(warm, data, tmp_path / "out", kind, code=2)
+        said = learn(warm, data, output, kind, code=2)
         assert said.splitlines()[-1] == "  --no-resume trains from the beginning"
