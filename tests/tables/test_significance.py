@@ -147,3 +147,18 @@ def test_t_tests_are_scipys():
     one, other = random_strata(1, 12, 40)
     expected = scipy.stats.ttest_ind(one, [-d for d in other], equal_var=False)
     assert t_test([one, other]) == pytest.approx((expected.statistic, expected.pvalue))
+
+
+# Simulated systems: the bounds are four standard errors wide
+
+
+def test_p_values_of_the_macro_average_are_uniform_where_its_strata_differ():
+    dice = np.random.default_rng(12)
+    t_test_p, permutation_p = [], []
+    for seed in range(500):
+        strata = [(dice.normal(size=size) * spread).round(12).tolist() for size, spread in ((8, 0.4), (20, 0.1))]
+        t_test_p.append(t_test(strata)[1])
+        permutation_p.append(permutation_test(strata, permutations=399, seed=seed))
+    for level, p_values in itertools.product((0.05, 0.2, 0.5, 0.8), (t_test_p, permutation_p)):
+        error = math.sqrt(level * (1 - level) / len(p_values))
+        assert np.mean(np.array(p_values) <= level) == pytest.approx(level, abs=4 * error)
