@@ -25,13 +25,12 @@ from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.cli import UserError
 from utils.files.output import Output, Piece, Pieces
-from utils.generation.calls import Call, describe_calls
+from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.chat import VERDICT_TOKENS
-from utils.generation.cost import prices_of
 from utils.generation.engines import print_machine, reported
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask, Role, Shared
-from utils.runs.command import Command, execute, writing
+from utils.runs.command import Command, execute, open_engines, writing
 from utils.runs.judging import (
     calls_to,
     check_verdicts,
@@ -44,7 +43,6 @@ from utils.runs.judging import (
     publish_scores,
     read_systems,
 )
-from utils.runs.roles import open_engines
 from utils.runs.runner import Step, run_steps
 
 

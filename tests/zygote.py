@@ -283,7 +283,7 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
 def plan_by_server(flags: dict[str, str]) -> None:
     """Have planpers.py plan by an API server, which these flags name, in vLLM's place."""
-    import_module("utils.runs.roles").VLLMEngine = partial(ServerPlanner, flags)
+    import_module("utils.runs.command").VLLMEngine = partial(ServerPlanner, flags)
 
 
 class ServerPlanner:

@@ -40,9 +40,8 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.cli.flags import nearest
 from utils.files.json_files import read_json, read_toml
-from utils.files.lock import Lock
 from utils.files.manifest import file_hash
-from utils.files.writing import check_writable, write_array, write_synced
+from utils.files.writing import Lock, check_writable, write_array, write_synced
 from utils.generation.engines import print_machine
 from utils.parsing import building as parsing
 from utils.records.stream import DatasetFile

@@ -31,9 +31,8 @@ from utils.files.derived_files import prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import staged_path, write_synced
-from utils.generation.calls import TOKEN_COUNTS, total
+from utils.generation.calls import TOKEN_COUNTS, describe_cost, prices_of, total
 from utils.generation.chat import APIChat, load_tokenizer
-from utils.generation.cost import describe_cost, prices_of
 from utils.generation.engines import print_machine
 from utils.personas import assembly, conversations, costs, inputs, pages
 from utils.personas.asking import PROMPTS, SMALL, Asking
@@ -41,10 +40,9 @@ from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
 from utils.personas.validity import Validity, describe
 from utils.runs.ask import Ask, Shared
-from utils.runs.command import writing
+from utils.runs.command import open_engines, writing
 from utils.runs.methods import sum_calls
 from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
-from utils.runs.roles import open_engines
 from utils.runs.runner import Step, run_steps
 
 SCRIPT = "utils/build_personamem.py"

@@ -27,10 +27,9 @@ from utils.benchmarks import FIRST, tasks
 from utils.benchmarks.published import OnHub, OnServer, Published, SharedContexts
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.lock import Lock
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import check_writable
+from utils.files.writing import Lock, check_writable
 from utils.models.hub import check_cache_dir
 from utils.models.hub_datasets import Source, UnreachableError, find_folder
 from utils.records.downloads import make_file

@@ -44,8 +44,7 @@ from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_m
 from utils.generation.engines import identify_local_model
 from utils.generation.model import Model, Policy
 from utils.generation.plain_text import PlainText
-from utils.generator.base import check_base
-from utils.generator.examples import Example, build_examples, describe_examples
+from utils.generator.examples import Example, build_examples, check_base, describe_examples
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu

@@ -336,9 +336,9 @@ class Engine:
         return Scored([-1 / len(tokens) for tokens in continuations], len(prompt), 0)
     async def close(self):
         pass
-import utils.runs.roles
+import utils.runs.command
 
-utils.runs.roles.VLLMEngine = lambda *_: Engine()
+utils.runs.command.VLLMEngine = lambda *_: Engine()
 """
 
 

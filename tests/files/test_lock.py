@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from test_output import ROOT, is_finished, make, message, names_in, path, write  # noqa: F401 (fixture)
 
-from utils.files.lock import Lock
+from utils.files.writing import Lock
 
 US = f"process {os.getpid()} on {socket.gethostname()}"
 HOLD = """
 import sys
-from utils.files.lock import Lock
+from utils.files.writing import Lock
 lock = Lock(sys.argv[1])
 print("ready", flush=True)
 input()
@@ -72,7 +72,7 @@ def test_a_lock_ends_with_its_process(path, end):
 
 FORK = """
 import os, signal, sys
-from utils.files.lock import Lock
+from utils.files.writing import Lock
 lock = Lock(sys.argv[1])
 reading, writing = os.pipe()
 child = os.fork()
@@ -102,7 +102,7 @@ def test_a_fork_neither_lets_a_lock_go_nor_keeps_it(path, ending):
 RACE = """
 import os, sys
 from utils.cli import UserError
-from utils.files.lock import Lock
+from utils.files.writing import Lock
 output, rounds = sys.argv[1], int(sys.argv[2])
 print("ready", flush=True)
 input()

@@ -10,8 +10,7 @@ import pytest
 
 from utils.cli import UserError
 from utils.files import manifest as manifests
-from utils.files.manifest import publish, refuse_unranked
-from utils.files.settings import differences
+from utils.files.manifest import differences, publish, refuse_unranked
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1}

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
-from utils.files.lock import Lock
 from utils.files.manifest import file_hash, publish, read_manifest
 from utils.files.output import Output
+from utils.files.writing import Lock
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}

@@ -159,7 +159,7 @@ def thinking(monkeypatch):
     class Engine(Thinker):
         opened, tries = [], []
 
-    monkeypatch.setattr("utils.runs.roles.VLLMEngine", Engine)
+    monkeypatch.setattr("utils.runs.command.VLLMEngine", Engine)
     return Engine
 
 

@@ -12,8 +12,7 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat, fit_profile
-from utils.generation.plain_text import PlainText, fit_text, passages_of
-from utils.generation.trimming import fit_trimmed
+from utils.generation.plain_text import PlainText, fit_text, fit_trimmed, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"

@@ -227,7 +227,7 @@ def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointin
     from transformers import AutoModelForCausalLM
 
     from utils.training import NO_LOSS
-    from utils.training.causal import target_loss
+    from utils.training.base_model import target_loss
 
     save(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64, attn_implementation="eager")

@@ -15,7 +15,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.lamp import TAGS
 from utils.benchmarks.references import long_text_metrics, rating_metrics
 from utils.scoring import references
-from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
+from utils.scoring.means import ROOT_MEAN_SQUARE, macro_f1
 from utils.scoring.verdicts import no_answer
 
 PAIRS = 500

@@ -5,8 +5,7 @@ import math
 import pytest
 
 from utils.scoring.aspects import score_of
-from utils.scoring.sureness import average, krippendorffs_alpha, weigh
-from utils.scoring.verdicts import no_answer
+from utils.scoring.verdicts import average, krippendorffs_alpha, no_answer, weigh
 
 # Example C of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011): four observers, twelve units, and
 # what is missing; he prints 0.849 for interval data.

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from utils.scoring.pooled import ROOT_MEAN_SQUARE, macro_f1
+from utils.scoring.means import ROOT_MEAN_SQUARE, macro_f1
 from utils.tables import clusters
 from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import bootstrap_interval, mean_over_strata, permutation_test

@@ -10,7 +10,7 @@ from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.scoring import references
 from utils.scoring.direct import summarize_scores
-from utils.scoring.pooled import ROOT_MEAN_SQUARE, Pooled, macro_f1
+from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]

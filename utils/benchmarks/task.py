@@ -11,9 +11,8 @@ from typing import Any, TypedDict
 from prompts import History, Messages, Prompt, join_posts
 from utils.benchmarks.published import Published
 from utils.parsing import Parsed
-from utils.scoring.pooled import Pooled
-from utils.scoring.sureness import average, summarize_drawn, summarize_weighed
-from utils.scoring.verdicts import Verdict
+from utils.scoring.means import Pooled
+from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_weighed
 
 OFFICIAL = "-official"  # how metrics are called that read all that a model wrote, by the public code's rule
 

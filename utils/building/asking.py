@@ -14,13 +14,11 @@ from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.generation.calls import Call, describe_calls
-from utils.generation.cost import prices_of
+from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.engines import choose_generator, identify_model, publish_records, reported
 from utils.generation.model import Model
 from utils.runs.ask import Ask, Role, Shared
-from utils.runs.command import writing
-from utils.runs.roles import open_engines
+from utils.runs.command import open_engines, writing
 from utils.runs.runner import Step as RunStep
 from utils.runs.runner import run_steps
 

@@ -18,7 +18,6 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.files.lock import Lock, check_free
 from utils.files.manifest import (
     describe_run,
     finish_interrupted_publish,
@@ -28,7 +27,7 @@ from utils.files.manifest import (
     publish_staged,
     read_manifest,
 )
-from utils.files.writing import check_could_write, check_writable, staged_path, write_array
+from utils.files.writing import Lock, check_could_write, check_free, check_writable, staged_path, write_array
 from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
 Key = tuple[str | int, ...]

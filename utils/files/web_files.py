@@ -17,9 +17,8 @@ from urllib.request import getproxies
 from utils.cli import UserError
 from utils.cli.flags import address_problem
 from utils.cli.progress import Progress, announce
-from utils.files.lock import Lock
 from utils.files.manifest import without_password
-from utils.files.writing import check_writable, naming, open_appending, rename, write_line
+from utils.files.writing import Lock, check_writable, naming, open_appending, rename, write_line
 
 if TYPE_CHECKING:
     import httpx

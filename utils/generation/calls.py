@@ -1,15 +1,15 @@
-"""A call: one output to be had, asked for until its text can be used."""
+"""A call: one output to be had, asked for until its text can be used; and what the calls of a run cost."""
 
 import math
+from argparse import Namespace
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.cli.errors import printable
 from utils.files.output import Key
 from utils.generation.chat import Chat, Fitted, Rendered
-from utils.generation.cost import Prices
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FORMATS, Completion, Engine, RefusedError
 from utils.parsing import Parsed, nothing
@@ -18,6 +18,36 @@ from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 THOUGHT_COUNT = "reasoning_tokens"  # of the completion's; in the records that have thoughts alone
+
+
+class Prices(NamedTuple):
+    """US dollars a million tokens."""
+
+    input: float
+    cached: float  # of input that came from the API's cache
+    output: float  # thoughts included, as APIs bill them
+
+    def cost(self, tokens: Mapping[str, int | None]) -> float | None:
+        """US dollars for a manifest's `tokens`, to a millionth; None where the API did not tell their numbers.
+
+        Input that is not said to come from a cache has the full price.
+        """
+        prompt, written, cached = (tokens[f"{name}_tokens"] for name in ("prompt", "completion", "cached"))
+        if prompt is None or written is None:
+            return None
+        cached = min(cached or 0, prompt)
+        dollars = (prompt - cached) * self.input + cached * self.cached + written * self.output
+        return round(dollars / 1e6, 6)
+
+
+def prices_of(args: Namespace, whose: str = "") -> Prices | None:
+    """The prices among the flags (of `cli.add_price_arguments`), None without; `whose` is "" or "planner_"."""
+    price_in, price_out, cached = (vars(args).get(f"{whose}price_{name}") for name in ("in", "out", "cached"))
+    return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
+
+
+def describe_cost(cost: float | None) -> str:
+    return "cost unknown: the API reports no token counts" if cost is None else f"{cost:.4f} USD"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 from prompts import Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.generation.templates import known_variables, refuse_unknown, template_variables
-from utils.generation.thinking import own_parser
+from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
 from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
 from utils.models.loading import TOKENIZER_FILES, blaming, loading

@@ -17,10 +17,9 @@ from utils.files.manifest import folder_settings
 from utils.generation.chat import choose_length
 from utils.generation.engines import choose_generator, open_completions
 from utils.generation.model import Model, Policy
-from utils.generation.plain_text import PlainText, fit_text
+from utils.generation.plain_text import Entry, PlainText, Trimmed, fit_text
 from utils.generation.requests import FURTHER, Completion, Sampling
-from utils.generation.templates import template_variables
-from utils.generation.trimming import Entry, Trimmed
+from utils.generation.thinking import template_variables
 from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
 from utils.models.loading import loading
 from utils.models.memory import check_before_fetching, smallest_gpu

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.files.manifest import REPORTED
 from utils.files.output import Output, Pieces
-from utils.files.settings import REPORTED
 from utils.files.web_files import check_proxies
-from utils.generation.calls import describe_records
+from utils.generation.calls import Prices, describe_cost, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
-from utils.generation.cost import Prices, describe_cost
 from utils.generation.model import Model, Policy
 from utils.generation.plain_text import PlainText
 from utils.generation.requests import Engine

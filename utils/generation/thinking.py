@@ -1,4 +1,4 @@
-"""Does a model think, how much room do its thoughts get, and what tells them from its answer.
+"""Chat templates' variables, and thoughts: does a model think, with how much room, and where does its answer begin?
 
 Behind an API the marks in the text tell, or the server does, in a field of its own. A model that runs here has one of
 vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` where its config says gpt_oss;
@@ -18,6 +18,7 @@ from utils.cli.progress import announce
 from utils.files.manifest import read_folder_manifest
 from utils.parsing.thoughts import CLOSING, OPENING
 
+SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a template here is told
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
 ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # an empty one, as Qwen3's template has it
@@ -30,6 +31,30 @@ OPENAI_TOKENS, OPENAI_NAMES = 25_000, re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5
 # Families that think behind an API, by the names that their makers give them.
 THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
 TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts whose models answer at once
+
+
+def template_variables(args: Namespace) -> dict[str, Any]:
+    """What --chat_template_kwargs and --reasoning_effort tell a template; UserError where both set one variable."""
+    kwargs, effort = (vars(args).get(name) for name in SETTINGS)
+    variables = dict(kwargs or {})
+    if effort is not None:
+        if "reasoning_effort" in variables:
+            raise UserError("--reasoning_effort: is also in --chat_template_kwargs; give it once")
+        variables["reasoning_effort"] = effort
+    return variables
+
+
+def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
+    """Those that a template, as its text is, has a use for."""
+    return {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", template)}
+
+
+def refuse_unknown(variables: dict[str, Any], known: dict[str, Any], where: str) -> None:
+    """Raise UserError over a variable that a template does not know: it would change nothing, without a word."""
+    if unknown := variables.keys() - known.keys():
+        name = min(unknown)
+        flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
+        raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or look up the name in its model card")
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""What a generator learns from: inputs as at answering, and right answers, as token ids."""
+"""What a generator learns from: which models, inputs as at answering, and right answers, as token ids."""
 
 import ctypes
 import multiprocessing
 import os
 import signal
+from argparse import Namespace
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from typing import Any
 
 from prompts import Prompt
 from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
 from utils.generation.chat import Fitted
+from utils.generation.encoder_decoder import is_encoder_decoder
 from utils.generation.model import Model
 from utils.generation.plain_text import num_trimmed
+from utils.models.hub import adapter_base
 from utils.training.launch import num_processes
 
 WORTH_A_PROCESS = 500  # items of profiles: these take about a second to tokenize
@@ -106,3 +110,16 @@ def describe_examples(path: str, examples: Sequence[Example]) -> str:
         f"{sum(getattr(one, 'question_cut', False) for one in fitted)} questions, "
         f"{sum(example.is_cut for example in examples)} targets"
     )
+
+
+def check_base(args: Namespace) -> None:
+    """Raise UserError where --model_addr is none of the kind that is trained with --lora_rank, or without it."""
+    is_text_model = is_encoder_decoder(args.model_addr, args.cache_dir)
+    if args.lora_rank is None and not is_text_model:
+        hint = "\n  --lora_rank 16 fine-tunes a chat model"
+        raise UserError(f"--model_addr {args.model_addr}: no encoder-decoder, such as google/flan-t5-base{hint}")
+    if args.lora_rank is not None and (is_text_model or adapter_base(args.model_addr)):
+        kind = "an encoder-decoder" if is_text_model else "an adapter"
+        raise UserError(f"--lora_rank: {args.model_addr} is {kind}; give a chat model")
+    if args.lora_rank is not None and args.fusion == "decoder":
+        raise UserError("--fusion decoder: is for an encoder-decoder; leave out --lora_rank, or this")

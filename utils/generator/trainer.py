@@ -15,15 +15,14 @@ from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
 from utils.cli.flags import Arguments
-from utils.generation.beams import batches, room_of, write
+from utils.generation.beams import batches, fuse, pad_passages, room_of, write
 from utils.generation.encoder_decoder import NUM_BEAMS
-from utils.generation.fusion import fuse, pad_passages
 from utils.generation.plain_text import passages_of
 from utils.generator.card import make_card
 from utils.generator.examples import Example
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
-from utils.training.causal import target_loss, write_greedily
+from utils.training.base_model import target_loss, write_greedily
 from utils.training.checkpoints import Run
 from utils.training.recorder import Recorder, Selection
 from utils.training.resumable import Resumable, common_settings

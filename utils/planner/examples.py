@@ -1,9 +1,48 @@
-"""What the planner learns from: prompts and targets as token ids."""
+"""What the planner learns from: prompts and targets as token ids.
+
+What plans begin with is the planner's target, by the flag or by what a planner or its plans remember.
+"""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from prompts import Prompt, choose_lead_in
+from utils.cli import UserError
+from utils.files.manifest import folder_settings, noted_settings
 from utils.training import NO_LOSS
+
+
+def trained_variables(planner_model: str) -> dict[str, Any] | None:
+    """What the chat template was told when a planner was trained; None for a model that was not trained as one."""
+    settings = folder_settings(planner_model)
+    return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
+
+
+def find_lead_in(
+    planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
+) -> str | None:
+    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
+
+    UserError where files of plans begin differently, or the flag says otherwise than what is remembered, or needs a
+    prompt that has a lead-in.
+    """
+    sources = [planner_model] if planner_model else plans_addrs
+    found = [_find(planner_target, prompt, one, is_folder=planner_model is not None) for one in sources]
+    if len(set(found)) > 1:
+        raise UserError(f"--plans_addr: {' and '.join(sources)} begin differently; answer with each in its own command")
+    return found[0] if found else choose_lead_in(planner_target or "paper", prompt)
+
+
+def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_folder: bool) -> str | None:
+    settings = folder_settings(source) if is_folder else noted_settings(source)
+    if settings.get("script") not in ("train_planner.py", "planpers.py"):
+        return choose_lead_in(planner_target or "paper", prompt)
+    remembered = settings.get("planner_target", "paper")
+    if planner_target not in (None, remembered):
+        raise UserError(f"--planner_target {planner_target}: {source} was made with {remembered}\n  leave the flag out")
+    return settings.get("lead_in")
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from utils.generation.chat import PAPER_LENGTH, choose_length, open_chat, open_l
 from utils.generation.engines import open_completions
 from utils.generation.model import Model, Policy
 from utils.generation.requests import SAMPLED
-from utils.generation.templates import SETTINGS, template_variables
-from utils.generation.thinking import find_thoughts, settle_tokens
+from utils.generation.thinking import SETTINGS, find_thoughts, settle_tokens, template_variables
 from utils.parsing import plans as parsing
-from utils.planner.targets import trained_variables
+from utils.planner.examples import trained_variables
 
 
 def flags_of_planner(args: Arguments) -> Arguments:

@@ -19,7 +19,7 @@ from utils.parsing.plans import aspect_recall, plan_parser
 from utils.planner.card import make_card
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
-from utils.training.causal import target_loss, write_greedily
+from utils.training.base_model import target_loss, write_greedily
 from utils.training.checkpoints import Run
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings

@@ -13,16 +13,14 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Piece
-from utils.generation.calls import describe_calls
-from utils.generation.cost import prices_of
+from utils.generation.calls import describe_calls, prices_of
 from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings
 from utils.generation.engines import identify_model, print_machine, publish_records, reported
 from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask, Role, Shared
-from utils.runs.command import Command, calls_of, writing
-from utils.runs.roles import open_engines
+from utils.runs.command import Command, calls_of, open_engines, writing
 from utils.runs.runner import Step, run_steps
 
 Method = Callable[[Record, Ask], Awaitable[Piece]]

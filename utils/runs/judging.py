@@ -15,10 +15,9 @@ from utils.cli import Arguments, UserError
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import file_hash
 from utils.files.output import Key, Output, Pieces
-from utils.generation.calls import Call, describe_records
+from utils.generation.calls import Call, describe_cost, describe_records, prices_of
 from utils.generation.chat import Chat, LocalChat, choose_judge_length, open_chat, render_all
 from utils.generation.completions import Completions
-from utils.generation.cost import describe_cost, prices_of
 from utils.generation.engines import batch_invariance, identify_model, open_completions
 from utils.generation.model import Model, Policy
 from utils.generation.scoring import split_shared
@@ -36,8 +35,7 @@ from utils.records.responses import (
     refuse_gaps,
 )
 from utils.records.scores import carried, score_file
-from utils.scoring.sureness import weigh
-from utils.scoring.verdicts import no_answer
+from utils.scoring.verdicts import no_answer, weigh
 from utils.tables.summary import describe_scores
 
 SCRIPT = "evaluate_responses.py"

@@ -19,18 +19,16 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, without_password
 from utils.files.output import Output
-from utils.generation.calls import describe_records
+from utils.generation.calls import describe_cost, describe_records, prices_of
 from utils.generation.completions import NotStoredError
-from utils.generation.cost import describe_cost, prices_of
 from utils.generation.encoder_decoder import is_encoder_decoder
 from utils.generation.engines import batch_invariance, choose_generator, identify_model, print_machine, report_shard
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets
 from utils.runs.ask import Role, Shared
-from utils.runs.command import writing
+from utils.runs.command import open_engines, writing
 from utils.runs.methods import load_method, report_raised, sum_calls
-from utils.runs.roles import open_engines
 from utils.runs.runner import AT_ONCE, Run, Servers, Step, end_tasks, run_steps
 
 ROLE_FLAGS = {  # of a model of --model, with what reads them

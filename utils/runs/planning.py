@@ -10,7 +10,7 @@ from utils.cli import Arguments, UserError
 from utils.cli.errors import first_five
 from utils.files.manifest import file_hash
 from utils.files.output import Key, Output, Pieces
-from utils.generation.cost import prices_of
+from utils.generation.calls import prices_of
 from utils.generation.engines import publish_records, reported
 from utils.parsing import plans as parsing
 from utils.records.responses import collect_responses, count_responses, read_plans

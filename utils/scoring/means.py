@@ -1,11 +1,64 @@
-"""Means of question scores, by group and over groups."""
+"""Scores of many questions: means by group and over groups, and what is no mean: macro F1, root mean squares. Pure.
+
+A pooled score depends on how often each value occurs among the questions, so it is a function of these counts; a table
+counts again what it draws at random, for an interval or a test, and has the score of all draws at once.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from utils.scoring.pooled import Pooled
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A score of questions together.
+
+    Attributes:
+        value: what of an entry of a score file it hangs on.
+        of: from V distinct values and how often each one is there, integers (D, V), the score of each of D draws (D,).
+    """
+
+    value: Callable[[dict[str, Any]], Hashable]
+    of: Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]
+
+    def score(self, values: Sequence[Hashable]) -> float | None:
+        """The score of questions with these values; None of no questions."""
+        import numpy as np
+
+        counts = Counter(values)
+        return float(self.of(list(counts), np.array([list(counts.values())]))[0]) if counts else None
+
+
+def macro_f1(labels: Sequence[str]) -> Pooled:
+    """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
+
+    A response that is no label is a miss of the reference's.
+    """
+
+    def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":
+        import numpy as np
+
+        # Floats, for these products are numpy's fast ones; they hold whole numbers.
+        reference, response = (np.array([[float(pair[i] == one) for one in labels] for pair in pairs]) for i in (0, 1))
+        hits, named = counts @ (reference * response), counts @ (reference + response)
+        return (2 * hits / np.maximum(named, 1)).mean(axis=1)
+
+    return Pooled(lambda entry: (entry["details"][0]["reference"], entry["details"][0]["label"]), of)
+
+
+def _root_mean_square(errors: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
+    import numpy as np
+
+    return np.sqrt(counts @ np.square(errors) / counts.sum(axis=1))
+
+
+ROOT_MEAN_SQUARE = Pooled(lambda entry: entry["score"], _root_mean_square)
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -1,16 +1,23 @@
-"""Verdicts: what a metric finds on a response, or that it found nothing.
+"""Verdicts: what a metric finds on a response, or that it found nothing, and how sure a judge is of them. Pure.
 
 A missing answer and a missing verdict are two things. What the model failed to answer scores 0, without asking the
 judge, and is counted ("unanswered"). What the judge gave no usable verdict on has the score None: it takes its question
 out of the means and is counted ("unscored"); it counts 0 only where a name says "unscored_as_zero".
+
+How sure a judge is shows in the likelihood of each verdict, or in several that it gave.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import fmean, stdev
 from typing import Any
+
+from utils.scoring.means import mean
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a piece of a score file
 
-# The fields that say how a verdict came to be; the last ones of what utils/scoring/sureness.py makes.
+# The fields that say how a verdict came to be; the last ones of what utils/scoring/verdicts.py makes.
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")
 NO_ANSWER = "no response to judge"  # the reason in place of a verdict where there is no answer: the judge is not asked
 
@@ -32,3 +39,95 @@ def score(verdict: Verdict) -> int | float | None:
 def origin(verdict: Verdict) -> dict[str, Any]:
     """How a verdict came to be."""
     return {name: verdict[name] for name in ORIGIN if name in verdict}
+
+
+def weigh(log_probs: Mapping[str, float]) -> Verdict:
+    """A verdict from the log-probability of each that a judge may give.
+
+    Returns:
+        value: the expectation of the verdicts, their probabilities scaled to sum to 1.
+        probabilities: these, by verdict.
+        entropy: theirs, in bits: 0 for a judge that is sure, log2 of their number for one that has no idea.
+        outside: the probability of anything that begins as no verdict does, 0 to 1.
+    """
+    most = max(log_probs.values())
+    weights = {verdict: math.exp(log_prob - most) for verdict, log_prob in log_probs.items()}
+    probabilities = {verdict: weight / math.fsum(weights.values()) for verdict, weight in weights.items()}
+    expected = math.fsum(int(verdict) * share for verdict, share in probabilities.items())
+    return {
+        "value": min(expected, float(max(map(int, log_probs)))),  # rounding is not to lift it above the highest
+        "probabilities": probabilities,
+        "entropy": math.fsum(-share * math.log2(share) for share in probabilities.values() if share),
+        "outside": max(0.0, 1 - math.fsum(map(math.exp, log_probs.values()))),
+    }
+
+
+def average(verdicts: Sequence[Verdict]) -> Verdict:
+    """One verdict from several of a judge on the same thing.
+
+    Returns:
+        value: their mean, without those that the judge failed to give; None where it gave none.
+        drawn: each of them.
+        spread: their standard deviation, of a sample; None of less than two.
+    """
+    if not is_answered(verdicts[0]):
+        return verdicts[0]
+    drawn = [verdict["value"] for verdict in verdicts]
+    known = [value for value in drawn if value is not None]
+    reason = {} if known else {"reason": verdicts[0]["reason"]}
+    spread = stdev(known) if len(known) > 1 else None
+    return {"value": fmean(known) if known else None, **reason, "drawn": drawn, "spread": spread}
+
+
+def summarize_weighed(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """For the head of a score file whose verdicts are weighed: means over them."""
+    weighed = [detail for detail in _details(per_question) if "probabilities" in detail]
+    means = {f"mean_{name}": mean([detail[name] for detail in weighed]) for name in ("entropy", "outside")}
+    return {"verdicts": "probability", **means}
+
+
+def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
+    """For the head of a score file with `count` verdicts on each thing.
+
+    Returns:
+        num_missing_verdicts: of all, those that the judge failed to give.
+        mean_spread: over the things with two verdicts and more.
+        krippendorff_alpha_interval: how far the judge agrees with itself, `krippendorffs_alpha`.
+    """
+    drawn = [detail for detail in _details(per_question) if "drawn" in detail]
+    return {
+        "num_verdicts": count,
+        "num_missing_verdicts": sum(detail["drawn"].count(None) for detail in drawn),
+        "mean_spread": mean([detail["spread"] for detail in drawn if detail["spread"] is not None]),
+        "krippendorff_alpha_interval": krippendorffs_alpha([detail["drawn"] for detail in drawn]),
+    }
+
+
+def krippendorffs_alpha(units: Sequence[Sequence[float | None]]) -> float | None:
+    """Krippendorff's alpha for interval data: 1 - observed / expected disagreement, a squared difference each.
+
+    1 where all verdicts on each unit are alike, about 0 where they are as far apart as those on different units. The
+    value is that of utils/tables/reliability.py with `steps`, which counts by tables of a few whole numbers.
+
+    Args:
+        units: the verdicts on each thing; None for one that is missing. A unit with less than two counts nowhere.
+
+    Returns:
+        None where all verdicts are alike, for then there is nothing to tell apart, and without any pair.
+    """
+    paired = [known for unit in units if len(known := [one for one in unit if one is not None]) > 1]
+    values = list(chain.from_iterable(paired))
+    expected = _squared_differences(values)
+    if not expected:
+        return None
+    observed = math.fsum(_squared_differences(unit) / (len(unit) - 1) for unit in paired)
+    return 1 - (len(values) - 1) * observed / expected
+
+
+def _squared_differences(values: Sequence[float]) -> float:
+    """The sum over all ordered pairs."""
+    return 2 * (len(values) * math.fsum(value * value for value in values) - math.fsum(values) ** 2)
+
+
+def _details(per_question: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [detail for question in per_question for detail in question["details"]]

@@ -9,7 +9,7 @@ from typing import Any
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
-from utils.scoring.pooled import Pooled
+from utils.scoring.means import Pooled
 from utils.tables import clusters, significance
 from utils.tables.clusters import Clusters
 from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from utils.cli import UserError
-from utils.files.manifest import manifest_of
-from utils.files.settings import REPORTED, differing_names, tell_apart
+from utils.files.manifest import REPORTED, differing_names, manifest_of, tell_apart
 from utils.generation.refusals import LIMITS
 from utils.generation.requests import FURTHER
 

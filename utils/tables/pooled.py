@@ -1,4 +1,4 @@
-"""Intervals and tests of scores that are no means of their questions', such as macro F1 (utils/scoring/pooled.py).
+"""Intervals and tests of scores that are no means of their questions', such as macro F1 (utils/scoring/means.py).
 
 A group of questions is a stratum, here of the values that the score hangs on; what is drawn at random is how often each
 value is there. What has several strata is the unweighted mean of theirs, as in significance.py.

@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
-from utils.files.lock import Lock, check_free
-from utils.files.manifest import read_folder_manifest
-from utils.files.settings import differences
-from utils.files.writing import check_could_write, check_writable, replace_link, staged_path
+from utils.files.manifest import differences, read_folder_manifest
+from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
 from utils.models.hub import find_headers
 from utils.models.memory import count_weights
 
