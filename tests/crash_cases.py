@@ -57,9 +57,6 @@ class Case:
     """A script with its flags and what it is to write.
 
     Attributes:
-        name: of the case.
-        module: the script's.
-        arguments: all of its flags.
         stages: the outputs of each of its stages, one after the other, with the number of pieces each asks for.
         units: the roles that the pieces of each stage ask, as the store has them.
         setup: what is done to a run before it begins (functions of zygote.py).
@@ -158,14 +155,8 @@ def manifest_path(output: Path) -> Path:
 
 @dataclass(frozen=True)
 class Whole:
-    """What an uninterrupted run writes.
-
-    Attributes:
-        contents: of every final file.
-        manifests: of every output, without what may differ.
-        names: of all files it leaves.
-        seconds: it took.
-    """
+    """What an uninterrupted run writes: every final file, its manifest without what may differ, and the names of all
+    files it leaves; with the seconds it took."""
 
     contents: dict[Path, bytes]
     manifests: dict[Path, dict[str, Any]]
@@ -204,10 +195,7 @@ def run_whole(case: Case, zygotes: Zygotes) -> Whole:
 
 def check_whole(case: Case, whole: Whole) -> None:
     """A finished run's files are those of the uninterrupted one, with nothing left over."""
-    found = read_whole(case)
-    assert found.contents == whole.contents
-    assert found.manifests == whole.manifests
-    assert found.names == whole.names
+    assert read_whole(case, whole.seconds) == whole
 
 
 # The cases

@@ -41,6 +41,7 @@ COMMANDS = {
     "rank": "retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr data.json "
     "--output_dataset_addr made/ranked.json",
     "table": "utils/make_table.py --system RAG scores.json --output_addr made/table.md",
+    "direct": "utils/make_table.py --system RAG direct.json --output_addr made/direct.md",
     "show": "utils/show_answers.py --inputs_addr data.json --response_addr responses.json --score_addr scores.json",
     "training curve": "utils/make_figures.py --figure training --training_dir planner --output_addr drawn/training",
     "compare": "utils/compare_evaluators.py --evaluator Café scores.json other.json --evaluator Pairs pairs.json "
@@ -77,6 +78,7 @@ READERS = {
     "scores.json": ["table", "show", "compare", "figure 2"],
     "other.json": ["compare"],
     "pairs.json": ["compare"],
+    "direct.json": ["direct"],
     "humans.json": ["compare"],
     "made/evaluators.json": ["figure 4"],
 }
@@ -140,6 +142,8 @@ def make_whole(folder, run):
     write(folder / "scores.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
     write(folder / "other.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
     write(folder / "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": PAIRS})
+    direct = [common | OF_ONE | {"details": [{"score": 0.5, "raw": "Rye — é"}]} for common in COMMON]
+    write(folder / "direct.json", {"strategy": "direct", "num_unanswered": 0, "per_question_scores": direct})
     write(folder / "humans.json", {"q0": ["first", "tie"], "q1": ["second", "second"], "not scored — é": 2 * ["tie"]})
     write(folder / "key.txt", "sk-test")
     (folder / "planner").mkdir()
@@ -430,6 +434,9 @@ PART_DAMAGES = [
     ("scores.json", (*ITEM, "answered"), (False,), "question 'q1': its score is 0.5 without an answer, which is 0"),
     ("scores.json", ("num_unanswered",), (MISSING,), "doesn't say which answers are missing"),
     ("scores.json", (*ITEM, "question_sha256"), (MISSING, 5, []), "question 'q1': field 'question_sha256' is "),
+    ("direct.json", (*ITEM, "details"), ([], [{}]), "question 'q1': field 'details' "),
+    ("direct.json", (*ITEM, "details", 0, "score"), (0.8, True), "question 'q1': .* is not a level: one of 0, 0.25,"),
+    ("direct.json", (*ITEM, "score"), (0.75,), "question 'q1': its score is 0.75, but its level is 0.5"),
     ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' stands twice"),
     ("pairs.json", (*ITEM, "details"), (MISSING, [], [5, 5], [{}, {}]), "question 'q1': field 'details' is not the"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie"), "question 'q1': field 'details'"),

@@ -160,15 +160,6 @@ def test_the_average_of_the_table_is_printed_where_there_is_one(
     assert said in capsys.readouterr().out
 
 
-def test_nothing_at_all_to_judge(server, flags, write, scores, capsys):
-    questions = [make_question(1), make_question(2, 0)]
-    responses = write("responses.json", respond(questions, q1=None))
-    found = run(flags, write("data.json", questions), responses, scores)
-    assert (found["score"], found["num_unanswered"], found["num_unscored"]) == (0.0, 1, 0)
-    assert "score 0.0000 over 1 question; 1 of them without an answer, counted 0" in capsys.readouterr().out
-    assert server.requests == []
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [('{"match_score": 7}', "match_score is 7, not an integer 0-2"), ("", "the text is empty")],
@@ -188,17 +179,6 @@ def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, s
     assert ["response_format" in request for request in tries] == [False, True]
     assert tries[1]["response_format"]["json_schema"]["schema"] == VERDICT_SCHEMA
     assert {request["temperature"] for request in server.requests} == {0.0}
-
-
-def test_verdict_that_breaks_off_in_its_number_is_asked_for_again(server, flags, write, scores):
-    def reply(request):
-        return Reply('{"match_score": 0}') if "response_format" in request else Reply('{"match_score": 1', "length")
-
-    server.reply = reply
-    questions = [make_question(1, 1)]
-    found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    detail = found["per_question_scores"][0]["details"][0]
-    assert (detail["score"], detail["attempts"]) == (0, 2)
 
 
 # What the judge reads

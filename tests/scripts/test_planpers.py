@@ -213,13 +213,6 @@ def snapshot(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def delete_answers(output):
-    """And all that was asked; the plans stay."""
-    for path in (output, Path(f"{output}.manifest.json")):
-        path.unlink()
-    shutil.rmtree(output.parent / "completions")
-
-
 def write_plans(path, number=1, ids=IDS):
     """A file of `number` plans a question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
@@ -516,18 +509,6 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
     assert [(its["device"], its["batch_invariant"]) for its in made] == [("script", False), ("API at 127.0.0.1", None)]
 
 
-@pytest.mark.parametrize("given", ["file", "made before"])
-def test_only_the_generator_opens_where_all_plans_are_there(opened, models, local, output, tmp_path, given):
-    flags = ["--model_addr", models.base, "--plans_addr", str(write_plans(tmp_path / "plans.json"))]
-    if given == "made before":
-        flags = local
-        run(flags, output)
-        delete_answers(output)
-        opened.events.clear()
-    run(flags, output)
-    assert opened.steps() == [("open", [models.base]), ("answer", models.base), ("close", [models.base])]
-
-
 # Stopped and gone on with
 
 
@@ -687,14 +668,6 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     planner.reply = lambda request: Reply("Bad key $KEY.", status=401)
     with pytest.raises(UserError, match=r"answers 401: Bad key \*\*\*\."):
         planpers.main(arguments_of([*api, *flags], output.parent.with_name("other") / "answers.json"))
-
-
-def test_a_planner_behind_an_api_plans_for_a_generator_that_runs_here(models, planner_api, opened, output):
-    planner, flags = planner_api
-    assert planpers.main(arguments_of(["--model_addr", models.base, *flags], output, "--limit", 2)) == 0
-    assert [event[0] for event in opened.events] == ["open", "answer", "answer", "close"]
-    assert len(planner.requests) == 2
-    assert all("Price of boats\nTime at sea" in text for text, _ in opened.calls)
 
 
 def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, output, capsys):

@@ -215,22 +215,6 @@ def test_a_table_does_not_mix_strategies(judging):
             make_table.main([*rows[0], *rows[1]])
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"score": 0.5}, "its score is 0.5, but its level is 0.75"),
-        ({"score": 0.8, "details": [{"score": 0.8}]}, "0.8 is not a level: one of 0, 0.25, 0.5, 0.75, 1, or null"),
-        ({"details": []}, "field 'details' is not one level of direct scoring"),
-    ],
-)
-def test_a_direct_score_that_does_not_hold_together(judging, change, message):
-    entry = {"id": "q1", "category": "law", "question_sha256": "x", "answered": True, "score": 0.75}
-    entry |= {"details": [{"score": 0.75}], **change}
-    path = judging.write("scores.json", {"strategy": "direct", "num_unanswered": 0, "per_question_scores": [entry]})
-    with pytest.raises(UserError, match=f"question 'q1': {message}"):
-        make_table.main(["--system", "RAG", str(path)])
-
-
 # What a judge writes
 
 LEVELS = [

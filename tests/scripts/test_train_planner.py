@@ -1,7 +1,6 @@
 """train_planner.py up to where training begins: examples, settings, what is in the folder, and what is refused."""
 
 import json
-import os
 import re
 import shutil
 import sys
@@ -361,18 +360,6 @@ def test_a_run_is_replaced_on_request_but_not_before_training_begins(folder, fla
     before = listing(folder)
     assert reopen(folder, *flags) == (None, ["checkpoint-250", "checkpoint-500"])
     assert listing(folder) == before
-
-
-def test_the_other_processes_of_a_run_find_what_the_first_has_found(folder, monkeypatch):
-    make_run(folder, 250)
-    first = open_run(parse(output=folder), SETTINGS)
-    monkeypatch.setenv("RANK", "1")
-    second = open_run(parse(output=folder), SETTINGS)  # while the first holds the lock
-    assert second.lock is None and second.checkpoint == first.checkpoint == folder / "checkpoint-250"
-    monkeypatch.setenv("RANK", "0")
-    assert f"process {os.getpid()} on " in refusal(open_run, parse(output=folder), SETTINGS)
-    first.lock.release()
-    assert not (folder / "run.lock").exists()
 
 
 # A whole run up to training
