@@ -29,7 +29,7 @@ from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.engines import print_machine, reported
 from utils.records.stream import read_questions
-from utils.runs.ask import Ask, Role, Shared
+from utils.runs.ask import Ask
 from utils.runs.command import Command, execute, open_engines, writing
 from utils.runs.judging import (
     calls_to,
@@ -44,6 +44,7 @@ from utils.runs.judging import (
     read_systems,
 )
 from utils.runs.runner import Step, run_steps
+from utils.runs.shared import Role, Shared
 
 
 def build_parser() -> cli.FlagParser:

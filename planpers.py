@@ -25,9 +25,10 @@ from utils.planner.examples import find_lead_in
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, read_datasets
-from utils.runs.ask import Ask, Role, Shared
+from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, execute, open_engines, writing
 from utils.runs.runner import Step, run_steps
+from utils.runs.shared import Role, Shared
 
 
 def build_parser() -> cli.FlagParser:

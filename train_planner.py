@@ -25,10 +25,12 @@ from utils.cli.errors import first_five
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, file_hash, refuse_unranked
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, fit_profile, limit_length
+from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.engines import identify_local_model
+from utils.generation.fitting import fit_profile
+from utils.models.adapters import adapter_base
 from utils.models.devices import check_devices, set_up_allocator
-from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
+from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples

@@ -39,11 +39,12 @@ from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
 from utils.personas.validity import Validity, describe
-from utils.runs.ask import Ask, Shared
+from utils.runs.ask import Ask
 from utils.runs.command import open_engines, writing
 from utils.runs.methods import sum_calls
 from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
 from utils.runs.runner import Step, run_steps
+from utils.runs.shared import Shared
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")

@@ -32,6 +32,7 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
 from utils.tables import paper_figures
+from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
@@ -39,7 +40,7 @@ from utils.tables.group_figure import MARKERS, groups_figure
 from utils.tables.notes import print_notes, read_compared
 from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
-from utils.tables.system_scores import SELECTED, System, add_unscored_argument, interval_words, points_of
+from utils.tables.system_scores import SELECTED, System, add_unscored_argument
 from utils.tables.training_figure import training_figure
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from utils import make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.make_figures import main
+from utils.tables.columns import columns_of
 from utils.tables.paper_figures import Evaluator, trade_off_figure
 from utils.tables.score_table import Row
-from utils.tables.system_scores import columns_of
 from utils.tables.training_figure import training_figure
 
 ROOT = Path(__file__).resolve().parents[2]

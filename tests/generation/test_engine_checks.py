@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from utils.cli import UserError
-from utils.generation import engines, vllm_engine
+from utils.generation import engines, vllm_engine, vllm_setup
 from utils.generation.requests import Sampling
 
 
@@ -111,5 +111,5 @@ def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monke
 
 def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_unless_the_user_says_so(monkeypatch):
     monkeypatch.setattr("os.environ", {"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
-    vllm_engine._set_defaults(on_gpu=True, engines=1)
+    vllm_setup.set_defaults(on_gpu=True, engines=1)
     assert os.environ == {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}

@@ -11,7 +11,8 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 
 from prompts import load_prompt
 from utils.benchmarks import tasks
-from utils.generation.chat import LocalChat, fit_profile
+from utils.generation.chat import LocalChat
+from utils.generation.fitting import fit_profile
 from utils.generation.plain_text import PlainText, fit_text, fit_trimmed, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
-from utils.models.hub import read_headers
+from utils.models.adapters import read_headers
 from utils.models.memory import ALLOWANCE, GB, GIB, load_config, most_allowance, read_size
 
 pytestmark = needs_package("vllm")

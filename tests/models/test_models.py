@@ -12,8 +12,8 @@ from huggingface_hub import is_offline_mode
 from safetensors.numpy import save
 
 from utils.cli import UserError
+from utils.models.adapters import adapter_base
 from utils.models.hub import (
-    adapter_base,
     cached_commit,
     check_model,
     is_hub_away,

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 from tiny_encoder import save_tiny_encoder
 
-from retrieval.rank_dataset import draw_owners, main, random_cycle
+from retrieval.profiles import draw_owners, random_cycle
+from retrieval.rank_dataset import main
 from utils.cli import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

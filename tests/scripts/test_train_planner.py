@@ -25,7 +25,7 @@ from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.engines import Model, identify_local_model
 from utils.generation.model import Policy
-from utils.runs.ask import Role, Shared
+from utils.runs.shared import Role, Shared
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
 

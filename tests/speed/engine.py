@@ -35,9 +35,10 @@ from utils.generation.model import Model, Policy
 from utils.generation.store import ModelStore
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.records.datasets import read_dataset
-from utils.runs.ask import Ask, Role, Shared
+from utils.runs.ask import Ask
 from utils.runs.judging import System, build_calls, choose_judge
 from utils.runs.runner import Run, Servers, Step
+from utils.runs.shared import Role, Shared
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens

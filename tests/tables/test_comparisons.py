@@ -6,8 +6,9 @@ import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES, TASK
 from utils.cli import UserError
+from utils.tables.columns import MACRO
 from utils.tables.comparisons import PERMUTATION, T_TEST, compare, pair_questions
-from utils.tables.system_scores import MACRO, Board, System
+from utils.tables.system_scores import Board, System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 

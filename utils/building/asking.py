@@ -17,10 +17,11 @@ from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.engines import choose_generator, identify_model, publish_records, reported
 from utils.generation.model import Model
-from utils.runs.ask import Ask, Role, Shared
+from utils.runs.ask import Ask
 from utils.runs.command import open_engines, writing
 from utils.runs.runner import Step as RunStep
 from utils.runs.runner import run_steps
+from utils.runs.shared import Role, Shared
 
 Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from utils.cli.errors import printable
 from utils.files.output import Key
-from utils.generation.chat import Chat, Fitted, Rendered
+from utils.generation.chat import Chat, Rendered
+from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FORMATS, Completion, Engine, RefusedError
 from utils.parsing import Parsed, nothing

@@ -10,21 +10,20 @@ from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from prompts import Messages, Prompt
+from prompts import Messages
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
 from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
-from utils.models.hub import adapter_base, pinned_source, skipping_absent_hub
+from utils.models.adapters import adapter_base
+from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.loading import TOKENIZER_FILES, blaming, loading
 
-T = TypeVar("T")
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
@@ -293,67 +292,3 @@ def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, 
     """
     needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
     return choose_length(chat, max_model_len, max_tokens, needed)
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """A rendered prompt within the budget, and what had to go."""
-
-    prompt: Rendered
-    num_contexts_used: int  # posts in it
-    num_contexts_dropped: int  # posts that were left out for length
-    context_cut: bool = False  # the only post in it was cut at its end
-
-
-def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
-    """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
-
-    A first post that is too long alone is cut at its end. None where the prompt is over the budget even without posts.
-
-    Args:
-        build: the messages for a list of posts.
-        posts: the profile's texts, best first.
-        budget: most tokens the prompt may have.
-    """
-
-    def render_within(kept: list[str]) -> Rendered | None:
-        rendered = chat.render(build(kept))
-        return rendered if chat.length(rendered) <= budget else None
-
-    used, prompt = longest(len(posts), lambda n: render_within(posts[:n]))
-    if prompt is None or used > 0 or not posts:
-        return prompt and Fitted(prompt, used, len(posts) - used)
-    length, cut_prompt = longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
-    if not posts[0][:length].strip():
-        return Fitted(prompt, 0, len(posts))
-    return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
-
-
-def fit_profile(
-    prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
-) -> Fitted | None:
-    """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
-
-    It has the placeholders of `values`; where it has none for a profile there are no items. `join` makes one text of
-    several of them.
-    """
-
-    def build(kept: list[str]) -> Messages:
-        profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
-        return prompt.messages(**profile, **values)
-
-    return fit_posts(build, list(items), chat, budget)
-
-
-def longest(most: int, render: Callable[[int], T | None]) -> tuple[int, T | None]:
-    """The largest n of 0..most whose text fits, and what `render` makes of it, None if it does not; else (0, None)."""
-    if (prompt := render(most)) is not None:
-        return most, prompt
-    low, high, best = 0, most, render(0)
-    while best is not None and high - low > 1:  # low fits, high doesn't
-        middle = (low + high) // 2
-        if (prompt := render(middle)) is None:
-            high = middle
-        else:
-            low, best = middle, prompt
-    return low, best

@@ -20,7 +20,8 @@ from utils.generation.model import Model, Policy
 from utils.generation.plain_text import Entry, PlainText, Trimmed, fit_text
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.generation.thinking import template_variables
-from utils.models.hub import adapter_base, model_file, model_folder, pinned_source, skipping_absent_hub
+from utils.models.adapters import adapter_base
+from utils.models.hub import model_file, model_folder, pinned_source, skipping_absent_hub
 from utils.models.loading import loading
 from utils.models.memory import check_before_fetching, smallest_gpu
 

@@ -19,7 +19,8 @@ from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.vllm_engine import is_batch_invariant
-from utils.models.hub import adapter_base, check_model, model_fingerprint, suggesting_openai
+from utils.models.adapters import adapter_base
+from utils.models.hub import check_model, model_fingerprint, suggesting_openai
 from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 

@@ -14,7 +14,8 @@ from functools import partial
 from typing import Any
 
 from prompts import Messages, Prompt
-from utils.generation.chat import Chat, Fitted, LocalChat, Rendered, fit_profile, load_tokenizer, longest
+from utils.generation.chat import Chat, LocalChat, Rendered, load_tokenizer
+from utils.generation.fitting import Fitted, fit_profile, longest
 from utils.models.loading import check_special_tokens
 
 Entry = tuple[str, Callable[[str], str]]  # the text, and from what is left of it the entry

@@ -1,13 +1,10 @@
 """vLLM's asynchronous engine, and what is checked and set before it loads weights. vllm is imported when one opens."""
 
 import asyncio
-import logging
 import multiprocessing
 import os
 import re
-import signal
 import sys
-import warnings
 from argparse import Namespace
 from array import array
 from collections.abc import Mapping, Sequence
@@ -26,8 +23,16 @@ from utils.generation.requests import SAMPLED, Completion, Sampling, Scored
 from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER
 from utils.generation.thought_reader import ThoughtReader, harmony_tag
+from utils.generation.vllm_setup import (
+    cores,
+    quiet_libraries,
+    set_defaults,
+    set_up_engine_process,
+    tie_engine_processes,
+)
+from utils.models.adapters import adapter_base, adapter_config
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
-from utils.models.hub import adapter_base, adapter_config, model_folder
+from utils.models.hub import model_folder
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
@@ -57,7 +62,7 @@ class VLLMEngine:
         for, or cannot do VLLM_BATCH_INVARIANT=1.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
-        _quiet_libraries(args.log_level)
+        quiet_libraries(args.log_level)
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # vLLM would report every start
         on_gpu, count = has_gpu(), count_gpus(args)
         if is_batch_invariant():
@@ -67,7 +72,7 @@ class VLLMEngine:
         if on_gpu:
             _check_gpus(args, base)
             _choose_eager(args, outputs)
-        _set_defaults(on_gpu, args.data_parallel_size)
+        set_defaults(on_gpu, args.data_parallel_size)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
@@ -81,7 +86,7 @@ class VLLMEngine:
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
             config.model_config.try_get_generation_config()  # else read only beside what is not the files' fault
         self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
-        _tie_engine_processes("spawn" if on_gpu else "fork")
+        tie_engine_processes("spawn" if on_gpu else "fork")
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except RuntimeError:  # what its process died of stands above
@@ -89,7 +94,7 @@ class VLLMEngine:
             raise
         # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
-        name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {_cores()} cores"
+        name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {cores()} cores"
         self.device = f"{name}, {str(config.model_config.dtype).removeprefix('torch.')}"
         announce(f"loaded on {self.device}")
         self._count = self._scored = 0
@@ -237,44 +242,6 @@ def is_batch_invariant() -> bool:
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
 
 
-def _quiet_libraries(log_level: str) -> None:
-    """Keep vLLM silent below errors, in its own processes too, unless --log_level asks for more."""
-    quiet = log_level == "warning"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR" if quiet else log_level.upper())
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-    if quiet:
-        os.environ.setdefault("PYTHONWARNINGS", "ignore")
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def _set_defaults(on_gpu: bool, engines: int) -> None:
-    """vLLM's settings for so many engines at a time, where the user has not set them.
-
-    On a GPU without what FlashInfer compiles at each start: for that it needs nvcc and ninja, which vLLM 0.32 looks for
-    before its other uses of FlashInfer, but not before these two: it would die of it. The sampler serves only requests
-    with neither a seed nor greedy decoding, which are none of ours but those of vLLM's warm-up; the all-reduce several
-    Hoppers, which have vLLM's own as well.
-
-    On a CPU its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
-    memory whether that is free or not. It starts a process of its own for each engine's work, to bind its threads:
-    nothing is bound here, and a start that is a fork with one process less takes 10 seconds instead of 30.
-    """
-    if on_gpu:
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-        os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
-        return
-    from vllm.utils.cpu_resource_utils import get_memory_node_info
-
-    free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _cores() // engines)))
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4 / engines)))))  # GiB
-
-
 def _choose_eager(args: Namespace, outputs: int) -> None:
     """Do without CUDA graphs, where the user says neither, for what one batch of each engine holds.
 
@@ -331,45 +298,6 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
 
 
-def _tie_engine_processes(method: str) -> None:
-    """Have vLLM start its processes so, and these set themselves up first.
-
-    A fork has imported what a spawned process imports again, but must not come after CUDA's start. vLLM's own config
-    says spawn on a CPU; a fork of it is safe where no operation of torch has run on more threads than one before.
-    """
-    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
-    if method == "fork":
-        os.register_at_fork(after_in_child=_set_up_fork)  # twice, for a second engine, does no harm
-
-
-def _set_up_fork() -> None:
-    """`_set_up_engine_process`, without what a fork has of the script, and a spawned process hasn't."""
-    import torch
-
-    _set_up_engine_process()  # first: what follows may fail, and nothing is to be left behind
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
-    signal.set_wakeup_fd(-1)
-    if os.environ.get("PYTHONWARNINGS") == "ignore":
-        warnings.simplefilter("ignore")
-    threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number a level of nesting
-    torch.set_num_threads(int(threads))
-
-
-def _set_up_engine_process() -> None:
-    """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
-
-    In a process group of its own it does not get the signals that a terminal or a scheduler sends to all: the script
-    ends it. And vLLM is to be quiet here too before it has set up its own logging.
-    """
-    import ctypes
-
-    PR_SET_PDEATHSIG = 1
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpgrp()
-    logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
-
-
 # Python's spawn imports the script, and so this file, in each process of vLLM's.
 if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
-    _set_up_engine_process()
+    set_up_engine_process()

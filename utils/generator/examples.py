@@ -14,11 +14,11 @@ from typing import Any
 from prompts import Prompt
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.generation.chat import Fitted
 from utils.generation.encoder_decoder import is_encoder_decoder
+from utils.generation.fitting import Fitted
 from utils.generation.model import Model
 from utils.generation.plain_text import num_trimmed
-from utils.models.hub import adapter_base
+from utils.models.adapters import adapter_base
 from utils.training.launch import num_processes
 
 WORTH_A_PROCESS = 500  # items of profiles: these take about a second to tokenize

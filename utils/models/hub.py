@@ -13,6 +13,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.progress import announce
+from utils.models.adapters import _inner_name, adapter_base, read_headers
 from utils.models.file_hashes import hash_file, is_kept
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
@@ -216,46 +217,6 @@ def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
     return {"cache_dir": cache_dir, "revision": cached_commit(name, cache_dir) or "main", "trust_remote_code": False}
 
 
-def adapter_base(name: str) -> str | None:
-    """The base model that a LoRA adapter folder names, None for anything else."""
-    config = adapter_config(name)
-    return config and config["base_model_name_or_path"]
-
-
-def adapter_config(name: str) -> dict[str, Any] | None:
-    """The settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
-    path = Path(name) / "adapter_config.json"
-    if not path.is_file():
-        return None
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        rank, base = config["r"], config["base_model_name_or_path"]
-        if type(rank) is not int or "\0" in (base or ""):
-            raise ValueError
-        if config["peft_type"] == "LORA" and isinstance(base, str) and base and rank > 0:
-            return config
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError(f"{path}: damaged; take another checkpoint") from None
-    raise UserError(f"{path}: not a LoRA adapter on a named base model")
-
-
-def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Shape and type by name of every tensor in the safetensors that vLLM reads, from their headers.
-
-    Those are the files that the index names, where there is one: some repositories hold every weight twice.
-    """
-    from safetensors import safe_open
-
-    index, tensors = folder / "model.safetensors.index.json", {}
-    named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values() if index.is_file() else None
-    for path in sorted(folder.glob("*.safetensors")):
-        if named is None or path.name in named:
-            with safe_open(path, "numpy") as file:
-                parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-                tensors |= {name: (part.get_shape(), part.get_dtype()) for name, part in parts.items()}
-    return tensors
-
-
 @functools.cache
 def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[list[int], str]]:
     """`read_headers` of a model, also of one that is still to be fetched, where the hub tells; empty where none does.
@@ -336,11 +297,6 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
                 f"{folder}: an adapter for another architecture than {base}\n"
                 f"  {module.removeprefix('base_model.model.')}: the base model {what}"
             )
-
-
-def _inner_name(name: str) -> str:
-    """`base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`"""
-    return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)
 
 
 def _weights(folder: Path) -> list[Path]:

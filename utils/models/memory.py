@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import kind
+from utils.models.adapters import read_headers
 from utils.models.devices import ask_nvidia_smi
-from utils.models.hub import find_headers, read_headers
+from utils.models.hub import find_headers
 from utils.models.loading import loading
 
 GB = 10**9

@@ -19,9 +19,10 @@ from utils.generation.engines import identify_model, print_machine, publish_reco
 from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
-from utils.runs.ask import Ask, Role, Shared
+from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, open_engines, writing
 from utils.runs.runner import Step, run_steps
+from utils.runs.shared import Role, Shared
 
 Method = Callable[[Record, Ask], Awaitable[Piece]]
 

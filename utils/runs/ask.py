@@ -2,29 +2,27 @@
 
 import asyncio
 import hashlib
-import inspect
 import json
 import random
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from prompts import History, Prompt, load_prompt, own_prompt
-from utils.benchmarks.task import Parser, Record, Task, Variant
-from utils.cli.flags import Arguments
+from prompts import History
+from utils.benchmarks.task import Parser, Record
 from utils.files.output import Key, Piece
-from utils.generation.calls import Call, answer_call, fitted_call
+from utils.generation.calls import Call, answer_call
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
-from utils.parsing import Parsed, nothing, writable
+from utils.parsing import writable
+from utils.runs.shared import ParserError, Shared
 
 MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
 TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
@@ -35,18 +33,6 @@ CHARACTERS_PER_TOKEN = 4  # about, of English
 
 class MethodError(Exception):
     """What a method does cannot give an answer."""
-
-
-class ParserError(Exception):
-    """A method's own parser raised; what it raised is the cause."""
-
-
-@dataclass(frozen=True)
-class Role:
-    """A model under the name by which a method asks it."""
-
-    args: Arguments  # the flags as they hold for it
-    model: Model
 
 
 class Room:
@@ -75,122 +61,6 @@ class Room:
             self._freed.set()
 
         call.add_done_callback(free)
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What all records of a run share.
-
-    Attributes:
-        roles: the models by the names by which they are asked; "generator" is the one that answers.
-        prompts: the benchmark's prompts by name (default: the task's).
-        values: what fills them, from a record (default: the task's).
-        readers: by role what reads a text that answers one of these prompts; the task's answers' by default.
-        settings: --set NAME=VALUE.
-        own_prompts: the prompts that have been used, by name or text; filled as they are.
-    """
-
-    task: Task
-    roles: dict[str, Role]
-    seed: int | None
-    num_contexts: int
-    prompts_dir: str | None = None
-    settings: dict[str, str] = field(default_factory=dict)
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    values: Callable[[Record], dict[str, str]] | None = None
-    readers: dict[str, Parser] = field(default_factory=dict)
-    own_prompts: dict[str, Prompt] = field(default_factory=dict)
-
-    def make(
-        self,
-        record: Record,
-        key: Key,
-        role: str,
-        name: str,
-        items: Sequence[Any] | History,
-        values: Mapping[str, str],
-        *,
-        parse: Parser | Callable[[str], Any] | None = None,
-        own: Mapping[str, Any] | None = None,
-        schema: Mapping[str, Any] | None = None,
-        options: Mapping[str, str] | None = None,
-        variant: Variant | None = None,
-        trimmed: bool = False,
-        told: Mapping[str, Any] | None = None,
-    ) -> tuple[Model, Call, Callable[[], str]]:
-        """A call: its model, the call for `key`, and what tells it from a record's other calls.
-
-        Args:
-            own: max_tokens and temperature, in place of the flags.
-            schema: the JSON schema that its text is held to, in place of the task's.
-            options: texts of which the likeliest is chosen, by name.
-            variant: another form of the question, with its own values and parser.
-            trimmed: the items are `Task.best_entries`, which are cut to fit.
-            told: what the call's record holds besides.
-
-        ValueError where a method's call is none that can be made.
-        """
-        is_named = name in (prompts := self.prompts or self.task.prompts)
-        self._check(role, name, is_named, prompts, items, parse, own or {})
-        model, prompt = self.roles[role].model, self._prompt(name, prompts.get(name))
-        known = (self.values or self.task.values)(record) | (variant.values if variant else {}) | values
-        self._check_filled(prompt, known, values, items)
-        known = {one: str(value) for one, value in known.items() if one in prompt.placeholders}
-        policy = replace(model.policy, **(own or {}))
-        if schema is not None:
-            policy = replace(policy, schema=schema)
-        elif not is_named or parse is not None:
-            # There is nothing to hold its text to; nor does its temperature rise with the tries.
-            policy = replace(policy, schema=None, constrained_decoding="fallback")
-        if is_named and parse is None:
-            parse = variant.parse if variant else self.readers.get(role, self.task.output.parse)
-        tokens = {one: model.chat.render_option(text) for one, text in options.items()} if options else None
-        if tokens:
-            policy = replace(policy, max_tokens=max(map(len, tokens.values())) + 1)  # vLLM generates a token
-        model = replace(model, policy=policy)
-        fit = model.fit_trimmed if trimmed else model.fit
-        fitted = fit(prompt, items, self.task.join, **known)
-        call = fitted_call(key, fitted, reader(parse), **(variant.record if variant else {}), **(told or {}))
-
-        def its() -> str:
-            shown = items if isinstance(items, History) else list(items)
-            return repr((role, prompt.digest, known, shown, own, options))
-
-        return model, replace(call, options=tokens), its
-
-    def _check(
-        self, role: str, name: str, is_named: bool, prompts: Mapping[str, str], items: Any, parse: Any, own: Mapping
-    ) -> None:
-        if role not in self.roles:
-            there = f"there is {', '.join(self.roles)} (--model NAME=ADDRESS adds one)"
-            raise ValueError(f"ask: no model {role!r}; {there}")
-        if isinstance(items, str):
-            raise ValueError("ask: items is one text; give a list of texts")
-        for flag, value, kinds in (
-            ("max_tokens", own.get("max_tokens", 1), int),
-            ("temperature", own.get("temperature", 0), float | int),
-        ):
-            if not isinstance(value, kinds) or value < (flag == "max_tokens"):
-                raise ValueError(f"ask: {flag} is {value!r}; give a number")
-        if inspect.iscoroutinefunction(parse):
-            raise ValueError("ask: parse is async; give a plain function of the text")
-        if not is_named and not re.search(r"[\s{]", name):
-            raise ValueError(f"ask: no prompt {name!r}; there is {', '.join(prompts)}, or give a text")
-
-    def _check_filled(self, prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
-        if taken := sorted(prompt.placeholders & TAKEN):
-            raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
-        if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
-            raise ValueError("ask: items are for {profile}, which the prompt does not have")
-        if missing := prompt.placeholders - known.keys() - {"profile"}:
-            raise ValueError(f"ask: no value for {', '.join(f'{{{one}}}' for one in sorted(missing))} of the prompt")
-        if unused := values.keys() - prompt.placeholders:
-            raise ValueError(f"ask: the prompt has no {', '.join(f'{{{one}}}' for one in sorted(unused))}")
-
-    def _prompt(self, name: str, file: str | None) -> Prompt:
-        if name not in self.own_prompts:
-            self.own_prompts[name] = load_prompt(file, self.prompts_dir) if file else own_prompt(name)
-        return self.own_prompts[name]
 
 
 class Ask:
@@ -452,21 +322,3 @@ class Ask:
                 self._landed()
         else:
             self.end(error)
-
-
-TAKEN = set(inspect.signature(Ask.__call__).parameters) - {"values"}  # names that no placeholder can have
-
-
-def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """A parser of (text, cut), made from a method's function of the text; without one, the text itself."""
-
-    def read(text: str, cut: bool) -> Parsed:
-        try:
-            value = (writable(text).strip() or None) if parse is None else parse(text)
-        except Exception as error:
-            raise ParserError from error
-        return (
-            nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
-        )
-
-    return parse if (getattr(parse, "__module__", None) or "").startswith("utils.") else read

@@ -15,7 +15,7 @@ from utils.generation.engines import publish_records, reported
 from utils.parsing import plans as parsing
 from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.runs.answers import Dataset
-from utils.runs.ask import Role, Shared
+from utils.runs.shared import Role, Shared
 
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:

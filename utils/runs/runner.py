@@ -18,8 +18,9 @@ from utils.cli.progress import Progress
 from utils.files.output import Key, Piece, Pieces
 from utils.generation.completions import Completions
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.ask import Ask, MethodError, Room, Shared
+from utils.runs.ask import Ask, MethodError, Room
 from utils.runs.methods import Method, Question, piece_of
+from utils.runs.shared import Shared
 
 AT_ONCE = 16  # records without an engine: a method may wait for something else
 GRACE = 1  # seconds for what a method has left running to end

@@ -12,9 +12,10 @@ from utils.cli.errors import quote
 from utils.scoring.means import Pooled
 from utils.tables import clusters, significance
 from utils.tables.clusters import Clusters
+from utils.tables.columns import strata_by_column
 from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
 from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
-from utils.tables.system_scores import Board, System, cluster_names, cluster_of, strata_by_column
+from utils.tables.system_scores import Board, System, cluster_names, cluster_of
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
 

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from utils.tables.columns import columns_of, interval_words, points_of
 from utils.tables.drawing import figure_style, new_figure, tidy
 from utils.tables.paper_figures import PAGE, SMALL_TEXT, TEXT, TICKS, add_legend, score_label, score_limits, wrapped
-from utils.tables.system_scores import System, columns_of, interval_words, points_of
+from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

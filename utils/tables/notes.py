@@ -15,10 +15,11 @@ from utils.parsing.plans import one_line
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.scoring.means import mean, scores_by_group
 from utils.tables import system_scores
+from utils.tables.columns import MACRO, column_means
 from utils.tables.divisions import divide
 from utils.tables.formats import counted, number, plural
 from utils.tables.judge_settings import check_same_judge
-from utils.tables.system_scores import MACRO, Board, System, column_means, few
+from utils.tables.system_scores import Board, System, few
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")

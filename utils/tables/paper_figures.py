@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from utils.tables.columns import Point
 from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
 from utils.tables.score_table import Row
-from utils.tables.system_scores import Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
-from utils.tables.system_scores import MACRO
+from utils.tables.columns import MACRO
 
 Place = tuple[str, str]  # method and column
 

@@ -14,11 +14,12 @@ from utils.benchmarks.task import Item, Record, Task
 from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
+from utils.tables.columns import Point, columns_of, points_of, unplaced_point
 from utils.tables.divisions import divide
 from utils.tables.formats import plural
 from utils.tables.report_history import RULE, show_history
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, Point, System, cluster_names, columns_of, points_of, unplaced_point
+from utils.tables.system_scores import Board, Entry, System, cluster_names
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote

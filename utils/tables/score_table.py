@@ -6,21 +6,13 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
 
+from utils.tables.columns import MACRO, column_means, columns_of, points_of
 from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import (
-    MACRO,
-    SELECTED,
-    Board,
-    System,
-    cluster_names,
-    column_means,
-    columns_of,
-    points_of,
-)
+from utils.tables.system_scores import SELECTED, Board, System, cluster_names
 
 PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
 

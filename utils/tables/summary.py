@@ -4,8 +4,9 @@ from utils.benchmarks.task import Task
 from utils.records.scores import Scores, metric_of
 from utils.scoring.means import group_means, macro_average
 from utils.tables.agreement import sign_test
+from utils.tables.columns import points_of
 from utils.tables.formats import counted, p_text
-from utils.tables.system_scores import SELECTED, System, points_of
+from utils.tables.system_scores import SELECTED, System
 
 
 def describe_scores(

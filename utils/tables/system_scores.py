@@ -1,11 +1,9 @@
 """The systems that are compared: their score files, read and checked for what must be alike, and their means."""
 
 import argparse
-import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 from utils.benchmarks import tasks
@@ -15,12 +13,7 @@ from utils.cli.errors import first_five, quote
 from utils.files.manifest import settings_of
 from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
-from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
-from utils.tables.clusters import mean_interval, share_interval
-from utils.tables.pooled import pooled_interval
-from utils.tables.significance import bootstrap_interval
 
-MACRO = "Average (macro)"
 SELECTED = "selected by score"  # behind the name of what is no fair system
 
 Entry = dict[str, Any]  # of a score file: a question with its score
@@ -82,6 +75,11 @@ class System:
         """How many verdicts are missing, for every question where any is."""
         missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
         return [count for count in missing if count]
+
+
+def cluster_of(entry: Entry) -> str:
+    """A question of nobody known is a cluster of its own."""
+    return entry.get("cluster", entry["id"])
 
 
 def cluster_names(boards: Iterable["Board"]) -> str:
@@ -297,86 +295,3 @@ def _response_hashes(system: System) -> set[str | None]:
 
 
 # A table's columns of means: one for every group of questions, and one for the average of these, or for all questions
-
-
-def columns_of(task: Task) -> list[str]:
-    """Its groups, and their average where there are several."""
-    return [*task.groups, task.overall or MACRO] if len(task.groups) > 1 else list(task.groups)
-
-
-def strata_by_column(task: Task, by_group: dict[str, Any]) -> dict[str, list[Any]]:
-    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own.
-
-    Where the benchmark counts all questions alike, they are one stratum.
-    """
-    strata = {group: [values] for group, values in by_group.items()}
-    if len(by_group) == 1:
-        return strata
-    if task.overall is not None:
-        return {**strata, task.overall: [list(chain.from_iterable(by_group.values()))]}
-    return {**strata, MACRO: list(by_group.values())}
-
-
-def column_means(system: System) -> dict[str, float | None]:
-    """None for a mean over nothing."""
-    task, pooled = system.task, system.metric.pooled
-    means = group_means(system.questions, task.groups, pooled)
-    if len(means) == 1:
-        return means
-    if task.overall is not None:
-        [values] = strata_by_column(task, scores_by_group(system.questions, task.groups, pooled))[task.overall]
-        return {**means, task.overall: (pooled.score if pooled else mean)(values)}
-    return {**means, MACRO: macro_average(means)}
-
-
-@dataclass(frozen=True)
-class Point:
-    """A mean score, its 95% interval as `interval_words` says, None where undefined, and how many have a score."""
-
-    mean: float | None
-    interval: tuple[float, float] | None
-    questions: int = 0
-
-
-def points_of(system: System) -> dict[str, Point]:
-    """By column."""
-    task, metric = system.task, system.metric
-    strata = strata_by_column(task, scores_by_group(system.questions, task.groups, metric.pooled))
-    clusters = strata_by_column(task, by_group(system.questions, task.groups, cluster_of))
-    means = column_means(system)
-    return {column: _point(its_mean, strata[column], clusters[column], system) for column, its_mean in means.items()}
-
-
-def cluster_of(entry: Entry) -> str:
-    """A question of nobody known is a cluster of its own."""
-    return entry.get("cluster", entry["id"])
-
-
-def unplaced_point(system: System) -> Point:
-    """Of the questions of no known group."""
-    unplaced = [entry for entry in system.entries if entry["group"] is None]
-    pooled = system.metric.pooled
-    scores = scores_by_group(unplaced, [None], pooled)[None]
-    clusters = by_group(unplaced, [None], cluster_of)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system)
-
-
-def _point(
-    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], system: System
-) -> Point:
-    """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
-    metric = system.metric
-    if metric.is_share and len(strata) == 1:
-        interval = share_interval(strata[0], clusters[0])
-    elif metric.pooled:
-        interval = pooled_interval(strata, metric.pooled.of, clusters if system.cluster else None)
-    elif system.cluster:
-        interval = mean_interval(strata, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
-    else:
-        interval = bootstrap_interval(strata)
-    return Point(its_mean, interval, sum(map(len, strata)))
-
-
-def interval_words(system: System) -> str:
-    """What the intervals of means are."""
-    return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"

@@ -1,0 +1,129 @@
+"""Profiles as they are ranked: whose each question gets, their texts and their dates."""
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from utils.benchmarks.task import Item, Record, Task
+from utils.cli import UserError
+from utils.records.contexts import with_unit
+from utils.records.stream import DatasetFile
+
+if TYPE_CHECKING:
+    from retrieval.rankers import Date
+
+WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
+
+
+class Source:
+    """The questions to rank, with --random_profile none of them with its own profile.
+
+    They stay on disk, for a file may be larger than the memory.
+    """
+
+    def __init__(self, args: argparse.Namespace):
+        """Check the dataset; UserError where it is none, or has no profiles to swap, or they were swapped before."""
+        path = args.input_dataset_addr
+        self.dataset = DatasetFile(path)
+        sizes, undated, swapped, users = [], [], [], []
+        self._unit = args.unit
+        for record in self.dataset.scan(needs=["profile"]):
+            record = with_unit(record, args.unit, path)
+            sizes.append(len(record["profile"]))
+            undated.append(dates_of(self.dataset.task, record).count(None))
+            users.append(user_of(self.dataset.task, record))
+            if "profile_owner" in record:
+                swapped.append(record["id"])
+        self._owners = list(range(len(sizes)))  # by number, whose profile each question gets
+        if args.random_profile:
+            if self.dataset.task.history is not None:
+                shared = "several questions share a user's history, so another question's may be the same user's"
+                raise UserError(f"{path}: --random_profile: of {self.dataset.task.name} {shared}; leave it out")
+            if len(sizes) < 2:
+                raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
+            if swapped:
+                raise UserError(
+                    f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is another user's already\n"
+                    "  --random_profile starts from the original dataset"
+                )
+            if len(set(users)) < 2:
+                same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
+                raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
+            self._owners = draw_owners(users, args.seed)
+        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of which no date is known
+        self.by_date = goes_by_date(args, self.dataset.task)
+
+    def read(self, number: int) -> Record:
+        record, owner = self._read(number), self._owners[number]
+        if owner == number:
+            return record
+        other = self._read(owner)
+        return {**record, "profile": other["profile"], "profile_owner": other["id"]}
+
+    def _read(self, number: int) -> Record:
+        return with_unit(self.dataset[number], self._unit, self.dataset.path)
+
+
+def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
+    return args.ranker in WITH_DATES and task.item_date is not None
+
+
+def with_dates(task: Task) -> Task:
+    """The task whose items have their date behind their text, as in LaMP's code; those without a date stay the same."""
+
+    def item_text(item: Item) -> str:
+        date = f" date: {item[task.date_field]}" if task.item_date(item) else ""
+        return task.item_text(item) + date
+
+    return replace(task, item_text=item_text)
+
+
+def describe_dates(path: str, counts: dict[str, int]) -> str:
+    """What the latest of a profile are told by."""
+    undated, posts = counts["undated_posts"], counts["posts"]
+    if undated == posts:
+        return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
+    behind = f"; of {undated} of {posts} posts none can be read: they stand behind all others" if undated else ""
+    return f"note: {path}: the latest posts by their dates{behind}"
+
+
+def user_of(task: Task, record: Record) -> tuple[str, str]:
+    """Who asks a question; where the record does not name the user, nobody else is the same one."""
+    name = record.get(task.user_field) if task.user_field else None
+    return ("question", record["id"]) if name is None else ("user", str(name))
+
+
+def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
+    """By question, the number of a question of another user: all in one cycle, those of the same user drawn again.
+
+    Args:
+        users: by question, of at least two users.
+    """
+    owners, generator = random_cycle(len(users), seed), random.Random(f"{seed}, drawn again")
+    for number, user in enumerate(users):
+        while users[owners[number]] == user:
+            owners[number] = generator.randrange(len(users))
+    return owners
+
+
+def random_cycle(size: int, seed: int) -> list[int]:
+    """A random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
+    generator = random.Random(seed)
+    cycle = list(range(size))
+    for last in range(size - 1, 0, -1):
+        other = generator.randrange(last)  # never `last` itself, unlike in a plain shuffle
+        cycle[last], cycle[other] = cycle[other], cycle[last]
+    return cycle
+
+
+def texts_of(task: Task, record: Record) -> list[str]:
+    """What is compared: the question, then the items of its profile in the order of the file."""
+    return [task.query(record), *map(task.item_text, record["profile"])]
+
+
+def dates_of(task: Task, record: Record) -> "list[Date | None]":
+    """Of the items of its profile, None where it is not known, as it is of all where the benchmark has no dates."""
+    return [task.item_date and task.item_date(item) for item in record["profile"]]
