@@ -298,7 +298,7 @@ def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(
     assert done.returncode == 0, done.stdout
     [line] = [line for line in done.stdout.splitlines() if line.startswith("SKIPPED")]
     assert re.search(r"\d+ tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it$", line)
-    assert re.match(r"1 skipped, \d deselected in ", done.stdout.splitlines()[-1])  # deselected: cases that are alike
+    assert done.stdout.splitlines()[-1].startswith("1 skipped in ")
 
 
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():

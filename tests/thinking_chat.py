@@ -64,7 +64,9 @@ def main(folder: str, asked: str) -> None:
     from utils.generation.thinking import find_thoughts
     from utils.generation.vllm_engine import VLLMEngine
 
-    args = baselines.build_parser().parse_args(["--model_addr", folder, "--inputs_addr", "a", "--output_addr", "b"])
+    args = baselines.build_parser().parse_args(
+        ["--model_addr", folder, "--inputs_addr", "a", "--output_addr", "b", "--dtype", "float32"]
+    )
     chat = LocalChat(folder)
     args.reasoning_parser = find_thoughts(args, chat, folder).parser
     engine = VLLMEngine(args, [folder], 512, 6)

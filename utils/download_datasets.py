@@ -77,6 +77,10 @@ def main(argv: list[str] | None = None) -> int:
     task, folder = tasks()[args.dataset], Path(args.dataset_save_directory)
     parts = parts_of(args.dataset, args.setting)
     outputs = {folder / f"{part.name}_{split}.json": (part, split) for part in parts for split in part.questions}
+    if not args.overwrite:
+        outputs = {path: what for path, what in outputs.items() if not is_the_users_own(path)}
+    if not outputs:
+        return 0
     check_writable(next(iter(outputs)))
     try:
         source = find_source(parts[0], args)
@@ -115,6 +119,14 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     if args.source_dir is not None:
         return find_folder(args.source_dir, "--source_dir", args.revision)
     return part.find(vars(args)[part.flag.removeprefix("--")], args.revision, args.cache_dir)
+
+
+def is_the_users_own(path: Path) -> bool:
+    """Return whether a file is there without a manifest, so not written by this script; if so, say so."""
+    is_own = path.is_file() and read_manifest(path) is None
+    if is_own:
+        print(f"{path}: already there, left alone; without a manifest nothing is known of its origin")
+    return is_own
 
 
 def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:

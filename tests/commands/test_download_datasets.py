@@ -223,6 +223,14 @@ def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
     assert download.finished() == expected(FILES)
 
 
+def test_a_file_of_the_users_own_is_left_alone(hub, download):
+    download.data.mkdir()
+    download.file().write_text('[{"id": "mine"}]\n')
+    printed, _ = download.run()
+    assert printed.startswith(f"{download.file()}: already there, left alone; without a manifest nothing is known of")
+    assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
+
+
 def test_the_token_stays_out_of_everything(hub, download):
     shown = "".join(download.run_process(HF_HUB_VERBOSITY="debug", HF_DEBUG="1"))
     assert TOKEN not in shown and "Authorization" not in shown

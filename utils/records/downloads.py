@@ -46,7 +46,7 @@ def make_file(
     settings |= {"skip_invalid": True} if skip_invalid else {}
     if source.is_folder:
         settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
-    if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path, originals)):
+    if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
         print(f"{path}: already there, left alone")
         return
     started = time.monotonic()
@@ -77,10 +77,9 @@ def make_file(
     print(f"{path}: {questions} questions{at}{note}", flush=True)
 
 
-def holds_its_contexts(beside: Path, path: Path, originals: Originals) -> bool:
-    """Are the histories beside a finished file still those that it was made with? Linked ones are written again."""
-    name = originals.contexts
-    return name is not None and beside.is_file() and file_hash(beside) == read_manifest(path)["source_sha256"][name]
+def holds_its_contexts(beside: Path, path: Path) -> bool:
+    """Return whether the histories beside a finished file are those that it was made with."""
+    return beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256")
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
@@ -176,6 +175,7 @@ def write_with_contexts(
     return {
         "questions": write_array(staged_path(path), referring, indent=4),
         "contexts": len(list(contexts)),
+        "contexts_sha256": contexts.sha256,
         "skipped": skipped,
         **count_identical(task, referring),
     }
