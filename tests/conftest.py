@@ -44,8 +44,9 @@ ENGINE = {
 SLOW = {
     "test_api_engine", "test_batch", "test_build_dataset", "test_build_personamem", "test_derived_files",
     "test_download_datasets", "test_download_originals", "test_gpu_checks", "test_long_texts", "test_memory",
-    "test_nothing_made_up", "test_paid_once", "test_refusals", "test_setup", "test_slurm",
-    "test_studies", "test_train_generator", "test_unfinished", "test_wordings",
+    "test_nothing_made_up", "test_paid_once", "test_planner_training", "test_refusals", "test_secrets",
+    "test_setup", "test_slurm", "test_studies", "test_train_generator", "test_training_memory", "test_unfinished",
+    "test_wordings",
 }  # fmt: skip
 # Files that would be through last: what makes groups of their tests, found in the names.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset"

@@ -30,8 +30,9 @@ def answer(text):
     return Reply(json.dumps({"personalized_answer": text}))
 
 
-def hold_first(server, count):
+def hold_first(server, count, monkeypatch):
     """With two requests at a time: the first question's first answer comes when all `count` have been asked for."""
+    monkeypatch.setattr("utils.generation.refusals.FIRST_SECONDS", 0.1)
     first_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[0], 0), 0).seed
 
     def reply(request):
@@ -80,8 +81,8 @@ def make_question(number, **fields):
 # Answers
 
 
-def test_one_answer_a_question(server, flags, output, capsys):
-    server.reply = hold_first(server, len(IDS))
+def test_one_answer_a_question(server, flags, output, capsys, monkeypatch):
+    server.reply = hold_first(server, len(IDS), monkeypatch)
     answers = run(flags, output, "--max_concurrency", 2)
     assert list(answers) == IDS
     assert "13 questions, 13 answers, 0 without an answer" in capsys.readouterr().out
@@ -158,8 +159,8 @@ def test_an_unranked_file_is_refused_before_anything_is_asked(server, flags, out
     run(flags, output, "--rag", "--num_contexts", 0)  # no posts are used
 
 
-def test_several_answers_a_question_differ_in_their_seeds(server, flags, output):
-    server.reply = hold_first(server, 39)
+def test_several_answers_a_question_differ_in_their_seeds(server, flags, output, monkeypatch):
+    server.reply = hold_first(server, 39, monkeypatch)
     answers = run(flags, output, "--num_generated_outputs", 3, "--max_concurrency", 2)
     assert list(answers) == IDS and {len(outputs) for outputs in answers.values()} == {3}
     texts = {output["output"] for outputs in answers.values() for output in outputs}
