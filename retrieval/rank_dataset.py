@@ -13,8 +13,7 @@ file's order, its last item first; those without a date that can be read stand b
 --ranker hybrid alternates between the dense and the recency order, as in LaMP, and skips items already taken; the dense
 order comes first.
 
-Repeat the command to resume: the orders are kept in `orders/` beside the output. With --embedding_cache, a second
-ranking of the same posts embeds nothing again.
+Repeat the command to resume: the orders are kept in `orders/` beside the output.
 """
 
 import sys
@@ -47,7 +46,7 @@ from utils.records.contexts import UNITS, reordered
 from utils.runs.command import Command, execute, writing
 
 if TYPE_CHECKING:
-    from retrieval.embedding_cache import Embedder
+    from retrieval.encoder import Encoder
     from retrieval.pooling import Pooling
 
 SCRIPT = "retrieval/rank_dataset.py"
@@ -95,13 +94,11 @@ def build_parser() -> FlagParser:
         "sentence-transformers files say, without them mean)")
     add("--normalize", action=argparse.BooleanOptionalAction,
         help="bring embeddings to length 1, so that the dot product is the cosine (default: likewise, without them no)")
-    add("--embedding_cache", metavar="DIR", help="where embeddings are kept for other rankings (default: nowhere)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)")
     parser.without_effect(
-        "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --embedding_cache"
-        " --device --dtype",
+        "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --device --dtype",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
         "take another --ranker",
@@ -111,7 +108,7 @@ def build_parser() -> FlagParser:
     )
     parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "their hashes do")
     parser.decides_nothing("--limit", "which questions an output has; it remembers them")
-    parser.decides_nothing("--cache_dir --batch_size --embedding_cache --device", "how fast it ranks")
+    parser.decides_nothing("--cache_dir --batch_size --device", "how fast it ranks")
     # fmt: on
     return parser
 
@@ -140,14 +137,12 @@ def prepare(args: Arguments) -> Command:
         print_dry_run(args, source, len(keys))
 
     def work(_: list[list[Output]]) -> int:
-        embedder = open_embedder(args, settings["model"], pooling) if pooling else None
         store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
         with writing([ranked]), closing(store):
             store.check_writable()
             counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-            order_all(args, with_dates(task) if settings["use_date"] else task, source, ranked, store, embedder)
-            counts |= embedder.counts if embedder else {}
-            device = embedder.encoder().device if counts.get("texts_embedded") else "cpu"
+            asked = with_dates(task) if settings["use_date"] else task
+            device = order_all(args, asked, source, ranked, store, pooling, counts)
             announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
             ranked.publish(device, counts=counts)
         print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
@@ -157,18 +152,27 @@ def prepare(args: Arguments) -> Command:
 
 
 def order_all(
-    args: Arguments, task: Task, source: "Source", ranked: Output, store: ModelStore, embedder: "Embedder | None"
-) -> None:
-    """Fill `ranked` with the order of every profile: what the store has, and what it lacks, which it then keeps."""
+    args: Arguments,
+    task: Task,
+    source: Source,
+    ranked: Output,
+    store: ModelStore,
+    pooling: "Pooling | None",
+    counts: dict[str, int],
+) -> str:
+    """Fill `ranked` with the order of every profile: what the store has, and what it lacks, which it then keeps.
+
+    Returns the device; `counts` gets what was embedded.
+    """
     for key in ranked.keys:
         if (found := store.get(id_hash(*key))) is not None:
             ranked.pieces[key] = {"value": found["order"]}
     left = [number for number, key in enumerate(ranked.keys) if key not in ranked.pieces]
-    records = map(source.read, left)
-    if left and embedder:
-        if embedder.cache is None or embedder.cache.is_empty:
-            embedder.encoder()
-        orders = order_by_embeddings(task, records, sum(source.sizes[number] + 1 for number in left), embedder)
+    records, device = map(source.read, left), "cpu"
+    if left and pooling:
+        encoder = open_encoder(args, pooling)
+        device, num_texts = encoder.device, sum(source.sizes[number] + 1 for number in left)
+        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
@@ -176,6 +180,7 @@ def order_all(
         for record, order in orders:
             store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
             ranked.pieces[record["id"],] = {"value": order}
+    return device
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
@@ -192,13 +197,10 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
 
 
 def check_embedder(args: argparse.Namespace) -> None:
-    """Raise UserError if the encoder cannot read texts, or its cache cannot be written; nothing is made."""
+    """Raise UserError if the encoder cannot read texts."""
     if args.ranker in WITH_ENCODER:
-        from retrieval.embedding_cache import check_cache
         from retrieval.encoder import open_tokenizer
 
-        if args.embedding_cache is not None:
-            check_cache(args.embedding_cache)
         open_tokenizer(args.model_name, args.cache_dir, args.max_length)
 
 
@@ -266,39 +268,39 @@ def order_by_ranker(
             progress.update()
 
 
-def open_embedder(args: argparse.Namespace, model: str, pooling: "Pooling") -> "Embedder":
-    from retrieval import encoder
-    from retrieval.embedding_cache import Embedder, EmbeddingCache
+def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
+    from retrieval.encoder import load_encoder
     from retrieval.pooling import MEAN
 
-    def load() -> encoder.Encoder:
-        announce(f"loading {args.model_name} (this may take a minute)")
-        if pooling != MEAN:
-            print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
-        return encoder.load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
-
-    cache = None
-    if args.embedding_cache is not None:
-        identity = f"{model}, {pooling}, {args.max_length} tokens, {args.dtype}"
-        cache = EmbeddingCache(args.embedding_cache, identity)
-    return Embedder(load, args.batch_size, cache)
+    announce(f"loading {args.model_name} (this may take a minute)")
+    if pooling != MEAN:
+        print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
+    return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
 
 def order_by_embeddings(
-    task: Task, records: Iterable[Record], num_texts: int, embedder: "Embedder"
+    task: Task,
+    records: Iterable[Record],
+    num_texts: int,
+    encoder: "Encoder",
+    batch_size: int | None,
+    counts: dict[str, int],
 ) -> Iterator[tuple[Record, list[int]]]:
     """Each record with the order of its profile; every distinct text of a block of questions is embedded once.
 
     Args:
         num_texts: questions and posts of all records together, repeated ones included.
+        counts: gets "texts_embedded" and "texts_cut" (of those).
     """
-    from retrieval.encoder import WINDOW
+    from retrieval.encoder import WINDOW, embed_texts
     from retrieval.rankers import rank_by_embedding
 
     # Batches of long texts come first, so an ETA waits for as many texts as are put in order of length.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(task, records):
-            embeddings = embedder.embed(list(row_of), progress)
+            embeddings, num_cut = embed_texts(encoder, list(row_of), batch_size, progress)
+            counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(row_of)
+            counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
             for record in block:
                 query_row, *post_rows = [row_of[text] for text in texts_of(task, record)]

@@ -25,7 +25,7 @@ ZYGOTES = {
     ),
     "encoder": (
         "transformers.models.auto", "transformers.models.bert.modeling_bert", "retrieval.encoder",
-        "retrieval.embedding_cache", "retrieval.rankers",
+        "retrieval.rankers",
     ),
 }  # fmt: skip
 NUM_QUESTIONS = 24
@@ -264,7 +264,7 @@ def ranking_case(name: str, data: Path, out: Path, url: str) -> Case:
     words = ["--input_dataset_addr", f"{data}/data.json", "--output_dataset_addr", str(output)]
     more: dict[str, Any] = {"setup": {"take_time": 0.003}}
     if name == "rank_dataset":
-        words += ["--model_name", f"{data}/encoder", "--embedding_cache", f"{out.parent}/cache"]
+        words += ["--model_name", f"{data}/encoder"]
         more = {"setup": {"embed_in_blocks": 12, "take_time": 0.003}, "zygote": "encoder"}
     else:
         words += ["--ranker", "bm25"]

@@ -309,7 +309,7 @@ NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
-    " --embedding_cache d --device cpu --dtype bfloat16"
+    " --device cpu --dtype bfloat16"
 )
 NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
 

@@ -54,7 +54,7 @@ def fresh(command: str) -> str:
 
 
 DENSE = (
-    "retrieval/rank_dataset.py --ranker contriever --model_name ./encoder --embedding_cache cache "
+    "retrieval/rank_dataset.py --ranker contriever --model_name ./encoder "
     "--input_dataset_addr data.json --output_dataset_addr made/dense.json"
 )
 BUILD = (
@@ -162,7 +162,6 @@ READERS = [
     *(Reader(BUILD, f"made/built/{step}.json", "json") for step in ("candidates", "factoid_filter", "splits")),
     Reader(BUILD, "made/built/posts.sqlite", "binary"),
     *(Reader(fresh(DENSE), file, kind) for file, kind in (
-        ("cache/*/*.embeddings.npy", "binary"), ("cache/*/*.hashes.npy", "binary"), ("cache/*/identity.txt", "text"),
         ("encoder/tokenizer_config.json", "json"), ("encoder/vocab.txt", "text"))),
     *(Reader(command, f"{folder}/{file}", kind)
       for folder, command in (("chat", CHAT), ("t5", fresh(T5)))

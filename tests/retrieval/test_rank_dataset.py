@@ -164,7 +164,7 @@ def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
 def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatch, capsys, ranker):
     monkeypatch.setattr("retrieval.encoder.load_encoder", lambda *_: pytest.fail("weights are loaded"))
     source, output = write(tmp_path / "in.json", make_records()), tmp_path / "new/out.json"
-    flags = ["--model_name", encoder_folder, "--embedding_cache", tmp_path / "cache"] if ranker == "dense" else []
+    flags = ["--model_name", encoder_folder] if ranker == "dense" else []
     rank(source, output, "--ranker", ranker, "--dry_run", *flags)
     posts = sum(len(record["profile"]) for record in make_records())
     lines = [f"3 questions with {posts} posts, ranked by {ranker}"]
@@ -221,37 +221,6 @@ def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_
     assert output.read_bytes() == (tmp_path / "whole/ranked.json").read_bytes()
     rank(source, tmp_path / "again.json", *options)  # beside the same orders
     assert len(embedded) == 2 and (tmp_path / "again.json").read_bytes() == output.read_bytes()
-
-
-def test_with_a_cache_nothing_is_embedded_twice(tmp_path, encoder_folder, monkeypatch):
-    source = write(tmp_path / "in.json", many_records(5))
-    options = ["--model_name", encoder_folder, "--device", "cpu"]
-    cached = [*options, "--embedding_cache", tmp_path / "cache"]
-    rank(source, tmp_path / "plain/ranked.json", *options)
-    embedded = watch_texts(monkeypatch)
-    rank(source, tmp_path / "first/ranked.json", *cached)
-    assert [len(texts) for texts in embedded] == [15]
-    rank(source, tmp_path / "second/ranked.json", *cached)
-    rank(source, tmp_path / "random/ranked.json", *cached, "--random_profile")
-    rank(write(tmp_path / "more.json", many_records(6)), tmp_path / "third/ranked.json", *cached)
-    assert [len(texts) for texts in embedded[1:]] == [3]
-    assert manifest(tmp_path / "second/ranked.json")["counts"]["texts_embedded"] == 0
-    plain = (tmp_path / "plain/ranked.json").read_bytes()
-    assert (tmp_path / "first/ranked.json").read_bytes() == plain == (tmp_path / "second/ranked.json").read_bytes()
-    rank(source, tmp_path / "shorter/ranked.json", *cached, "--max_length", 5)  # other embeddings
-    assert len(embedded[2]) == 15
-
-
-def test_a_killed_ranking_with_a_cache_embeds_only_what_is_missing(tmp_path, encoder_folder, monkeypatch):
-    source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
-    options = ["--model_name", encoder_folder, "--device", "cpu", "--embedding_cache", tmp_path / "cache"]
-    monkeypatch.setattr("retrieval.rank_dataset.BLOCK", 6)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        watch_texts(patch, stop_at=3)
-        rank(source, output, *options)
-    embedded = watch_texts(monkeypatch)
-    rank(source, tmp_path / "other/ranked.json", *options)
-    assert [len(texts) for texts in embedded] == [6]
 
 
 # rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.

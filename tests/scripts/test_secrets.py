@@ -229,7 +229,7 @@ TRAIN = words_of(
 @pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py"])
 def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, run, models, script):
     arguments = {
-        "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder", "--embedding_cache", "cache"],
+        "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder"],
         "train_planner.py": [*TRAIN, "--model_addr", models / "chat"],
     }[script]
     secrets = {"HF_TOKEN": TOKEN, "OPENAI_API_KEY": KEY, "HTTPS_PROXY": f"http://{USER}:{PASSWORD}@127.0.0.1:9"}

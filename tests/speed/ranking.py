@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from measure import log_normal, matrix_rate, parse_flags, peak_memory, print_spread, write_figures
 
-from retrieval.embedding_cache import Embedder, EmbeddingCache
 from retrieval.encoder import Encoder, load_encoder
 from retrieval.rank_dataset import Record, order_by_embeddings
 from utils.benchmarks.lampqa import TASK
@@ -61,12 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     records = make_dataset(args.posts)
     work = operations(records, encoders["float32"])
     print(f"{args.posts} posts, {work / 1e12:.2f} Tflop of useful work, {device}", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
-        cache = EmbeddingCache(folder, "benchmark")
-        ways = make_ways(records, encoders, args.batch_size, cache)
-        for way in ways.values():  # compiles what is to be compiled, and fills the cache
-            way()
-        rows = [one_run(ways, run, device) for run in range(args.runs)]
+    ways = make_ways(records, encoders, args.batch_size)
+    for way in ways.values():  # compiles what is to be compiled
+        way()
+    rows = [one_run(ways, run, device) for run in range(args.runs)]
     figures = compare(rows, work)
     figures |= {"posts": args.posts, "useful_flop": work, "peak_memory": peak_memory(), "runs": rows}
     print(f"peak memory {peak_memory() / 1e9:.2f} GB")
@@ -89,14 +86,13 @@ def load(args: argparse.Namespace, dtype: str) -> Encoder:
 
 
 def make_ways(
-    records: list[Record], encoders: dict[str, Encoder], batch_size: int | None, cache: EmbeddingCache
+    records: list[Record], encoders: dict[str, Encoder], batch_size: int | None
 ) -> dict[str, Callable[[], Orders]]:
     exact, rough = encoders["float32"], encoders["bfloat16"]
     ways = {
         "plain loop": lambda: plain_loop(records, exact),
         "fp32": lambda: our_ranking(records, exact, batch_size),
         "bf16": lambda: our_ranking(records, rough, batch_size),
-        "warm cache": lambda: our_ranking(records, exact, batch_size, cache),
     }
     try:
         import sentence_transformers  # noqa: F401 (only whether it is there)
@@ -137,7 +133,6 @@ def compare(rows: list[dict[str, Any]], work: float) -> dict[str, Any]:
         "fp32_of_limit": print_spread("fp32, share of the matrix product's rate", of_limit("fp32", "float32"), 0.85),
         "bf16_to_plain": print_spread("bf16, times the plain loop", faster("bf16", "plain loop"), 7),
         "bf16_of_limit": print_spread("bf16, share of the matrix product's rate", of_limit("bf16", "bfloat16"), 0.7),
-        "cache_to_plain": print_spread("warm cache, times the plain loop", faster("warm cache", "plain loop"), 50),
         "bf16_overlap": print_spread(f"bf16, overlap of the best {TOP}", [r["overlap"]["bf16"] for r in rows], 0.99),
     }
     if "sentence-transformers" in rows[0]["seconds"]:
@@ -185,12 +180,10 @@ def _sentence(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choices(WORDS.split(), k=num_words))
 
 
-def our_ranking(
-    records: list[Record], encoder: Encoder, batch_size: int | None, cache: EmbeddingCache | None = None
-) -> Orders:
+def our_ranking(records: list[Record], encoder: Encoder, batch_size: int | None) -> Orders:
     """The order of every profile, as retrieval/rank_dataset.py finds it."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
-    orders = order_by_embeddings(TASK, records, num_texts, Embedder(lambda: encoder, batch_size, cache))
+    orders = order_by_embeddings(TASK, records, num_texts, encoder, batch_size, {})
     return [order for _, order in orders]
 
 

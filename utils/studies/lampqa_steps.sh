@@ -19,16 +19,14 @@ check_models
 answers=() scored=() systems=() baselines=() spread=()
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
-    local cache=()
-    [ "${1%_random}" != "$SPLIT" ] || cache=(--embedding_cache "$OUT/embeddings") # the control embeds the same posts
-    step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${cache[@]}" "${@:3}" \
+    step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${@:3}" \
         --input_dataset_addr "$DATA/${category}_${1%_random}.json" \
         --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
 }
 
 rank_with_random_profile() { # also the control
     rank "$SPLIT"
-    rank "${SPLIT}_random" "ranked/${category}_$SPLIT" --random_profile --seed 0
+    rank "${SPLIT}_random" "" --random_profile --seed 0
 }
 
 train() { # the planner of a category, with what it reads; $SPLIT is ranked already
