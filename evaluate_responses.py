@@ -43,8 +43,8 @@ from utils.runs.judging import (
     publish_scores,
     read_systems,
 )
-from utils.runs.runner import Step, run_steps
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import run_steps
+from utils.runs.shared import Role, Shared, Step
 
 
 def build_parser() -> cli.FlagParser:

@@ -27,8 +27,8 @@ from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, read_datasets
 from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, execute, open_engines, writing
-from utils.runs.runner import Step, run_steps
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import run_steps
+from utils.runs.shared import Role, Shared, Step
 
 
 def build_parser() -> cli.FlagParser:

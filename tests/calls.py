@@ -3,8 +3,8 @@
 from utils.benchmarks import tasks
 from utils.cli.flags import Arguments
 from utils.generation.model import Model
-from utils.runs.runner import Step, run_steps
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import run_steps
+from utils.runs.shared import Role, Shared, Step
 
 
 def make_step(calls, model, pieces, unit="answers", role="generator", finish=lambda device: None):

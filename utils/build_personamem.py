@@ -43,8 +43,8 @@ from utils.runs.ask import Ask
 from utils.runs.command import open_engines, writing
 from utils.runs.methods import sum_calls
 from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
-from utils.runs.runner import Step, run_steps
-from utils.runs.shared import Shared
+from utils.runs.runner import run_steps
+from utils.runs.shared import Shared, Step
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")

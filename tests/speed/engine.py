@@ -37,8 +37,8 @@ from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_p
 from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
 from utils.runs.judging import System, build_calls, choose_judge
-from utils.runs.runner import Run, Servers, Step
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import Run, Servers
+from utils.runs.shared import Role, Shared, Step
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens

@@ -19,9 +19,9 @@ from utils.generation.engines import choose_generator, identify_model, publish_r
 from utils.generation.model import Model
 from utils.runs.ask import Ask
 from utils.runs.command import open_engines, writing
-from utils.runs.runner import Step as RunStep
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared
+from utils.runs.shared import Step as RunStep
 
 Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
 

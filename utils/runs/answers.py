@@ -21,8 +21,8 @@ from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, open_engines, writing
-from utils.runs.runner import Step, run_steps
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import run_steps
+from utils.runs.shared import Role, Shared, Step
 
 Method = Callable[[Record, Ask], Awaitable[Piece]]
 

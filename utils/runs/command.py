@@ -18,8 +18,7 @@ from utils.generation.engines import confirm_model, open_api, report_shard, shar
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
 from utils.generation.vllm_engine import VLLMEngine
-from utils.runs.runner import Step
-from utils.runs.shared import Role, Shared
+from utils.runs.shared import Role, Shared, Step
 
 
 @dataclass(frozen=True)

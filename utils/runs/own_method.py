@@ -28,8 +28,8 @@ from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets
 from utils.runs.command import open_engines, writing
 from utils.runs.methods import load_method, report_raised, sum_calls
-from utils.runs.runner import AT_ONCE, Run, Servers, Step, end_tasks, run_steps
-from utils.runs.shared import Role, Shared
+from utils.runs.runner import AT_ONCE, Run, Servers, end_tasks, run_steps
+from utils.runs.shared import Role, Shared, Step
 
 ROLE_FLAGS = {  # of a model of --model, with what reads them
     "base_url": cli.api_address,

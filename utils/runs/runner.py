@@ -7,7 +7,7 @@ from its beginning once that engine is open: all that it asked before is in the 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 from utils.cli import UserError, exit_on_signal
 from utils.cli.errors import quote
 from utils.cli.progress import Progress
-from utils.files.output import Key, Piece, Pieces
+from utils.files.output import Key, Piece
 from utils.generation.completions import Completions
 from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask, MethodError, Room
 from utils.runs.methods import Method, Question, piece_of
-from utils.runs.shared import Shared
+from utils.runs.shared import Shared, Step
 
 AT_ONCE = 16  # records without an engine: a method may wait for something else
 GRACE = 1  # seconds for what a method has left running to end
@@ -30,33 +30,6 @@ Engines = Mapping[str, Engine]  # by the roles that they serve
 
 class NotedError(Exception):
     """What the records need is noted, and the run can go on once it is answered (utils/batch.py)."""
-
-
-@dataclass(eq=False)
-class Step:
-    """Records that go through a method.
-
-    Attributes:
-        method: a user's, or a function of ours, which is trusted to ask the same each time.
-        records: what the method is called with, by key. Called when the step begins: it may depend on an earlier step.
-        unit: plural noun for its pieces.
-        pieces: filled with what becomes of the records.
-        role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.
-        expected: number of records, if known before the step begins.
-        finish: called when all is answered, with the device if something was requested.
-        after: the step that has to be complete before this one begins.
-        done: pieces that are there without being asked for.
-    """
-
-    method: Method | Callable[[Any, Ask], Awaitable[Piece]]
-    records: Callable[[], Mapping[Key, Any]]
-    unit: str
-    pieces: Pieces
-    role: str | None = None
-    expected: int = 0
-    finish: Callable[[str | None], None] = lambda device: None
-    after: "Step | None" = None
-    done: int = 0
 
 
 def run_steps(

@@ -9,7 +9,7 @@ from typing import Any
 from prompts import History, Prompt, load_prompt, own_prompt
 from utils.benchmarks.task import Parser, Record, Task, Variant
 from utils.cli.flags import Arguments
-from utils.files.output import Key
+from utils.files.output import Key, Pieces
 from utils.generation.calls import Call, fitted_call
 from utils.generation.model import Model
 from utils.parsing import Parsed, nothing, writable
@@ -159,3 +159,31 @@ def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
         )
 
     return parse if (getattr(parse, "__module__", None) or "").startswith("utils.") else read
+
+
+@dataclass(eq=False)
+class Step:
+    """Records that go through a method.
+
+    Attributes:
+        method: a user's (`Method`), or an async function of ours (of what `records` has, and an `Ask`; it returns a
+            piece), which is trusted to ask the same each time.
+        records: what the method is called with, by key. Called when the step begins: it may depend on an earlier step.
+        unit: plural noun for its pieces.
+        pieces: filled with what becomes of the records.
+        role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.
+        expected: number of records, if known before the step begins.
+        finish: called when all is answered, with the device if something was requested.
+        after: the step that has to be complete before this one begins.
+        done: pieces that are there without being asked for.
+    """
+
+    method: Any
+    records: Callable[[], Mapping[Key, Any]]
+    unit: str
+    pieces: Pieces
+    role: str | None = None
+    expected: int = 0
+    finish: Callable[[str | None], None] = lambda device: None
+    after: "Step | None" = None
+    done: int = 0
