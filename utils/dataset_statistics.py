@@ -1,7 +1,7 @@
-"""Put dataset files into the shape of the paper's Table 1, and draw what its Figure 5 shows: questions a community.
+"""Put dataset files into the shape of the paper's Table 1.
 
   python utils/dataset_statistics.py --inputs_addr data/*_train.json data/*_validation.json data/*_test.json
-  python utils/dataset_statistics.py --inputs_addr test.json --format csv --plot_addr communities.png
+  python utils/dataset_statistics.py --inputs_addr test.json --format csv
 
 A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
 and have what the paper prints in a row below; others go by their name. Cells are mean ± standard deviation over the
@@ -21,13 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli.errors import first_five, printable
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.tables.dataset_counts import Column, communities_figure, count_communities, read_columns
-from utils.tables.drawing import render_figure
+from utils.tables.dataset_counts import Column, read_columns
 from utils.tables.formats import Cell, Table, counted, plural, to_csv, to_latex, to_markdown
 from utils.tables.notes import print_notes
-
-SCRIPT = "utils/dataset_statistics.py"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -37,23 +33,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, a column each")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv holds full-precision numbers, a line each; its notes go to stderr (%(default)s)")
-    add("--plot_addr", metavar="FILE", help="PNG to draw the communities to (default: none)")
     # fmt: on
-    add_overwrite_argument(parser)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.plot_addr is not None:
-        cli.check_outputs([args.plot_addr], args.inputs_addr)
-        prepare_derived([args.plot_addr], SCRIPT, args.overwrite)
     columns = read_columns(args.inputs_addr)
     notes = make_notes(columns)
-    if args.plot_addr is not None:
-        publish_derived(render_figure(communities_figure(columns), {Path(args.plot_addr): "png"}), SCRIPT, args)
-        subgroup = columns[0].counts.task.group_words[2]
-        print(f"{args.plot_addr}: {counted(count_communities(columns), subgroup)}", file=sys.stderr)
     if args.format == "csv":
         print(to_csv(csv_rows(columns)), end="")
         print_notes(notes)

@@ -125,7 +125,7 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "export_predictions", "human_evaluation",
+        "compare_evaluators", "export_predictions", "human_evaluation",
         "make_controls",
         "make_figures", "make_table", "report", "select_responses",
     )
