@@ -37,8 +37,8 @@ from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
 from utils.tables import raters, rating_study, rating_tables
 from utils.tables.formats import counted, to_markdown
+from utils.tables.pages import fill_template, rubric, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
-from utils.tables.report_page import fill_template, rubric, to_json, unseen_texts
 
 SCRIPT = "utils/human_evaluation.py"
 COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
@@ -215,12 +215,11 @@ def describe(args: argparse.Namespace, task: Task, record: Record, answers: list
 def collect(args: argparse.Namespace) -> None:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, [*args.collect, args.key_addr])
-    key = raters.read_key(args.key_addr)
-    results = raters.read_results(args.collect, key)
+    results = raters.read_results(args.collect, raters.read_key(args.key_addr))
     prepare_derived(outputs, COLLECTING, args.overwrite)
-    print(to_markdown(rating_tables.all_tables(key, results)), end="")
+    print(to_markdown(rating_tables.all_tables(results)), end="")
     if outputs:
-        text = json.dumps(raters.collected(key, results), ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(raters.collected(results), ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)
 
 

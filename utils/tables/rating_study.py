@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypedDict
 
-from utils.tables.report_page import to_json
+from utils.tables.pages import to_json
 
 Slot = tuple[str, str, int | None]  # its key, the name of its scale, and the aspect that it is about
 
