@@ -132,7 +132,7 @@ def make(args: argparse.Namespace) -> None:
 
 
 def publish(
-    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: raters.Key
+    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: dict[str, Any]
 ) -> None:
     prepare_derived([page_addr, key_addr], SCRIPT, args.overwrite)
     if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:

@@ -417,7 +417,7 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
     [
         ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
         ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
-        ({"answers": None}, "this is not a result that the page of a study has written"),
+        ({"answers": None}, "not a result that the page of a study has written"),
         ({"answers": [{"id": "other", "decisions": {}}]}, "is no question that 'Ann' was given"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is no value"),
@@ -450,9 +450,6 @@ def test_a_key_that_was_changed_is_refused(study):
     key = study.make("--overlap", 3)
     words = ["--collect", study.result("Ann", {}), "--key_addr", study.key_addr]
     key["questions"]["rpg_1"]["swapped"] = "false"
-    study.key_addr.write_text(json.dumps(key))
-    assert refusal(*words).startswith(f"{study.key_addr}: Expected `bool`, got `str` - at `$.questions")
-    key["questions"]["rpg_1"]["swapped"] = not Study
     study.key_addr.write_text(json.dumps(key))
     assert refusal(*words).startswith(f"{study.key_addr}: changed since it was written\n")
 

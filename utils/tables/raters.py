@@ -10,7 +10,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, read_manifest
-from utils.tables.rating_study import SCALES, Key, slots_of
+from utils.tables.rating_study import SCALES, slots_of
 
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # of a pair that is not swapped
 
@@ -53,7 +53,7 @@ class Rating:
 class Results:
     """What all raters of a study say; those without a file are left out."""
 
-    key: Key
+    key: dict[str, Any]  # as `rating_study.make_key` makes it
     raters: list[str] = field(default_factory=list)  # in the order of the study
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)  # by rater, question and slot
     comments: dict[tuple[str, str], str] = field(default_factory=dict)  # by question and rater
@@ -66,35 +66,43 @@ class Results:
         return found
 
 
-def read_key(path: str) -> Key:
+def read_key(path: str) -> dict[str, Any]:
     """Read the key of a study; UserError where it is not one, or was changed since it was written."""
-    key = as_type(
-        Key, read_json(path), path, "the key of a study; give the *_key.json that was written beside its page"
-    )
+    key = read_json(path)
+    if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
+        raise UserError(f"{path}: not the key of a study; give the *_key.json that was written beside its page")
     manifest = read_manifest(path)
     if manifest is not None and manifest["output_sha256"] != file_hash(path):
         raise UserError(f"{path}: changed since it was written\n  restore the file as it was written")
     return key
 
 
-def as_type(kind: type, value: Any, path: str, wanted: str) -> Any:
+def read_result(path: str, key: dict[str, Any]) -> ResultFile:
+    """Read a rater's file; UserError where it is not one that this study's page has written."""
     import msgspec  # here, so that --help needs no package
 
     try:
-        return msgspec.convert(value, kind)
+        content = msgspec.convert(read_json(path), ResultFile)
     except msgspec.ValidationError as error:
-        raise UserError(f"{path}: {error}\n  this is not {wanted}") from None
+        raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
+    if content["study"] != key["study"]:
+        its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
+        raise UserError(
+            f"{path}: of another study, {its}; this key is of {wanted}\n  give the key that was made with it"
+        )
+    if content["rater"] not in key["raters"]:
+        raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
+    return content
 
 
-def read_results(paths: list[str], key: Key) -> Results:
+def read_results(paths: list[str], key: dict[str, Any]) -> Results:
     """Join the files of all raters, also several of one, such as of two days.
 
     UserError where they say different things, and where a file is not one that this study's page has written.
     """
     results, raters = Results(key), set()
     for path in paths:
-        content = as_type(ResultFile, read_json(path), path, "a result that the page of a study has written")
-        check_origin(path, content, key)
+        content = read_result(path, key)
         raters.add(content["rater"])
         for answer in content["answers"]:
             add_answer(results, path, content["rater"], answer)
@@ -109,21 +117,11 @@ def read_results(paths: list[str], key: Key) -> Results:
     return results
 
 
-def check_origin(path: str, content: ResultFile, key: Key) -> None:
-    if content["study"] != key["study"]:
-        its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(
-            f"{path}: of another study, {its}; this key is of {wanted}\n  give the key that was made with it"
-        )
-    if content["rater"] not in key["raters"]:
-        raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
-
-
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
     """Add what a file says of one question; UserError where it cannot be, or another file says it in another way."""
     key, question_id = results.key, answer["id"]
     where = f"{path}: id {quote(question_id)}"
-    if question_id not in key["raters"][rater] or question_id not in key["questions"]:
+    if question_id not in key["raters"][rater]:
         raise UserError(f"{where} is no question that {quote(rater)} was given")
     slots = slots_of(key["ask"], len(key["questions"][question_id]["aspects"]))
     choices = {slot: SCALES[scale].choices for slot, scale, _ in slots}

@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from utils.tables.pages import to_json
 
@@ -23,32 +23,6 @@ class Scale:
     asks: str
     choices: dict[int, str]
     steps: bool = True  # are the values steps, of which some are nearer to each other?
-
-
-class System(TypedDict):
-    """A system of a study, and the SHA-256 of each of its response files."""
-
-    name: str
-    responses: list[str]
-
-
-class Question(TypedDict):
-    """What the key says of a question; `swapped`: the second system's answer is shown first."""
-
-    question: str
-    group: str | None
-    swapped: bool
-    aspects: list[str]
-
-
-class Key(TypedDict):
-    """What the page does not tell: questions by id, and by rater the ids of theirs."""
-
-    study: str
-    ask: Literal["pairs", "aspects", "verdicts"]
-    systems: list[System]
-    raters: dict[str, list[str]]
-    questions: dict[str, Question]
 
 
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
@@ -174,9 +148,12 @@ def make_content(
 
 
 def make_key(
-    content: dict[str, Any], systems: list[System], groups: Mapping[str, str | None], swapped: set[str]
-) -> Key:
-    """What the page does not tell, and what raters' files are checked by: it stays with the researcher."""
+    content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
+) -> dict[str, Any]:
+    """Return what the page does not tell, and what raters' files are checked by: it stays with the researcher.
+
+    By question `swapped` says that the second system's answer is shown first; by rater there are the ids of theirs.
+    """
     questions = {
         question["id"]: {
             "question": question["question"],
@@ -188,10 +165,5 @@ def make_key(
     }
     ids = list(questions)
     shares = {rater: [ids[place] for place in places] for rater, places in content["shares"]}
-    return {
-        "study": content["study"],
-        "ask": content["ask"],
-        "systems": systems,
-        "raters": shares,
-        "questions": questions,
-    }
+    told = {"study": content["study"], "ask": content["ask"]}
+    return {**told, "systems": systems, "raters": shares, "questions": questions}
