@@ -5,12 +5,10 @@
       --evaluator "Direct, 32B" planpers_direct.json rag_direct.json \\
       --evaluator "Pairwise, 32B" planpers_rag_pairs.json
 
-An evaluator is a name and the score files that evaluate_responses.py wrote for two systems: of the strategies aspect
-and direct the first system's file and the second system's, of pairwise the one file. Where there is a file a category,
-give --evaluator with the same name once a category. Scores by --verdicts probability or --num_verdicts are another
-evaluator's. First and second are the same systems for all evaluators and for the humans, who have one file, with a
-choice a question or a list of them, a rater each, of any number; or that under "choices" beside the responses they saw,
-as utils/human_evaluation.py makes it:
+An evaluator is a name and the score files that evaluate_responses.py wrote for two systems, or its one pairwise file;
+where there is a file a category, give --evaluator with the same name once a category. First and second are the same
+systems for all evaluators and for the humans. Their file is what utils/human_evaluation.py collects, or a choice a
+question, or a list with a choice of each rater:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 

@@ -1,13 +1,10 @@
 """Put dataset files into the shape of the paper's Table 1.
 
   python utils/dataset_statistics.py --inputs_addr data/*_train.json data/*_validation.json data/*_test.json
-  python utils/dataset_statistics.py --inputs_addr test.json --format latex
 
 A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
-and have what the paper prints in a row below; others go by their name. Cells are mean ± standard deviation over the
-questions of a file: the population's deviation; lengths are in words, which is what white space separates. The paper
-says neither which of the two deviations it prints nor what its lengths are counted in. Files of other benchmarks have
-rows of their own: the distinct users where records name them, and PersonaMem's lengths and distances in tokens.
+and have what the paper prints in a row below; others go by their name. Cells are mean ± population standard deviation
+over the questions of a file; lengths are in words, which is what white space separates.
 """
 
 import argparse

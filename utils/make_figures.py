@@ -9,13 +9,9 @@
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
-2 (test) and 16 (validation): the score by the number of posts from the profile, with 95% intervals. 3: systems side by
-side, and the last one's score in percent of the first one's, such as gold plans against the planner's. 4: how often
-evaluators of several sizes agree with humans, and the mean score they give. 5: the questions of every community.
-groups: every system's score in each group of questions, with 95% intervals; of PersonaMem by type, topic or distance.
-training: the losses and evaluations of a training run by step, also while it goes on.
-
-All can be read in grey. Figures 2, 4 and 16 fit a column of 3.3 inches, and so does 3 with two systems.
+2 (test) and 16 (validation): the score by the number of posts. 3: systems side by side, and the last one's score in
+percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the questions of
+every community. groups: every system's score in each group of questions. training: losses and evaluations by step.
 """
 
 import argparse

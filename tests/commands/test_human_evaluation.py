@@ -376,7 +376,7 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' ' Ann': give every rater a name")
+    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' 'Ann': give every rater a name")
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):

@@ -1,8 +1,10 @@
 """What a report shows of each question: all texts, and of a history that many questions share a part."""
 
+from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from utils.benchmarks.task import Item, Record, Task
@@ -47,6 +49,7 @@ class Side:
     """What the report shows of one system, by question id."""
 
     name: str
+    scores: list[str] = field(default_factory=list)  # paths
     responses: dict[str, list[Shown]] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
     # Entries of the score files, by the title of their board and by question; None for a system that has none.
@@ -112,11 +115,8 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
         if has_options(task, record):
             texts["options"] = list(task.options.texts(record).items())
         if (profile := history_of(question_id, datasets)) is not None:
-            used = {
-                number: items_used(side, question_id, datasets) or []
-                for number, side in enumerate(sides)
-                if question_id in side.responses
-            }
+            known = [number for number, side in enumerate(sides) if question_id in side.responses]
+            used = {number: items_used(sides[number], question_id, datasets) or [] for number in known}
             texts["turns"] = show_history(profile, task.cited(record), used)
         yield texts
 
@@ -179,27 +179,17 @@ def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequ
         given: by system its items, best first, where it did not have the whole history.
     """
     messages = profile.messages
-    cited = None if share is None else place_of(share, [len(message["content"]) for message in messages])
+    ends = list(accumulate(len(message["content"]) for message in messages))
+    cited = None if share is None else min(bisect(ends, share * ends[-1]), len(ends) - 1)
     shown = {*range(AT_BEGIN), *range(len(messages) - AT_END, len(messages))}
     shown |= set() if cited is None else set(range(cited - BEFORE, cited + AFTER))
     systems: dict[int, list[int]] = {}
     for system, items in given.items():
         for place in (place for item in items[:MOST_ITEMS] for place in item["places"][:OF_ITEM]):
             systems.setdefault(place, []).append(system)
-    places = sorted(place for place in shown | systems.keys() if 0 <= place < len(messages))
     rows = []
-    for place in places:
+    for place in sorted(place for place in shown | systems.keys() if 0 <= place < len(messages)):
         role, text = messages[place]["role"], messages[place]["content"]
         left = max(0, len(text) - MOST_CHARACTERS)
         rows.append([place, role, text[:MOST_CHARACTERS], left, systems.get(place, [])])
     return {"total": len(messages), "cited": cited, "shown": rows}
-
-
-def place_of(share: float, lengths: Sequence[int]) -> int:
-    """Return the message behind this share of the text."""
-    passed, wanted = 0, share * sum(lengths)
-    for place, length in enumerate(lengths):
-        passed += length
-        if passed > wanted:
-            return place
-    return len(lengths) - 1
