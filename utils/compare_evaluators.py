@@ -5,12 +5,10 @@
       --evaluator "Direct, 32B" planpers_direct.json rag_direct.json \\
       --evaluator "Pairwise, 32B" planpers_rag_pairs.json
 
-An evaluator is a name and the score files that evaluate_responses.py wrote for two systems: of the strategies aspect
-and direct the first system's file and the second system's, of pairwise the one file. Where there is a file a category,
-give --evaluator with the same name once a category. Scores by --verdicts probability or --num_verdicts are another
-evaluator's. First and second are the same systems for all evaluators and for the humans, who have one file, with a
-choice a question or a list of them, a rater each, of any number; or that under "choices" beside the responses they saw,
-as utils/human_evaluation.py makes it:
+An evaluator is a name and the score files that evaluate_responses.py wrote for two systems, or its one pairwise file;
+where there is a file a category, give --evaluator with the same name once a category. First and second are the same
+systems for all evaluators and for the humans. Their file is what utils/human_evaluation.py collects, or a choice a
+question, or a list with a choice of each rater:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
@@ -25,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import json
 import os
+from collections import Counter
 from itertools import chain
 from typing import Any
 
@@ -95,37 +94,34 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_files(args: argparse.Namespace) -> list[str]:
-    """All files that are read; UserError where an evaluator has none, or a file stands twice."""
+    """Return all files that are read; UserError where an evaluator has none, or a file stands twice."""
     inputs = [] if args.human_addr is None else [args.human_addr]
     for name, *paths in args.evaluator:
         if not paths:
             raise UserError(f"--evaluator {quote(name)}: no score file; give a name, then one file or two")
         inputs += paths
-    seen: set[str] = set()
-    for path in inputs:
-        if os.path.realpath(path) in seen:
-            raise UserError(f"{path}: is given twice; every file stands once")
-        seen.add(os.path.realpath(path))
+    counts = Counter(map(os.path.realpath, inputs))
+    if twice := [path for path in inputs if counts[os.path.realpath(path)] > 1]:
+        raise UserError(f"{twice[-1]}: is given twice; every file stands once")
     return inputs
 
 
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
-    """The evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
+    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
 
     With `unscored_as_zero`, as of `read_scores`, a pairwise comparison without a verdict has no result all the same.
     """
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
-        read |= {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
-        strategies = {path: strategy_in_words(read[path]) for path in paths}
+        files = {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
+        strategies = {path: strategy_in_words(scores) for path, scores in files.items()}
         evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
         check_strategies(evaluator, strategies)
-        systems = {path: index_entries(path, read[path]["per_question_scores"]) for path in paths}
-        check_new(evaluator, systems)
-        check_same_content((entry, [path]) for path, entries in systems.items() for entry in entries.values())
-        add_questions(evaluator, list(systems.values()))
+        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
+        add_questions(evaluator, files)
         evaluator.files.append(paths)
+        read |= files
     refuse_other_benchmarks(read, "task")
     return list(evaluators.values())
 
@@ -145,31 +141,22 @@ def check_strategies(evaluator: Evaluator, strategies: dict[str, str]) -> None:
         )
 
 
-def index_entries(path: str, entries: list[Entry]) -> dict[str, Entry]:
-    """By their ids; UserError where one stands twice."""
-    by_id: dict[str, Entry] = {}
-    for entry in entries:
-        if entry["id"] in by_id:
-            raise UserError(f"{path}: question {quote(entry['id'])} stands twice; a question counts once")
-        by_id[entry["id"]] = entry
-    return by_id
-
-
-def check_new(evaluator: Evaluator, systems: dict[str, dict[str, Entry]]) -> None:
-    if not set.intersection(*map(set, systems.values())):
+def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
+    """Add what one pairwise file, or the files of two systems, say of their questions; UserError where one has two."""
+    systems: list[dict[str, Entry]] = []
+    for path, scores in files.items():
+        systems.append({})
+        for entry in scores["per_question_scores"]:
+            if entry["id"] in systems[-1] or entry["id"] in evaluator.preferences:
+                raise UserError(
+                    f"{path}: question {quote(entry['id'])} stands twice in the files of --evaluator "
+                    f"{quote(evaluator.name)}; a question counts once"
+                )
+            systems[-1][entry["id"]] = entry
+    if not set.intersection(*map(set, systems)):
         raise UserError(
-            f"{' and '.join(systems)}: have no question in common\n  give two systems' score files of one dataset"
+            f"{' and '.join(files)}: have no question in common\n  give two systems' score files of one dataset"
         )
-    for path, entries in systems.items():
-        if twice := [question_id for question_id in entries if question_id in evaluator.preferences]:
-            raise UserError(
-                f"{path}: question {quote(twice[0])} stands in an earlier file of --evaluator "
-                f"{quote(evaluator.name)} too; a question counts once"
-            )
-
-
-def add_questions(evaluator: Evaluator, systems: list[dict[str, Entry]]) -> None:
-    """Add what one pairwise file, or the files of two systems, say of their questions."""
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":

@@ -1,13 +1,10 @@
-"""Put dataset files into the shape of the paper's Table 1, and draw what its Figure 5 shows: questions a community.
+"""Put dataset files into the shape of the paper's Table 1.
 
   python utils/dataset_statistics.py --inputs_addr data/*_train.json data/*_validation.json data/*_test.json
-  python utils/dataset_statistics.py --inputs_addr test.json --format csv --plot_addr communities.png
 
 A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
-and have what the paper prints in a row below; others go by their name. Cells are mean ± standard deviation over the
-questions of a file: the population's deviation; lengths are in words, which is what white space separates. The paper
-says neither which of the two deviations it prints nor what its lengths are counted in. Files of other benchmarks have
-rows of their own: the distinct users where records name them, and PersonaMem's lengths and distances in tokens.
+and have what the paper prints in a row below; others go by their name. Cells are mean ± population standard deviation
+over the questions of a file; lengths are in words, which is what white space separates.
 """
 
 import argparse
@@ -15,50 +12,28 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.cli.errors import first_five, printable
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.tables.dataset_counts import Column, communities_figure, count_communities, read_columns
-from utils.tables.drawing import render_figure
-from utils.tables.formats import Cell, Table, counted, plural, to_csv, to_latex, to_markdown
-from utils.tables.notes import print_notes
-
-SCRIPT = "utils/dataset_statistics.py"
+from utils.cli.errors import first_five
+from utils.tables.dataset_counts import Column, read_columns
+from utils.tables.formats import Cell, Table, counted, plural, to_latex, to_markdown
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
-    # fmt: off
     add = parser.add_argument
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, a column each")
-    add("--format", choices=["markdown", "latex", "csv"], default="markdown",
-        help="csv holds full-precision numbers, a line each; its notes go to stderr (%(default)s)")
-    add("--plot_addr", metavar="FILE", help="PNG to draw the communities to (default: none)")
-    # fmt: on
-    add_overwrite_argument(parser)
+    add("--format", choices=["markdown", "latex"], default="markdown", help="of the table (%(default)s)")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if args.plot_addr is not None:
-        cli.check_outputs([args.plot_addr], args.inputs_addr)
-        prepare_derived([args.plot_addr], SCRIPT, args.overwrite)
     columns = read_columns(args.inputs_addr)
-    notes = make_notes(columns)
-    if args.plot_addr is not None:
-        publish_derived(render_figure(communities_figure(columns), {Path(args.plot_addr): "png"}), SCRIPT, args)
-        subgroup = columns[0].counts.task.group_words[2]
-        print(f"{args.plot_addr}: {counted(count_communities(columns), subgroup)}", file=sys.stderr)
-    if args.format == "csv":
-        print(to_csv(csv_rows(columns)), end="")
-        print_notes(notes)
-    else:
-        print({"markdown": to_markdown, "latex": to_latex}[args.format]([make_table(columns, notes)]), end="")
+    to_text = {"markdown": to_markdown, "latex": to_latex}[args.format]
+    print(to_text([make_table(columns, make_notes(columns))]), end="")
     return 0
 
 
@@ -75,11 +50,8 @@ def statistics(
     if has_users:
         yield f"Users (by {task.user_field})", (users,) if users else None, None
     for name, (_, label) in task.sizes.items():
-        yield label, mean_and_deviation(column.counts.sizes[name]), column.paper.get(name)
-
-
-def mean_and_deviation(sizes: list[float]) -> tuple[float, float] | None:
-    return (fmean(sizes), pstdev(sizes)) if sizes else None
+        sizes = column.counts.sizes[name]
+        yield label, (fmean(sizes), pstdev(sizes)) if sizes else None, column.paper.get(name)
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
@@ -96,17 +68,6 @@ def make_table(columns: list[Column], notes: list[str]) -> Table:
 
 def numbers_text(numbers: Iterable[float] | None) -> str:
     return " ± ".join(str(number) if isinstance(number, int) else f"{number:.1f}" for number in numbers or ())
-
-
-def csv_rows(columns: list[Column]) -> Iterator[list[Any]]:
-    """A line a file and statistic, in full precision."""
-    group_word = columns[0].counts.task.group_words[0]
-    yield ["file", group_word, "split", "statistic", "value", "sd", "paper_value", "paper_sd"]
-    has_users = any(column.counts.users for column in columns)
-    for column in columns:
-        for label, found, printed in statistics(column, has_users):
-            pairs = [(*(numbers or ()), None, None)[:2] for numbers in (found, printed)]
-            yield [printable(column.path), column.group, column.paper.get("split"), label, *pairs[0], *pairs[1]]
 
 
 def make_notes(columns: list[Column]) -> list[str]:

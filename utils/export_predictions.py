@@ -1,14 +1,11 @@
 """Write answers into the files that a benchmark's own scorer, or its leaderboard, takes.
 
-  python utils/export_predictions.py --inputs_addr LaMP-4_user_test.json --response_addr rag.json --output_dir export
   python utils/export_predictions.py --output_dir export \\
       --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
 
 One file a task, and of LaMP, where all seven tasks are given, the zip of them too. The first response to each question
-is exported: as it was read, but an encoder-decoder's label or rating as it was written, for LaMP's rule is for that. A
-question without an answer gets an empty one, for ids have to be whole, and is counted. A dataset's own answers are
-never read, so a test set whose answers are withheld is as good as any; but PersonaMem's file, the result table that its
-public code writes, has each question's right letter and score.
+is exported; a question without an answer gets an empty one, and is counted. A dataset's own answers are not read, but
+for PersonaMem's result table, which has each question's right letter and score.
 """
 
 import argparse

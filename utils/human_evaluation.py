@@ -5,15 +5,12 @@
   python utils/human_evaluation.py --collect ratings_ann.json ratings_bo.json --key_addr study_key.json \\
       --output_addr preferences.json
 
-The file opens in a browser from disk and asks no network; it holds no system's name. Every rater gets the same file,
-says there who they are, and sends back the result that it downloads. Which answer is whose stands in study_key.json,
-beside study.html: keep it to yourself, --collect needs it.
+Every rater gets the same file, says there who they are, and sends back the result that it downloads. Which answer is
+whose stands in study_key.json, beside study.html: keep it to yourself, --collect needs it.
 
---ask pairs: which of two systems' answers is better; collected, the file that utils/compare_evaluators.py reads, where
-the first system is the first --system. --ask verdicts: how well one system's answers cover each aspect, 0, 1 or 2 as
-the judge has it; collected, the raters' agreement, and a file of people's verdicts by question and aspect for an
-analysis of your own. --ask aspects: whether each aspect is valid and important and its evidence fits, and how complete
-they are, 1 to 5; collected, means and all ratings.
+--ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
+system's answers cover each aspect, 0, 1 or 2 as the judge has it. --ask aspects: whether each aspect is valid and
+important and its evidence fits, and how complete they are, 1 to 5. docs/asking_people.md says more.
 """
 
 import sys
@@ -30,15 +27,15 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
-from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import file_hash
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
 from utils.tables import raters, rating_study, rating_tables
 from utils.tables.formats import counted, to_markdown
+from utils.tables.pages import fill_template, rubric, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
-from utils.tables.report_page import fill_template, rubric, to_json, unseen_texts
 
 SCRIPT = "utils/human_evaluation.py"
 COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
@@ -51,9 +48,7 @@ MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     # fmt: off
-    parser.add_argument("--output_addr", metavar="FILE",
-        help="where the page goes; with --collect, what the raters say (then default: the tables alone)")
-    add_overwrite_argument(parser)
+    add_output_arguments(parser, "where the page goes; with --collect, what the raters say (default: tables alone)")
     add = parser.add_argument_group("make a study").add_argument
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what the raters are asked (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
@@ -76,9 +71,6 @@ def build_parser() -> cli.FlagParser:
     parser.without_effect("--key_addr", lambda args: args.collect is None, "without --collect", "give --collect")
     parser.without_effect(
         "--show", lambda args: args.ask != "pairs", "with --ask aspects or verdicts, which need details and aspects"
-    )
-    parser.without_effect(
-        "--overwrite", lambda args: args.output_addr is None, "without --output_addr", "give --output_addr"
     )
     return parser
 
@@ -105,7 +97,9 @@ def make(args: argparse.Namespace) -> None:
     key_addr = page_addr.with_name(f"{page_addr.stem}_key.json")
     inputs = [*args.inputs_addr, *(path for _, *paths in args.system for path in paths)]
     cli.check_outputs([args.output_addr, str(key_addr)], inputs)
-    names = check_raters(args.raters or ["rater_1", "rater_2"])
+    names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
+    if "" in names or len(set(names)) < len(names):
+        raise UserError(f"--raters {' '.join(map(repr, names))}: give every rater a name of their own")
     check_systems(args.ask, args.system)
     task, records = read_records(args.inputs_addr)
     systems = [read_system(paths, records) for _, *paths in args.system]
@@ -132,7 +126,7 @@ def make(args: argparse.Namespace) -> None:
 
 
 def publish(
-    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: raters.Key
+    args: argparse.Namespace, page_addr: Path, key_addr: Path, content: dict[str, Any], key: dict[str, Any]
 ) -> None:
     prepare_derived([page_addr, key_addr], SCRIPT, args.overwrite)
     if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:
@@ -143,13 +137,6 @@ def publish(
     page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
     text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"
     publish_derived({page_addr: page.encode(), key_addr: text.encode()}, SCRIPT, args)
-
-
-def check_raters(given: list[str]) -> list[str]:
-    names = list(map(one_line, given))
-    if "" in names or len(set(names)) < len(names):
-        raise UserError(f"--raters {' '.join(map(repr, given))}: give every rater a name of their own")
-    return names
 
 
 def check_systems(ask: str, systems: list[list[str]]) -> None:
@@ -215,12 +202,11 @@ def describe(args: argparse.Namespace, task: Task, record: Record, answers: list
 def collect(args: argparse.Namespace) -> None:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, [*args.collect, args.key_addr])
-    key = raters.read_key(args.key_addr)
-    results = raters.read_results(args.collect, key)
+    results = raters.read_results(args.collect, raters.read_key(args.key_addr))
     prepare_derived(outputs, COLLECTING, args.overwrite)
-    print(to_markdown(rating_tables.all_tables(key, results)), end="")
+    print(to_markdown(rating_tables.all_tables(results)), end="")
     if outputs:
-        text = json.dumps(raters.collected(key, results), ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(raters.collected(results), ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)
 
 

@@ -6,7 +6,8 @@
 
 The clone's files are read as text: nothing of them is imported or run. With --prompts_dir prompts_paper, baselines.py,
 train_planner.py, planpers.py and evaluate_responses.py (for aspects) then ask what that code asks, character for
-character; train_planner.py --planner_target reference also learns that code's targets.
+character; train_planner.py --planner_target reference also learns that code's targets. A note names the prompts that
+are not as in that commit.
 """
 
 import sys
@@ -17,9 +18,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import ast
 import os
-from collections.abc import Iterable
-from string import Formatter
-from typing import NamedTuple
 
 from prompts import load_prompt, parse_prompt
 from utils import cli
@@ -62,58 +60,36 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-# From code to prompt files
-
-
-def read_prompts(code_dir: Path) -> dict[str, str]:
-    """The text of each prompt's file, by the prompt's name; UserError where anything is of another shape than meant."""
-    if not code_dir.is_dir():
-        raise UserError(f"--code_dir {code_dir}: no such folder")
-    try:
-        sources = {path: Source(code_dir, path) for path in (FORMATTERS, EVALUATOR)}
-        return {name: read_prompt(name, sources[path], function) for name, (path, function) in FUNCTIONS.items()}
-    except RecursionError:
-        raise UserError(f"--code_dir {code_dir}: a text in it is nested too deeply, or made from itself") from None
-
-
-def read_prompt(name: str, source: "Source", function_name: str) -> str:
-    function = source.function(function_name)
-    parts = {}
-    for role in ("system", "user"):  # our placeholders are called as the records' fields are in the public code
-        pieces = source.message(function, role)
-        parts[role] = "".join(piece if isinstance(piece, str) else f"{{{piece.name}}}" for piece in pieces)
-    if "{profile}" in parts["user"]:
-        source.check_posts(function)
-    if name == "planner":
-        parts["assistant"] = source.lead_in(function) + "{plan}"
-    text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
-    prompt = parse_prompt(f"lampqa/{name}", text, f"{source.path}: what {function_name} builds")
-    if (prompt.system, prompt.user) != (parts["system"], parts["user"]) or "\r" in text:
-        problem = f"{function_name} has a text with a line [user] or the like, or a carriage return"
-        raise source.refusal(problem, function)
-    return text
-
-
 def is_finished(output: Path, files: dict[str, str]) -> bool:
-    """Whether the folder holds these files; UserError where it holds anything else."""
+    """Say whether the folder holds these files; UserError where it holds anything else."""
     paths = {output / f"{name}.txt": text for name, text in files.items()}
-    if output.is_dir() and all(path.is_file() and read_text(path) == text for path, text in paths.items()):
+    if all(path.is_file() and read_text(path) == text for path, text in paths.items()):
         return True
-    if (output.is_dir() and any(output.iterdir())) or (os.path.lexists(output) and not output.is_dir()):
+    if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(f"{output}: exists, and does not hold these prompts\n  give another --output_dir, or delete it")
     return False
 
 
-# What stands in the public code
+# From code to prompt files
 
 
-class Field(NamedTuple):
-    """What is filled into a text: a field of a record, or a variable."""
+def read_prompts(code_dir: Path) -> dict[str, str]:
+    """Read the text of each prompt's file, by the prompt's name; UserError where the code has another shape."""
+    if not code_dir.is_dir():
+        raise UserError(f"--code_dir {code_dir}: no such folder")
+    sources = {path: Source(code_dir, path) for path in (FORMATTERS, EVALUATOR)}
+    return {name: read_prompt(name, sources[path], function) for name, (path, function) in FUNCTIONS.items()}
 
-    name: str
 
-
-Pieces = list[str | Field]
+def read_prompt(name: str, source: "Source", function_name: str) -> str:
+    """Read one prompt; our placeholders have the names of the records' fields in the public code."""
+    function = source.function(function_name)
+    parts = {role: source.message(function, role) for role in ("system", "user")}
+    if name == "planner":  # its target is a lead-in and the variable that collects the lines of the plan
+        parts["assistant"] = source.message(function, "assistant").rpartition("{")[0] + "{plan}"
+    text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
+    parse_prompt(f"lampqa/{name}", text, f"{source.path}: what {function_name} builds")
+    return text
 
 
 class Source:
@@ -141,110 +117,58 @@ class Source:
                 return node
         raise self.refusal(f"has no function {name}")
 
-    def constant(self, name: str) -> str:
-        """The text of a name of the module."""
-        values = _assigned(self.tree.body, name)
-        if not values:
-            raise self.refusal(f"has no constant {name}")
-        pieces = self.pieces(values[-1], self.tree)
-        if not _is_fixed(pieces) or _grows(self.tree.body, name):
-            raise self.refusal(f"{name} is not a text that stands there as a whole", values[-1])
-        return "".join(pieces)
-
-    def pieces(self, node: ast.expr, scope: ast.FunctionDef | ast.Module) -> Pieces:
-        """A text as an expression builds it: from strings, f-strings, sums, names, and calls of str.format."""
-        match node:
-            case ast.Constant(value=str(text)):
-                return [text]
-            case ast.JoinedStr(values=values):
-                return [piece for value in values for piece in self.pieces(value, scope)]
-            case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
-                return self.pieces(value, scope)
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self.pieces(left, scope) + self.pieces(right, scope)
-            case ast.Name(id=name):
-                return self.variable(name, scope)
-            case ast.Subscript(slice=ast.Constant(value=str(name))):
-                return [Field(name)]
-            case ast.Subscript(value=ast.Subscript() as column):  # data["question"][i]
-                return self.pieces(column, scope)
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="format"), args=[], keywords=keywords):
-                values = {str(keyword.arg): self.pieces(keyword.value, scope) for keyword in keywords}
-                return self.filled(name, values, node)
-        raise self.refusal("a text that cannot be read without running the code", node)
-
-    def variable(self, name: str, scope: ast.FunctionDef | ast.Module) -> Pieces:
-        if name.isupper():
-            return [self.constant(name)]
-        values = _assigned(ast.walk(scope), name)
-        if len(values) == 1 and isinstance(values[0], ast.JoinedStr | ast.Subscript):
-            return self.pieces(values[0], scope)
-        return [Field(name)]
-
-    def filled(self, name: str, values: dict[str, Pieces], node: ast.expr) -> Pieces:
-        """The pieces of a constant as str.format fills it: `{{` is a brace."""
-        try:
-            parsed = list(Formatter().parse(self.constant(name)))
-        except ValueError as error:
-            raise self.refusal(f"{name} is no text for str.format: {error}", node) from None
-        pieces: Pieces = []
-        for text, field, spec, conversion in parsed:
-            pieces.append(text)
-            if field is not None:
-                if field not in values or spec or conversion:
-                    raise self.refusal(f"{name} has a placeholder {{{field}}} that is not simply filled in", node)
-                pieces += values[field]
-        if missing := values.keys() - {field for _, field, _, _ in parsed}:
-            raise self.refusal(f"{name} lacks the placeholder {{{min(missing)}}}", node)
-        return pieces
-
-    def message(self, function: ast.FunctionDef, role: str) -> Pieces:
-        """The content of the one chat message of a role that a function writes out."""
+    def message(self, function: ast.FunctionDef, role: str) -> str:
+        """Return the content of the one chat message of a role that a function writes out."""
+        values = assigned(self.tree) | assigned(function)
         found = []
         for node in ast.walk(function):
             if isinstance(node, ast.Dict):
-                entries = dict(zip(map(_text, node.keys), node.values, strict=True))
-                if _text(entries.get("role")) == role and "content" in entries:
+                entries = {
+                    getattr(key, "value", None): value for key, value in zip(node.keys, node.values, strict=True)
+                }
+                if getattr(entries.get("role"), "value", None) == role and "content" in entries:
                     found.append(entries["content"])
         if len(found) != 1:
             raise self.refusal(f"{function.name} has {len(found)} messages of the role {role}, not one", function)
-        return self.pieces(found[0], function)
+        return self.text(found[0], values)
 
-    def check_posts(self, function: ast.FunctionDef) -> None:
-        """Raise UserError where posts are joined otherwise than `prompts.join_posts` does."""
-        joined = [node.value for node in ast.walk(function) if isinstance(node, ast.Attribute) and node.attr == "join"]
-        if [text for text in map(_text, joined) if text is not None] != ["\n\n"]:
-            raise self.refusal(f"{function.name} joins the posts otherwise than by an empty line", function)
-
-    def lead_in(self, function: ast.FunctionDef) -> str:
-        """What the planner's target begins with; UserError unless `- title` and a line break for each aspect follow."""
-        *before, aspects = self.message(function, "assistant")
-        lines = [node for node in ast.walk(function) if isinstance(node, ast.AugAssign)]
-        is_list = isinstance(aspects, Field) and _grows(lines, aspects.name) and len(lines) == 1
-        if not is_list or self.pieces(lines[0].value, function) != ["- ", Field("aspect"), "\n"]:
-            raise self.refusal(f"{function.name}: the target does not end in a line '- title' an aspect", function)
-        if not _is_fixed(before):
-            raise self.refusal(f"{function.name}: the target's lead-in is not a fixed text", function)
-        return "".join(before)
-
-
-def _is_fixed(pieces: Pieces) -> bool:
-    return all(isinstance(piece, str) for piece in pieces)
-
-
-def _text(node: ast.AST | None) -> str | None:
-    """The text of a string; None for anything else."""
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
-
-
-def _assigned(nodes: Iterable[ast.AST], name: str) -> list[ast.expr]:
-    """The values that a name is given, in their order."""
-    assignments = [node for node in nodes if isinstance(node, ast.Assign)]
-    return [node.value for node in assignments for target in node.targets if getattr(target, "id", None) == name]
+    def text(self, node: ast.expr, values: dict[str, ast.expr]) -> str:
+        """Return the text that an expression builds, with `{name}` for each field or variable that is filled in."""
+        match node:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.JoinedStr(values=parts):
+                return "".join(self.text(part, values) for part in parts)
+            case ast.FormattedValue(value=value):
+                return self.text(value, values)
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return self.text(left, values) + self.text(right, values)
+            case ast.Name(id=name) if name in values:
+                return self.text(values[name], values)
+            case ast.Name(id=name) if not name.isupper():
+                return f"{{{name}}}"
+            case ast.Name(id=name):
+                raise self.refusal(f"has no constant {name}")
+            case ast.Subscript(slice=ast.Constant(value=str(name))):
+                return f"{{{name}}}"
+            case ast.Subscript(value=ast.Subscript() as column):  # data["question"][i]
+                return self.text(column, values)
+            case ast.Call(func=ast.Attribute(value=template, attr="format"), args=[], keywords=keywords):
+                filled = {str(keyword.arg): self.text(keyword.value, values) for keyword in keywords}
+                try:
+                    return self.text(template, values).format(**filled)
+                except (LookupError, ValueError) as error:
+                    raise self.refusal(f"a text that str.format does not fill: {error!r}", node) from None
+        raise self.refusal("a text that cannot be read without running the code", node)
 
 
-def _grows(nodes: Iterable[ast.AST], name: str) -> bool:
-    return any(isinstance(node, ast.AugAssign) and getattr(node.target, "id", None) == name for node in nodes)
+def assigned(scope: ast.FunctionDef | ast.Module) -> dict[str, ast.expr]:
+    """Return the constants of a module by name, or a function's variables that are texts with fields."""
+    is_module = isinstance(scope, ast.Module)
+    nodes = [node for node in (scope.body if is_module else ast.walk(scope)) if isinstance(node, ast.Assign)]
+    values = {target.id: node.value for node in nodes for target in node.targets if isinstance(target, ast.Name)}
+    kept = ast.expr if is_module else ast.JoinedStr | ast.Subscript
+    return {name: value for name, value in values.items() if isinstance(value, kept)}
 
 
 if __name__ == "__main__":

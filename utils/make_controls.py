@@ -1,21 +1,16 @@
 """Make responses that a sound judge must place, and place right: what its scores of systems are worth shows on them.
 
   python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
-  python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \\
-      --response_addr controls/question.json controls/other_answer.json controls/half.json \\
-      --score_addr controls/question_scores.json controls/other_answer_scores.json controls/half_scores.json
 
 Five files of responses, made from a dataset and one system's responses, and judged as any system's are:
 
   question.json      the question repeated, and nothing else
   other_answer.json  the system's answer to another question, drawn with --seed; no question has its own
-  half.json          the first half of the system's answer
+  half.json          the first half of the system's answer, by characters
   ceiling.json       what the judge is told of the asker's wishes, as if it were an answer
   orders.json        a text that tells the judge to give the highest score
 
-Half is by characters: it ends with the last sentence that ends in the second quarter of the answer, else with the last
-word before its middle, which `cut_at` says. Where the system has no answer, other_answer.json and half.json have none
-either. docs/trusting_the_judge.md says what to expect of each.
+docs/trusting_the_judge.md says what to expect of each.
 """
 
 import argparse

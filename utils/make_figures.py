@@ -9,19 +9,16 @@
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
-2 (test) and 16 (validation): the score by the number of posts from the profile, with 95% intervals. 3: systems side by
-side, and the last one's score in percent of the first one's, such as gold plans against the planner's. 4: how often
-evaluators of several sizes agree with humans, and the mean score they give. 5: the questions of every community.
-groups: every system's score in each group of questions, with 95% intervals; of PersonaMem by type, topic or distance.
-training: the losses and evaluations of a training run by step, also while it goes on.
-
-All can be read in grey. Figures 2, 4 and 16 fit a column of 3.3 inches, and so does 3 with two systems.
+2 (test) and 16 (validation): the score by the number of posts. 3: systems side by side, and the last one's score in
+percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the questions of
+every community. groups: every system's score in each group of questions. training: losses and evaluations by step.
 """
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -36,27 +33,24 @@ from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
-from utils.tables.group_figure import MARKERS, groups_figure
 from utils.tables.notes import print_notes, read_compared
-from utils.tables.paper_figures import HATCHES, MOST_EVALUATORS, Evaluator
+from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator
 from utils.tables.score_table import make_row
 from utils.tables.system_scores import SELECTED, System, add_unscored_argument
-from utils.tables.training_figure import training_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/make_figures.py"
-SOURCES = {  # a figure's flag
-    "2": "system", "3": "system", "4": "agreement_addr", "5": "inputs_addr", "16": "system", "groups": "system",
-    "training": "training_dir",
+SOURCES = {  # by figure the flag that it is drawn from
+    "2": "--system", "3": "--system", "4": "--agreement_addr", "5": "--inputs_addr", "16": "--system",
+    "groups": "--system", "training": "--training_dir",
 }  # fmt: skip
-
-DOTS_PER_INCH = 300  # of the PNG
 LARGEST_K = 9_999
+NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
@@ -76,41 +70,33 @@ def build_parser() -> argparse.ArgumentParser:
     # fmt: on
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
+    for flag in dict.fromkeys(SOURCES.values()):
+        of_scores = " --allow_partial --unscored_as_zero" if flag == "--system" else ""
+        figures = ", ".join(figure for figure, source in SOURCES.items() if source == flag)
+        is_other = lambda args, flag=flag: SOURCES[args.figure] != flag  # noqa: E731
+        parser.without_effect(flag + of_scores, is_other, f"but in figure {figures}")
+    parser.without_effect("--by", lambda args: args.figure != "groups", "but in figure groups")
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    check_flags(args)
-    kinds = output_files(args.output_addr)
+    source = SOURCES[args.figure]
+    if getattr(args, source.removeprefix("--")) is None:
+        raise UserError(f"--figure {args.figure}: is drawn from {source}; give it")
+    files = output_files(args.output_addr)
     inputs = [path for _, *paths in args.system or [] for path in paths] + (args.inputs_addr or [])
-    cli.check_outputs(list(map(str, kinds)), [*inputs, *filter(None, [args.agreement_addr])])
+    cli.check_outputs(list(map(str, files)), [*inputs, *filter(None, [args.agreement_addr])])
     figure, notes = make_figure(args)
-    prepare_derived(kinds, SCRIPT, args.overwrite)
-    publish_derived(render_figure(figure, kinds, DOTS_PER_INCH), SCRIPT, args)
+    prepare_derived(files, SCRIPT, args.overwrite)
+    publish_derived({path: render_figure(figure, kind) for path, kind in files.items()}, SCRIPT, args)
     print_notes(notes)
-    print(f"figure {args.figure}: {', '.join(map(str, kinds))}")
+    print(f"figure {args.figure}: {', '.join(map(str, files))}")
     return 0
 
 
-def check_flags(args: argparse.Namespace) -> None:
-    """Raise UserError unless exactly the flags of this figure are given."""
-    needed = SOURCES[args.figure]
-    for name in dict.fromkeys(SOURCES.values()):
-        given = getattr(args, name) is not None
-        if given and name != needed:
-            raise UserError(f"--{name}: not for --figure {args.figure}, which is drawn from --{needed}")
-        if name == needed and not given:
-            raise UserError(f"--figure {args.figure}: is drawn from --{needed}; give it")
-    for name in ("allow_partial", "unscored_as_zero"):
-        if getattr(args, name) and needed != "system":
-            raise UserError(f"--{name}: not for --figure {args.figure}, which reads no score files")
-    if args.by is not None and args.figure != "groups":
-        raise UserError(f"--by: not for --figure {args.figure}, but for --figure groups")
-
-
 def output_files(address: str) -> dict[Path, str]:
-    """The PNG and the PDF to write, with their kinds; UserError where `address` is a folder."""
+    """Return the PNG and the PDF to write, with their kinds; UserError where `address` is a folder."""
     path = Path(address)
     if path.is_dir() or address.endswith("/"):
         raise UserError(f"--output_addr {address}: a folder; give the name of a file in it")
@@ -121,48 +107,40 @@ def output_files(address: str) -> dict[Path, str]:
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Read the input of the figure and draw it; the notes are what its readers must know."""
     if args.figure == "training":
-        return training_figure(args.training_dir), []
+        return paper_figures.training_figure(args.training_dir), []
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
     if args.figure == "4":
         return paper_figures.trade_off_figure(read_evaluators(args.agreement_addr)), []
-    names = [one_line(name) for name, *_ in args.system]
-    if args.figure == "groups":
-        if len(names) > len(MARKERS):
-            raise UserError(f"--system: given {counted(len(names), 'time')}; figure groups has 1 to {len(MARKERS)}")
-        systems, notes = read_scored(args)
-        return groups_figure(systems), notes
-    if args.figure == "3":
-        if not 2 <= len(names) <= len(HATCHES):
-            raise UserError(f"--system: given {counted(len(names), 'time')}; figure 3 has 2 to {len(HATCHES)} systems")
-        systems, notes = read_scored(args)
-        return paper_figures.systems_figure(list(map(make_row, systems)), are_errors(systems)), notes
-    check_numbers_of_posts(names)
+    check_names(args.figure, [one_line(name) for name, *_ in args.system])
     systems, notes = read_scored(args)
+    are_errors = systems[0].metric.lower_is_better
+    if args.figure == "groups":
+        return paper_figures.groups_figure(systems), notes
+    if args.figure == "3":
+        return paper_figures.systems_figure(list(map(make_row, systems)), are_errors), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
     if selected := [system.name for system in systems if system.num_selected]:
         bars += f"\nk = {', '.join(selected)}: {SELECTED}"
-    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors(systems), bars), notes
+    return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
 
 
 # Reading
 
 
-def check_numbers_of_posts(names: list[str]) -> None:
-    numbers: set[int] = set()
-    for name in names:
-        if not (name.isascii() and name.isdigit() and len(name) <= len(str(LARGEST_K))):
+def check_names(figure: str, names: list[str]) -> None:
+    """Raise UserError over more systems than fit in a figure, or fewer, and over names that are no numbers of posts."""
+    least, most = NUM_SYSTEMS[figure]
+    if not least <= len(names) <= most:
+        raise UserError(f"--system: given {counted(len(names), 'time')}; figure {figure} has {least} to {most} systems")
+    for name in names if figure in ("2", "16") else ():
+        if not (name.isascii() and name.isdigit() and int(name) <= LARGEST_K):
             raise UserError(f"--system {quote(name)}: not a number of posts; the name is k, from 0 to {LARGEST_K}")
-        if int(name) in numbers:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
-        numbers.add(int(name))
-    if len(numbers) < 2:
-        raise UserError(f"--system {names[0]!r}: is the only number of posts; give two or more")
 
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
-    """The systems, and notes on them; UserError too where no question of any system has a score."""
+    """Read the systems, and notes on them; UserError too where no question of any system has a score."""
     [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     systems = board.systems
     if others:
@@ -180,46 +158,24 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     return systems, notes
 
 
-def are_errors(systems: list[System]) -> bool:
-    return systems[0].metric.lower_is_better
-
-
 def read_evaluators(path: str) -> list[Evaluator]:
-    """The evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
+    """Read the evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
+    import msgspec  # here, so that --help needs no package
+
     data = read_json(path)
-    entries = data.get("evaluators") if isinstance(data, dict) else None
-    if not isinstance(entries, list):
-        raise UserError(f"{path}: has no list 'evaluators'\n  give the file that utils/compare_evaluators.py wrote")
-    evaluators = [read_evaluator(entry, f"{path}: evaluators, item {i}") for i, entry in enumerate(entries)]
+    try:
+        evaluators = msgspec.convert(data["evaluators"], list[Evaluator])
+    except (KeyError, TypeError, msgspec.ValidationError) as error:
+        raise UserError(
+            f"{path}: evaluators: {error}\n  give the file that utils/compare_evaluators.py wrote"
+        ) from None
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
     if all(evaluator.accuracy is None for evaluator in evaluators):
         raise UserError(f"{path}: no evaluator has an accuracy\n  give utils/compare_evaluators.py a --human_addr")
     if all(evaluator.mean_score is None for evaluator in evaluators):
         raise UserError(f"{path}: no evaluator has a mean score\n  give it evaluators that score responses")
-    return evaluators
-
-
-def read_evaluator(entry: Any, where: str) -> Evaluator:
-    """An entry of the list; UserError where a field is not what utils/compare_evaluators.py writes."""
-    if not isinstance(entry, dict):
-        raise UserError(f"{where}: {quote(entry)} where an evaluator's figures belong")
-    for field in ("name", "strategy"):
-        if not isinstance(entry.get(field), str) or not entry[field].strip():
-            raise UserError(f"{where}: field {field!r} is {quote(entry.get(field))}; it must be a text")
-    where = f"{where} ({quote(entry['name'])})"
-    accuracy, interval, mean_score = (entry.get(name) for name in ("accuracy", "accuracy_interval", "mean_score"))
-    for field, value in (("accuracy", accuracy), ("mean_score", mean_score)):
-        if value is not None and not _is_share(value):
-            raise UserError(f"{where}: field {field!r} is {quote(value)}; it must be a number from 0 to 1, or null")
-    is_interval = isinstance(interval, list) and len(interval) == 2 and all(map(_is_share, interval))
-    if interval is not None and not is_interval:
-        raise UserError(f"{where}: field 'accuracy_interval' is {quote(interval)}; it must be two shares, or null")
-    return Evaluator(one_line(entry["name"]), entry["strategy"], accuracy, interval and tuple(interval), mean_score)
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
+    return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 
 if __name__ == "__main__":

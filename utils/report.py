@@ -5,9 +5,7 @@
       --system PlanPers planpers.json planpers_scores.json planpers.json.plans.json
 
 A system's files are told apart by what they hold: responses, which it needs, and where there are any its scores and
-its plans, each in as many files as there are categories, or tasks and metrics of LaMP or LongLaMP. The file opens in a
-browser from disk and asks no network. Of controls, which utils/make_controls.py made, the mean scores alone are shown,
-as lines beside the systems': --control "Half an answer" controls/half_scores.json
+its plans, each in any number of files. The report opens in a browser from disk and asks no network.
 """
 
 import sys
@@ -17,12 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from utils import cli
 from utils.benchmarks import task_of, tasks
-from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
@@ -30,11 +26,12 @@ from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, settings_of
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
-from utils.records.responses import TABLE, match_responses, read_plans, read_responses
+from utils.records.responses import TABLE, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import read_compared, wording_note
-from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of, rubric
+from utils.tables.pages import rubric
+from utils.tables.report_texts import Datasets, Side, has_options, is_whole, profile_of
 from utils.tables.system_scores import Board, System
 
 SCRIPT = "utils/report.py"
@@ -48,8 +45,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="datasets the systems answered from; ranked ones where the posts they used are to be shown")
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
         help="a column: its name, then its files of responses, scores and plans; give it once a system")
-    add("--control", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="a line in the figures of mean scores: its name, then its score files; give it once a control")
     add("--output_addr", required=True, metavar="FILE", help="where the report goes")
     # fmt: on
     add_overwrite_argument(parser)
@@ -58,14 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    named = (path for _, *paths in [*args.system, *(args.control or [])] for path in paths)
+    named = (path for _, *paths in args.system for path in paths)
     cli.check_outputs([args.output_addr], [*args.inputs_addr, *named])
-    files = sort_files(args.system)
     datasets = read_datasets(args.inputs_addr)
-    sides = [read_side(name, kinds, datasets) for name, kinds in files.items()]
-    boards, controls, notes = read_scores_into(sides, files, args.control or [], datasets)
+    sides = read_sides(args.system, datasets)
+    boards, notes = read_scores_into(sides, datasets)
     notes += posts_notes(sides, datasets)
-    page = report_page.make_page(sides, datasets, boards, controls, notes)
+    page = report_page.make_page(sides, datasets, boards, notes)
     prepare_derived([args.output_addr], SCRIPT, args.overwrite)
     publish_derived({Path(args.output_addr): page.encode()}, SCRIPT, args)
     held = f"{counted(len(datasets.questions), 'question')}, {counted(len(sides), 'system')}"
@@ -76,19 +70,25 @@ def main(argv: list[str] | None = None) -> int:
 # What is read
 
 
-def sort_files(arguments: list[list[str]]) -> dict[str, dict[str, list[str]]]:
-    """{name of a system: {"responses", "scores" or "plans": its files}} of every `[name, file, ...]`."""
-    systems: dict[str, dict[str, list[str]]] = {}
+def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
+    """Read the responses and plans of every `[name, file, ...]`; the scores, which a table needs at once, wait."""
+    sides: dict[str, Side] = {}
     for name, *paths in arguments:
-        if one_line(name) in systems:
+        if one_line(name) in sides:
             raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
-        kinds: dict[str, list[str]] = {"responses": [], "scores": [], "plans": []}
-        for path in paths:
-            kinds[kind_of(path)].append(path)
-        if not kinds["responses"]:
+        kinds = {path: kind_of(path) for path in paths}
+        if "responses" not in kinds.values():
             raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
-        systems[one_line(name)] = kinds
-    return systems
+        side = sides[one_line(name)] = Side(one_line(name), [path for path in paths if kinds[path] == "scores"])
+        for path in paths:
+            if kinds[path] == "plans":
+                add_new(side.plans, as_keys(path, read_plans(path), side, datasets), path, datasets)
+            elif kinds[path] == "responses":
+                responses = as_keys(path, read_responses(path, datasets.tasks[0]), side, datasets)
+                add_new(side.responses, responses, path, datasets)
+                if Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
+                    side.inputs |= dict.fromkeys(responses, settings_of(path).get("inputs", ""))
+    return list(sides.values())
 
 
 def kind_of(path: str) -> str:
@@ -130,113 +130,70 @@ def read_datasets(paths: list[str]) -> Datasets:
     return datasets
 
 
-def read_side(name: str, kinds: dict[str, list[str]], datasets: Datasets) -> Side:
-    side, questions = Side(name), datasets.questions
-    for path in kinds["responses"]:
-        responses = as_keys(path, read_responses(path, datasets.tasks[0]), kinds["scores"], datasets)
-        match_responses(list(questions.values()), responses, path, questions, allow_partial=True)
-        add_new(side.responses, responses, path)
-        if (settings := settings_of(path)) and Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
-            side.inputs |= dict.fromkeys(responses, settings.get("inputs"))
-    for path in kinds["plans"]:
-        plans = as_keys(path, read_plans(path), kinds["scores"], datasets)
-        check_known(plans, questions, path)
-        add_new(side.plans, plans, path)
-    return side
+def as_keys(path: str, content: dict[str, Any], side: Side, datasets: Datasets) -> dict[str, Any]:
+    """Return what a file has by question id, by the questions' keys; UserError where it may be of two tasks.
 
-
-def as_keys(path: str, content: dict[str, Any], score_paths: list[str], datasets: Datasets) -> dict[str, Any]:
-    """What a file has by question id, by the questions' keys; UserError where it may be of two tasks.
-
-    Which one it is of is told by the dataset that it was made from, else by scores of it, else by its ids.
+    Its task is that of the dataset that it was made from, else of the scores of it, else the one that has its ids.
     """
     if len(datasets.tasks) == 1:
         return content
-    task = datasets.task_of_file.get(settings_of(path).get("inputs", "")) or scored_task(path, score_paths)
-    if task is None:
-        counts = {
-            one.name: sum(datasets.key(one, key) in datasets.questions for key in content) for one in datasets.tasks
-        }
-        first, *others = [one for one in datasets.tasks if counts[one.name] == max(counts.values())]
-        if others:
-            raise UserError(
-                f"{path}: its ids are of {first.name} and of {others[0].name}, and nothing tells which one it answers\n"
-                "  give the dataset that it was made from as --inputs_addr, with the manifest beside the file"
-            )
-        task = first
-    return {datasets.key(task, question_id): value for question_id, value in content.items()}
-
-
-def scored_task(path: str, score_paths: list[str]) -> Task | None:
-    """The task of those scores that are of this file, by their manifests."""
     digest = file_hash(path)
-    for score_path in score_paths:
-        if settings_of(score_path).get("responses") == digest:
-            return task_of(score_path, [read_json(score_path)])
-    return None
+    scored = [task_of(one, [read_json(one)]) for one in side.scores if settings_of(one).get("responses") == digest]
+    told = [datasets.task_of_file.get(settings_of(path).get("inputs", "")), *scored]
+    by_ids = [one for one in datasets.tasks if any(datasets.key(one, key) in datasets.questions for key in content)]
+    found = [task for task in told if task][:1] or by_ids
+    if len(found) > 1:
+        raise UserError(
+            f"{path}: its ids are of {found[0].name} and of {found[1].name}, and nothing tells which one it answers\n"
+            "  give the dataset that it was made from as --inputs_addr, with the manifest beside the file"
+        )
+    return {datasets.key(found[0], question_id): value for question_id, value in content.items()} if found else content
 
 
-def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
-    """Add a file's questions to a system's; UserError where one stands in two files."""
+def add_new(whole: dict[str, Any], part: dict[str, Any], path: str, datasets: Datasets) -> None:
+    """Add a file's questions to a system's; UserError where one stands in two files, or in no dataset."""
+    check_known(part, datasets, path)
     if twice := whole.keys() & part.keys():
         raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
     whole.update(part)
 
 
-def check_known(ids: Iterable[str], questions: dict[str, Record], path: str) -> None:
-    if foreign := [question_id for question_id in ids if question_id not in questions]:
+def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
+    if foreign := [question_id for question_id in ids if question_id not in datasets.questions]:
         verb = "is" if len(foreign) == 1 else "are"
         raise UserError(f"{path}: {counted(len(foreign), 'id')} {verb} in no --inputs_addr: {first_five(foreign)}")
 
 
-def read_scores_into(
-    sides: list[Side], files: dict[str, dict[str, list[str]]], controls: list[list[str]], datasets: Datasets
-) -> tuple[list[Board], list[System], list[str]]:
-    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them.
-
-    Between them the controls, of which no answer is shown; they have to be judged as the systems are.
-    """
-    arguments = [[name, *kinds["scores"]] for name, kinds in files.items() if kinds["scores"]]
-    if not arguments and controls:
-        raise UserError("--control: no system has scores to stand beside; give a --system its score files")
+def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board], list[str]]:
+    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them."""
+    arguments = [[side.name, *side.scores] for side in sides if side.scores]
     if not arguments:
-        return [], [], []
-    boards, notes = read_compared([*arguments, *controls], allow_partial=True)
-    names = {one_line(name) for name, *_ in controls}
-    lines = [system for board in boards for system in board.systems if system.name in names]
-    boards = without(boards, names)
+        return [], []
+    boards, notes = read_compared(arguments, allow_partial=True)
     systems = [system for board in boards for system in board.systems]
     for system in systems:
-        where = ", ".join(system.paths)
-        if system.task not in datasets.tasks:
-            names = ", ".join(task.name for task in datasets.tasks)
-            raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {names}")
-        for entry in system.entries:
-            entry["id"] = datasets.key(system.task, entry["id"])
-        check_known((entry["id"] for entry in system.entries), datasets.questions, where)
-        for entry in system.entries:
-            asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
-            if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
-                one = f"{where}: question {quote(entry['id'])}"
-                raise UserError(f"{one} was judged by other aspects than its dataset's")
+        check_scores(system, datasets)
         [side] = (side for side in sides if side.name == system.name)
         title = system.task.scored_by(system.metric_name)
         side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
     judged = any(board.metric.judge for board in boards)
-    return boards, lines, [*notes, wording_note(systems)] if judged else notes
+    return boards, [*notes, wording_note(systems)] if judged else notes
 
 
-def without(boards: list[Board], names: set[str]) -> list[Board]:
-    """Boards without the systems of these names."""
-    kept = [
-        replace(
-            board,
-            systems=[system for system in board.systems if system.name not in names],
-            rows=[row for row in board.rows if row not in names],
-        )
-        for board in boards
-    ]
-    return [board for board in kept if board.systems]
+def check_scores(system: System, datasets: Datasets) -> None:
+    """Name a system's entries as the report does; UserError where they are of other questions, or other aspects."""
+    where = ", ".join(system.paths)
+    if system.task not in datasets.tasks:
+        names = ", ".join(task.name for task in datasets.tasks)
+        raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {names}")
+    for entry in system.entries:
+        entry["id"] = datasets.key(system.task, entry["id"])
+    check_known((entry["id"] for entry in system.entries), datasets, where)
+    for entry in system.entries:
+        asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
+        if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
+            one = f"{where}: question {quote(entry['id'])}"
+            raise UserError(f"{one} was judged by other aspects than its dataset's")
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

@@ -1,25 +1,13 @@
 """Select the best of several sampled responses to each question by their scores, and the worst for training on pairs.
 
-  python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --rag --num_generated_outputs 16 --temperature 1 \\
-      --inputs_addr train_ranked.json --output_addr rag_16.json
   python utils/select_responses.py --response_addr rag_16.json --split_dir samples
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr train.json \\
       --response_addr samples/sample_{00..15}.json --score_addr samples/scores_{00..15}.json
   python utils/select_responses.py --response_addr rag_16.json --score_addr samples/scores_{00..15}.json \\
       --output_addr best.json --worst_addr worst.json
 
-evaluate_responses.py scores the first response to each question. So --split_dir writes one response file per sample,
-which are all judged in one load of the model (the braces are for bash and zsh). Selecting then reads the responses and
-the score files. The manifest beside a score file says which sample it scores, so their order does not matter, and
-scores of other responses are refused.
-
-Of equal scores the first sample is selected. A question is dropped if it has no scored answer, if all its scores are
-equal (also if there is only one), or if it is below --min_score or --min_margin. Samples without an answer or without a
-score are left out. All of this is counted. Each response keeps its sample's number and score, as `sample` and `score`.
-
-The judge sees the rubric, which no system does. Training on selected responses is fine, but as responses to a test set
-they are an upper bound. The responses tell (by `sample` and `score`, also in a copy), and so do their score file and
-every table, figure and report of it; the manifest tells more (`selected_by`).
+The judge sees the rubric, which no system does: as responses to a test set the selected ones are an upper bound, and
+every score file, table and report of them says so. docs/evaluation.md says what is dropped and counted.
 """
 
 import argparse

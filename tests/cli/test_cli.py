@@ -125,7 +125,7 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "dataset_statistics", "export_predictions", "human_evaluation",
+        "compare_evaluators", "export_predictions", "human_evaluation",
         "make_controls",
         "make_figures", "make_table", "report", "select_responses",
     )
@@ -380,6 +380,10 @@ WITHOUT_EFFECT = [
     *(("utils/select_responses.py", mode, "--keep_equal",
        "with --worst_addr or --min_margin, which need two different scores\n  leave {} out")
       for mode in ("--worst_addr w", "--min_margin 0.1")),
+    *(("utils/make_figures.py", f"--figure {other}", flags, f"but in figure {figures}\n  leave {{}} out")
+      for other, flags, figures in (
+          ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),
+          ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
 ]  # fmt: skip
 
 
@@ -389,7 +393,8 @@ def flags_of(words):
 
 def required_words(parser):
     """A value for each flag that a parser requires."""
-    return [word for action in parser._actions if action.required for word in (action.option_strings[0], "value")]
+    required = [action for action in parser._actions if action.required]
+    return [word for one in required for word in (one.option_strings[0], (one.choices or ["value"])[0])]
 
 
 @pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)

@@ -211,7 +211,7 @@ class TestHumans:
         ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': 2 of pairwise at a time, which takes one file\n"),
         ("AB --evaluator A p.json", "p.json: its strategy is pairwise, but --evaluator 'A' has files of aspect\n"),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
-        ("AB --evaluator A x.json y.json", "x.json: question 'c' stands in an earlier file of --evaluator 'A' too"),
+        ("AB --evaluator A x.json y.json", "x.json: question 'c' stands twice in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
         ("HUMANS --evaluator A a.json z.json", "a.json and z.json: have no question in common\n  give two "),
         ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),

@@ -376,7 +376,7 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' ' Ann': give every rater a name")
+    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' 'Ann': give every rater a name")
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):
@@ -418,9 +418,9 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
         ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
         ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
         ({"answers": None}, "not a result that the page of a study has written"),
-        ({"answers": [{"id": "other"}]}, "is no question that 'Ann' was given"),
-        ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "'choice': True is no value"),
-        ({"answers": [{"decisions": {"choice": {"value": 1, "seconds": float("nan")}}}]}, "'seconds' are "),
+        ({"answers": [{"id": "other", "decisions": {}}]}, "is no question that 'Ann' was given"),
+        ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
+        ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is no value"),
     ],
 )
 def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
@@ -446,16 +446,12 @@ def test_the_key_of_a_study_is_not_replaced(study):
 
 
 def test_a_key_that_was_changed_is_refused(study):
-    """By the manifest beside it; and by types and ids, where the manifest is not there."""
     study.cut(3)
     key = study.make("--overlap", 3)
     words = ["--collect", study.result("Ann", {}), "--key_addr", study.key_addr]
     key["questions"]["rpg_1"]["swapped"] = "false"
     study.key_addr.write_text(json.dumps(key))
-    told = f"{study.key_addr}: changed since it was written: "
-    assert refusal(*words).startswith(f"{told}its hash is not that of the manifest beside it")
-    study.key_addr.with_name("study_key.json.manifest.json").unlink()
-    assert refusal(*words).startswith(f"{told}id 'rpg_1': Expected `bool`, got ")
+    assert refusal(*words).startswith(f"{study.key_addr}: changed since it was written\n")
 
 
 KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Backspace": 8, "Escape": 27}

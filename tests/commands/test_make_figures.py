@@ -14,9 +14,8 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.make_figures import main
 from utils.tables.columns import columns_of
-from utils.tables.paper_figures import Evaluator, trade_off_figure
+from utils.tables.paper_figures import Evaluator, trade_off_figure, training_figure
 from utils.tables.score_table import Row
-from utils.tables.training_figure import training_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -39,9 +38,9 @@ def drawn(monkeypatch, tmp_path):
     def run(*arguments):
         figures = []
 
-        def render(figure, kinds, dots):
+        def render(figure, kind):
             figures.append(figure)
-            return {}
+            return b""
 
         with monkeypatch.context() as patch:
             patch.setattr(make_figures, "render_figure", render)
@@ -172,22 +171,26 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("3 TWO --by topic", "--by: not for --figure 3, but for --fig"),
+        ("3 TWO --by topic", "--by: has no effect but in figure groups"),
         ("3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
-        ("2 --agreement_addr e.json TWO", "--agreement_addr: not for --figure 2, which is drawn from --system"),
-        ("4 --agreement_addr e.json --unscored_as_zero", "--unscored_as_zero: not for --figure 4"),
-        ("16 --system 4 a.json", "--system '4': is the only number of posts; give two or more"),
+        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect but in figure 4"),
+        (
+            "4 --agreement_addr e.json --unscored_as_zero",
+            "--unscored_as_zero: has no effect but in figure 2, 3, 16, groups",
+        ),
+        ("16 --system 4 a.json", "--system: given 1 time; figure 16 has 2 to 9999 systems"),
         ("2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
         ("3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
     ],
 )
-def test_a_mistake_is_named_and_nothing_is_written(words, message, score_file, tmp_path, monkeypatch):
+def test_a_mistake_is_named_and_nothing_is_written(words, message, score_file, tmp_path, monkeypatch, capsys):
     score_file("a.json", *scored("rpg", 0.25), *scored("law", 0.5))
     score_file("b.json", *scored("rpg", 0.5), *scored("law", 0.75))
     score_file("fewer.json", *scored("rpg", 0.5))
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())
     words = words.replace("TWO", "--system PlanPers a.json --system Gold b.json").split()
-    with pytest.raises(UserError) as error:
+    with pytest.raises((UserError, SystemExit)) as error:
         main(["--output_addr", "out/figure", "--figure", *words])
-    assert str(error.value).startswith(message) and sorted(tmp_path.iterdir()) == before
+    said = capsys.readouterr().err.removeprefix("error: ") or str(error.value)
+    assert said.startswith(message) and sorted(tmp_path.iterdir()) == before

@@ -49,7 +49,7 @@ class Human:
 
 
 def read_human(path: str) -> Human:
-    """A file of choices by question id; or that under `choices`, beside what else `raters.compared` puts there."""
+    """Read choices by question id; or those under `choices`, beside what else utils/human_evaluation.py puts there."""
     choices, responses, raters = read_json(path), [], []
     if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
         choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
@@ -61,11 +61,9 @@ def read_human(path: str) -> Human:
         raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
     for question_id, its in choices.items():
-        where, wanted = f"{path}: id {quote(question_id)}", '"first", "second" or "tie" belongs'
-        if not isinstance(its, list) or not its:
-            raise UserError(f"{where}: {quote(its)} where {wanted}, or a list of these")
-        if wrong := [choice for choice in its if choice not in list(PREFERENCES)]:
-            raise UserError(f"{where}: {quote(wrong[0])} where {wanted}")
+        if not _are_texts(its) or not its or not set(its) <= PREFERENCES.keys():
+            where = f"{path}: id {quote(question_id)}: {quote(its)}"
+            raise UserError(f'{where} where "first", "second" or "tie" belongs, or a list of these')
     return Human(path, choices, responses, raters)
 
 
@@ -77,7 +75,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
-    """The humans' own figures, if there are any, each evaluator's against them, and each two evaluators'."""
+    """Return the humans' own figures, each evaluator's against them, and each two evaluators'."""
     choices = human.choices if human else {}
     preferred = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
     return {
@@ -88,7 +86,7 @@ def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[st
 
 
 def majority(choices: Sequence[str]) -> str | None:
-    """What more than half of the raters choose, if anything."""
+    """Return what more than half of the raters choose, if anything."""
     [(choice, count)] = Counter(choices).most_common(1)
     return choice if 2 * count > len(choices) else None
 
@@ -102,7 +100,7 @@ class SignTest(NamedTuple):
 
 
 def sign_test(first: int, second: int) -> SignTest | None:
-    """From the number of questions for each system; None without any."""
+    """Test the number of questions for each system; None without any."""
     from scipy.stats import binomtest
 
     if not first + second:
@@ -113,7 +111,7 @@ def sign_test(first: int, second: int) -> SignTest | None:
 
 
 def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
-    """Of `human_figures`, for readers."""
+    """Say for readers what `human_figures` found."""
     if (its := figures["sign_test"]) is None:
         return "Sign test: none, for no question has a preference."
     return (
@@ -124,7 +122,7 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Counts of questions, the sign test of these, and the agreement of two raters.
+    """Return counts of questions, the sign test of these, and the agreement of two raters.
 
     num_raters is the most that a question has. kappa is of the first and the second choice where that is two, None
     where it is not, or where `raters`, all of them if they are known, are more: they differ by question.
@@ -151,17 +149,18 @@ def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> 
 
 
 def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """An evaluator against the humans, whose choices (1, 0 or -1) may be none; what has no value is None.
+    """Compare an evaluator with the humans' choices (1, 0 or -1), which may be none; what has no value is None.
 
-    Compared is what both judged: of the humans' questions not_in_files and unscored are left out, of the evaluator's
-    scored ones not_rated. Where the humans decided there are accuracies of their own, with the evaluator's ties as half
-    right and as wrong. The position-swap rate is the share of ties among all questions that a pairwise judge decided.
+    Of the humans' questions not_in_files and unscored are left out, of the evaluator's scored ones not_rated. Where the
+    humans decided there are accuracies of their own, with the evaluator's ties as half right and as wrong. The
+    position-swap rate is the share of ties among all questions that a pairwise judge decided.
     """
     preferences = evaluator.decided
     pairs = pair_up(preferences, human)
     decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
+    right, ties = num_agreeing(decided), sum(mine == 0 for mine, _ in decided)
     judged = [its for question_id, its in preferences.items() if question_id not in evaluator.not_asked]
-    swap_rate = judged.count(0) / len(judged) if evaluator.strategy == "pairwise" and judged else None
+    swaps = judged.count(0) if evaluator.strategy == "pairwise" else None
     return {
         "name": evaluator.name,
         "strategy": evaluator.strategy,
@@ -169,20 +168,20 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
         "not_in_files": len(human.keys() - evaluator.preferences.keys()),
         "unscored": len((human.keys() & evaluator.preferences.keys()) - preferences.keys()),
         "not_rated": len(preferences.keys() - human.keys()),
-        "accuracy": agreement(pairs),
-        "accuracy_interval": wilson_interval(pairs),
+        "accuracy": share(num_agreeing(pairs), pairs),
+        "accuracy_interval": share_interval(num_agreeing(pairs), len(pairs)),
         "num_human_decided": len(decided),
-        "accuracy_ties_half": agreement(decided, tie_credit=0.5),
-        "accuracy_ties_wrong": agreement(decided),
+        "accuracy_ties_half": share(right + ties / 2, decided),
+        "accuracy_ties_wrong": share(right, decided),
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
         "mean_score": fmean(evaluator.scores) if evaluator.scores else None,
-        "position_swap_rate": swap_rate,
+        "position_swap_rate": None if swaps is None else share(swaps, judged),
     }
 
 
 def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Two evaluators against each other, over the questions that both have a preference on.
+    """Compare two evaluators over the questions that both have a preference on.
 
     With choices of humans also on how many of these only one of the two names their outcome, and the sign test.
     """
@@ -191,49 +190,39 @@ def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dic
         "evaluators": [one.name, other.name],
         "num_questions": len(pairs),
         "num_one_only": len(one.decided.keys() ^ other.decided.keys()),
-        "agreement": agreement(pairs),
+        "agreement": share(num_agreeing(pairs), pairs),
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
     }
     if not human:
         return figures
     both = one.decided.keys() & other.decided.keys() & human.keys()
-    rights = [[outcome(its.decided[i]) == human[i] for i in both] for its in (one, other)]
-    first, second = (sum(a > b for a, b in zip(*order, strict=True)) for order in (rights, rights[::-1]))
+    rights = [[outcome(its.decided[i]) == human[i] for its in (one, other)] for i in both]
+    first, second = rights.count([True, False]), rights.count([False, True])
     test = sign_test(first, second)
     return {**figures, "first_right": first, "second_right": second, "sign_test_p": test and test.p}
 
 
 def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
-    """The preferences on the questions that both have, in the order of their ids."""
+    """Return the preferences on the questions that both have, in the order of their ids."""
     return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
 
 
 def outcome(preference: float) -> int:
-    """1 where the first system is preferred, -1 where the second is, 0 for a tie."""
+    """Return 1 where the first system is preferred, -1 where the second is, 0 for a tie."""
     return (preference > 0) - (preference < 0)
-
-
-def agreement(pairs: Pairs, tie_credit: float = 0.0) -> float | None:
-    """Share of the questions with the same outcome on both sides, 0 to 1; None without questions.
-
-    Where the first side alone says tie, a question counts `tie_credit`.
-    """
-    ties = sum(mine == 0 != theirs for mine, theirs in pairs)
-    return (num_agreeing(pairs) + tie_credit * ties) / len(pairs) if pairs else None
 
 
 def num_agreeing(pairs: Pairs) -> int:
     return sum(outcome(one) == outcome(other) for one, other in pairs)
 
 
-def wilson_interval(pairs: Pairs) -> tuple[float, float] | None:
-    """95% interval of the agreement, None without questions."""
-    return share_interval(num_agreeing(pairs), len(pairs))
+def share(hits: float, things: Sequence[Any]) -> float | None:
+    return hits / len(things) if things else None
 
 
 def cohens_kappa(pairs: Pairs) -> float | None:
-    """Agreement on the three outcomes beyond chance, unweighted (Cohen 1960).
+    """Return the agreement on the three outcomes beyond chance, unweighted (Cohen 1960).
 
     None without questions, and where both sides say one and the same of every question.
     """
@@ -241,7 +230,7 @@ def cohens_kappa(pairs: Pairs) -> float | None:
 
 
 def spearman(pairs: Pairs) -> float | None:
-    """Rank correlation of the two sides' preferences, -1 to 1; None where one side is the same everywhere."""
+    """Return the rank correlation of the preferences, -1 to 1; None where one side is the same everywhere."""
     from scipy.stats import spearmanr
 
     one, other = {mine for mine, _ in pairs}, {theirs for _, theirs in pairs}

@@ -1,11 +1,9 @@
 """What dataset files hold: questions, sizes of their fields, and communities; and the paper's figure 5 of these."""
 
-import multiprocessing
 import os
 import signal
-import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +18,13 @@ from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import with_profile
 from utils.records.stream import DatasetFile
-from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
+from utils.tables.drawing import figure_style, new_figure, tidy, wrapped
 from utils.tables.formats import plural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LABEL_WIDTH, PANEL_WIDTH, ROW_HEIGHT = 2.4, 2.3, 0.19  # inches
 MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
 
 
@@ -86,23 +83,12 @@ def read_columns(paths: list[str]) -> list[Column]:
 
 
 def count_files(paths: list[str]) -> list[Counts]:
-    """`count_file` of every path, as many at a time as there are cores: the nine files have gigabytes of posts."""
+    """Count every file, as many at a time as there are cores: the nine files have gigabytes of posts."""
     workers = min(len(paths), len(os.sched_getaffinity(0)))
     if workers == 1:
         return [count_file(path) for path in paths]
-    with ProcessPoolExecutor(workers, initializer=_die_of_signals) as pool:
-        try:
-            return list(pool.map(count_file, paths))
-        except BaseException:  # after a signal, or a file that is refused, nobody waits for the other files
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
-
-
-def _die_of_signals() -> None:
-    """At once and without a word: the first process says what there is to say."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
+    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
+        return list(pool.map(count_file, paths))
 
 
 def count_file(path: str) -> Counts:
@@ -156,8 +142,40 @@ def padded(text: str) -> str:
 # The figure
 
 
-def questions_by_panel(columns: list[Column]) -> dict[str, Counter[str]]:
-    """Questions by community: a panel a split, over its files, and one for every other file."""
+@figure_style()
+def communities_figure(columns: Sequence[Column]) -> "Figure":
+    """Draw the questions of each community, a panel a split; black on white is enough to read it."""
+    panels_counts = questions_by_panel(columns)
+    groups = communities_by_group(columns, sum(panels_counts.values(), Counter()))
+    num_communities, num_panels = sum(map(len, groups.values())), len(panels_counts)
+    if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
+        communities = plural(columns[0].counts.task.group_words[2])
+        raise UserError(
+            f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
+            f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
+        )
+    rows: list[str] = []
+    headings = []
+    for group, names in groups.items():
+        if names != [group]:
+            headings.append(len(rows))
+            rows.append(group)
+        rows += names
+    figure = new_figure(2.4 + 2.3 * num_panels, 1 + 0.19 * len(rows))
+    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, panels_counts.items(), strict=True):
+        draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
+        panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
+    panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    for number in headings:
+        panels[0].get_yticklabels()[number].set_fontweight("bold")
+    figure.supxlabel("questions (every panel has its own scale)", fontsize=9)
+    return figure
+
+
+def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
+    """Count questions by community: a panel a split, over its files, and one for every other file."""
     panels: dict[str, Counter[str]] = {}
     for column in columns:
         panel = panels.setdefault(column.name, Counter())
@@ -167,57 +185,20 @@ def questions_by_panel(columns: list[Column]) -> dict[str, Counter[str]]:
     return panels
 
 
-def communities_by_group(columns: list[Column]) -> dict[str, list[str]]:
-    """The communities that occur, most questions first; those without a group come last."""
+def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
+    """Sort the communities that occur by group, most questions first; those without a group come last."""
     task = columns[0].counts.task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
     group_of = {name: its for column in columns for name, its in column.counts.group_of.items()}
-    total = sum(questions_by_panel(columns).values(), Counter())
     groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
     for name in sorted(total, key=lambda name: (-total[name], name)):
         groups[group_of.get(name) or without].append(name)
     return {name: communities for name, communities in groups.items() if communities}
 
 
-def count_communities(columns: list[Column]) -> int:
-    return len(set().union(*questions_by_panel(columns).values()))
-
-
-@figure_style()
-def communities_figure(columns: list[Column]) -> "Figure":
-    """A panel of bars each, with the communities from the top down; black on white is enough to read it."""
-    counts_by_panel = questions_by_panel(columns)
-    num_communities, num_panels = count_communities(columns), len(counts_by_panel)
-    if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
-        communities = plural(columns[0].counts.task.group_words[2])
-        raise UserError(
-            f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
-            f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
-        )
-    rows: list[str] = []
-    headings = []
-    for group, names in communities_by_group(columns).items():
-        if names != [group]:
-            headings.append(len(rows))
-            rows.append(group)
-        rows += names
-    figure = new_figure(LABEL_WIDTH + PANEL_WIDTH * num_panels, 1 + ROW_HEIGHT * len(rows))
-    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
-        bars = {number: counts[row] for number, row in enumerate(rows) if number not in headings}
-        draw_bars(panel, bars)
-        panel.set_title(f"{textwrap.fill(drawable(name), 26)}\n{counts.total():,} questions", fontsize=9)
-    panels[0].set_yticks(range(len(rows)), [shorten(drawable(row)) for row in rows], fontsize=8)
-    panels[0].set_ylim(len(rows) - 0.4, -0.6)
-    for number in headings:
-        panels[0].get_yticklabels()[number].set_fontweight("bold")
-    figure.supxlabel("questions (every panel has its own scale)", fontsize=9)
-    return figure
-
-
-def draw_bars(panel: "Axes", bars: dict[int, int]) -> None:
-    """A bar in each of these rows, with its length beside it."""
+def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
+    """Draw a bar in each of these rows, with its length beside it."""
     largest = max(bars.values())
     panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
     for row, count in bars.items():

@@ -1,15 +1,36 @@
-"""The paper's figures 2, 3, 4 and 16, drawn from numbers; all can be read in grey."""
+"""The figures of utils/make_figures.py, drawn from numbers: the paper's, scores by group, and a training run."""
 
+import json
 import math
-import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.tables.columns import Point
-from utils.tables.drawing import drawable, figure_style, new_figure, shorten, tidy
+from utils.cli import UserError
+from utils.files.json_files import read_bytes
+from utils.tables.columns import Point, columns_of, interval_words, points_of
+from utils.tables.drawing import (
+    CHARACTER,
+    COLUMN,
+    DARK,
+    LIGHT,
+    NOT_FROM_0,
+    PAGE,
+    SMALL_TEXT,
+    TEXT,
+    TICKS,
+    add_legend,
+    draw_intervals,
+    figure_style,
+    new_figure,
+    score_label,
+    score_limits,
+    tidy,
+    wrapped,
+)
 from utils.tables.score_table import Row
+from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,17 +38,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-COLUMN, PAGE = 3.3, 6.9  # inches: the widths a paper has
-PANEL = 1.2  # inches: the narrowest axis of numbers of posts
-TEXT, SMALL_TEXT = 8, 7  # points
-TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
-CHARACTER = 0.061  # inches: a letter of SMALL_TEXT, rather more than the mean
-DARK, LIGHT = "#173f70", "#dd8452"  # of two series; also in grey one is dark, the other pale
-HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # a system each
-COLUMN_SYSTEMS = 2  # whose bars, with numbers on them, fit in a column
-LEVEL_SYSTEMS = 4  # of more, the numbers stand on end
-COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # that fit in a column, and in a page's width
-SMALLEST_SPAN = 0.1  # of the scores on an axis: with less, noise would look like an effect
+HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # of figure 3: a system each
+COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # of figure 3: fit in a column; of more, the numbers stand on end
+COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # of figure 4: fit in a column, and in a page's width
+MARKERS = ("o", "s", "^", "D", "v", "P")  # of scores by group: a system each
+SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: of a system in a group, and between two groups
+# By the field of training_log.jsonl: the panel from above, the label of its axis, and how it is drawn.
+CURVES = {
+    "loss": (0, "cross-entropy a target token (nats)", {"label": "training", "color": "0.6", "linewidth": 0.8}),
+    "eval_loss": (0, "cross-entropy a target token (nats)", {"label": "validation", "color": "black", "marker": "o"}),
+    "eval_aspect_recall": (1, "aspect recall (0 to 1)", {"color": "black", "marker": "s"}),
+    "eval_score": (1, "metric in validation", {"color": "black", "marker": "s"}),
+}
+LARGEST = 1e30  # far beyond any loss, and within what an axis can show
 
 Points = list[tuple[float, float | None]]  # places on the axis with their values
 
@@ -39,7 +62,7 @@ class Evaluator:
     name: str
     strategy: str
     accuracy: float | None
-    interval: tuple[float, float] | None
+    accuracy_interval: tuple[float, float] | None
     mean_score: float | None
 
 
@@ -47,10 +70,8 @@ class Evaluator:
 
 
 @figure_style()
-def posts_figure(
-    points: dict[int, dict[str, Point]], are_errors: bool = False, bars: str = "95% bootstrap intervals over questions"
-) -> "Figure":
-    """The score by the number of posts, a panel for each column of a table that has any; all have the same axes.
+def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
+    """Draw the score by the number of posts, a panel for each column of a table that has any, with the same axes.
 
     Args:
         points: by number of posts, ascending, and column; at least one has a mean.
@@ -70,38 +91,13 @@ def posts_figure(
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
-    most = math.inf if are_errors else 1.0
-    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], most)
+    low, high = score_limits([point for by_group in points.values() for point in by_group.values()], are_errors)
     panels[0].set_ylim(low, high)
-    panels[0].set_xticks(posts_ticks(list(points)))
+    panels[0].set_xticks(list(points))
     figure.supylabel(score_label(are_errors), fontsize=TEXT)
-    lines = ["k: number of posts from the profile", f"bars: {bars}"]
-    lines += ["the axis of scores does not start at 0"] if low > 0 else []
+    lines = ["k: number of posts from the profile", f"bars: {bars}", *[NOT_FROM_0] * (low > 0)]
     figure.supxlabel("\n".join(lines), fontsize=SMALL_TEXT)
     return figure
-
-
-def score_limits(points: list[Point], most: float = 1.0) -> tuple[float, float]:
-    """Ends of an axis that holds all means and intervals, within 0 to `most` and not much less than `SMALLEST_SPAN`."""
-    values = [point.mean for point in points if point.mean is not None]
-    values += [end for point in points for end in point.interval or ()]
-    middle = (min(values) + max(values)) / 2
-    reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
-    return max(0.0, middle - reach), min(most, middle + reach)
-
-
-def score_label(are_errors: bool) -> str:
-    return "error (lower is better)" if are_errors else "score (0 to 1)"
-
-
-def posts_ticks(numbers: list[int]) -> list[int]:
-    """The numbers of posts, without those whose label would touch the one before."""
-    label = CHARACTER * (len(str(numbers[-1])) + 1) / PANEL  # as a share of the axis
-    shown = numbers[:1]
-    for k in numbers[1:]:
-        if k - shown[-1] >= label * (numbers[-1] - numbers[0]):
-            shown.append(k)
-    return shown
 
 
 # Figure 3
@@ -109,7 +105,7 @@ def posts_ticks(numbers: list[int]) -> list[int]:
 
 @figure_style()
 def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
-    """Bars of every system in each column of a table that has any, from 0; below, the last one in percent of the first.
+    """Draw bars of every system in each column of a table that has any; below, the last one in percent of the first.
 
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
     that rises by 155% would be above 1.
@@ -128,14 +124,15 @@ def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
     highest = max(row.means[group] or 0 for row in rows for group in groups)
     panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
-    relative = f"%: {shorten(rows[-1].name)}, relative to {shorten(rows[0].name)}"
-    figure.supxlabel(wrapped(relative, int(0.9 * width / CHARACTER)), fontsize=SMALL_TEXT)
+    last, first = (wrapped(row.name, 40, lines=1) for row in (rows[-1], rows[0]))
+    relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
+    figure.supxlabel(relative, fontsize=SMALL_TEXT)
     add_legend(figure, bars, [wrapped(row.label or row.name, 38, lines=2) for row in rows])
     return figure
 
 
 def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
-    """The bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
+    """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
     from matplotlib import colormaps
 
     width = 0.84 / num_systems
@@ -155,29 +152,31 @@ def percent_text(first: float | None, last: float | None) -> str:
     return "–" if not first or last is None else f"{last / first:.0%}"
 
 
+def decimals(value: float, digits: int = 2) -> str:
+    """Return a score as the paper prints it, without the 0 before the point."""
+    return f"{value:.{digits}f}".removeprefix("0")
+
+
 # Figure 4
 
 
 @figure_style()
 def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
-    """Agreement with humans, with its 95% interval where that is known, and mean score, in the order they are given."""
+    """Draw agreement with humans, with its 95% interval where that is known, and mean score, in the given order."""
     width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
     figure = new_figure(width, 2.6)
     panel = figure.subplots()
     # A little left and right of the evaluator's place, so that no point hides another.
     agreement = [(i - 0.04, one.accuracy) for i, one in enumerate(evaluators)]
     score = [(i + 0.04, one.mean_score) for i, one in enumerate(evaluators)]
-    intervals = {i - 0.04: one.interval for i, one in enumerate(evaluators) if one.interval is not None}
+    intervals = {i - 0.04: its for i, one in enumerate(evaluators) if (its := one.accuracy_interval) is not None}
     strategies = [one.strategy for one in evaluators]
     style = {"color": LIGHT, "linestyle": "--", "marker": "s", "markerfacecolor": "white", "markeredgewidth": 1.2}
     lines = [draw_series(panel, agreement, strategies, color=DARK, marker="o")]
     lines += [draw_series(panel, score, strategies, **style)]
     draw_intervals(panel, intervals)
     print_values(panel, agreement, "{:.0%}".format, "right")
-    print_values(panel, score, partial(decimals, digits=2), "left")
-    for i, one in enumerate(evaluators):
-        if one.accuracy is None and one.mean_score is None:
-            panel.text(i, 0.5, "no data", rotation=90, ha="center", va="center", fontsize=SMALL_TEXT, color=DARK)
+    print_values(panel, score, decimals, "left")
     letters = int((width - 0.5) / len(evaluators) / CHARACTER)
     panel.set_xticks(range(len(evaluators)), [wrapped(one.name, letters) for one in evaluators])
     panel.set_xlim(-0.5, len(evaluators) - 0.5)
@@ -200,35 +199,94 @@ def draw_series(panel: "Axes", points: Points, strategies: list[str], **style: A
 
 
 def print_values(panel: "Axes", points: Points, form: Callable[[float], str], end: str) -> None:
-    """A text by each point, a little above it, whose left or right `end` is at the point."""
+    """Print a text by each point, a little above it, with its left or right `end` at the point."""
     style = {"textcoords": "offset points", "ha": end, "va": "bottom", "fontsize": SMALL_TEXT}
     for point in points:
         if point[1] is not None:
             panel.annotate(form(point[1]), point, (4 if end == "left" else -4, 1), **style)
 
 
-# All figures
+# Scores by group
 
 
-def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
-    middles = [(low + high) / 2 for low, high in intervals.values()]
-    halves = [(high - low) / 2 for low, high in intervals.values()]
-    panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
+@figure_style()
+def groups_figure(systems: list[System]) -> "Figure":
+    """Draw a row a column of the table in which any system has a score: a mark a system, with its interval."""
+    from matplotlib import colormaps
+
+    points = [points_of(system) for system in systems]
+    columns = [name for name in columns_of(systems[0].task) if any(its[name].mean is not None for its in points)]
+    row_height = SYSTEM_HEIGHT * len(systems) + GROUP_SPACE
+    figure = new_figure(PAGE, 1.1 + len(columns) * row_height)
+    panel = figure.subplots()
+    marks = []
+    for number, its in enumerate(points):
+        # Each is paler than the one before, also in grey; what tells them apart is the mark.
+        color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
+        offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
+        known = [(place + offset, its[name]) for place, name in enumerate(columns) if its[name].mean is not None]
+        for place, point in known:
+            if point.interval is not None:
+                panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
+        style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
+        marks += panel.plot([point.mean for _, point in known], [place for place, _ in known], **style)
+    panel.set_yticks(
+        range(len(columns)), [group_label(name, [its[name].questions for its in points]) for name in columns]
+    )
+    panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
+    panel.set_ylim(len(columns) - 0.5, -0.5)
+    are_errors = systems[0].metric.lower_is_better
+    low, high = score_limits([its[name] for its in points for name in columns], are_errors)
+    panel.set_xlim(low, high)
+    tidy(panel, "x", **TICKS)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel(f"{systems[0].metric_name}: {score_label(are_errors)}", fontsize=TEXT)
+    lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
+    figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
+    add_legend(figure, marks, [wrapped(system.label or system.name, 38, lines=2) for system in systems])
+    return figure
 
 
-def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> None:
-    """Above the panel, in as many columns as the labels leave room for; `handles` is what they stand for."""
-    longest = max(len(line) for label in labels for line in label.split("\n"))
-    columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
-    style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
+def group_label(name: str, numbers: list[int]) -> str:
+    """Return a group's name with its number of questions; systems may have been scored on different numbers."""
+    least, most = min(numbers), max(numbers)
+    count = str(most) if least == most else f"{least} to {most}"
+    return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
 
 
-def decimals(value: float, digits: int) -> str:
-    """A score as the paper prints it, without the 0 before the point."""
-    return f"{value:.{digits}f}".removeprefix("0")
+# A training run
 
 
-def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """A name as it is drawn: in lines of at most `width` characters, and at most so many lines."""
-    return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
+@figure_style()
+def training_figure(folder: str) -> "Figure":
+    """Draw the losses by step, and below them what evaluations found; UserError where there is no loss yet."""
+    log = read_log(Path(folder) / "training_log.jsonl")
+    if not log.keys() & {"loss", "eval_loss"}:
+        raise UserError(f"{folder}/training_log.jsonl: holds no loss yet; draw it once a step is logged")
+    count = 1 + max(CURVES[name][0] for name in log)
+    figure = new_figure(8, 4 + 2.4 * (count - 1))
+    panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
+    for name, values in log.items():
+        number, axis, style = CURVES[name]
+        panels[number].plot(list(values), list(values.values()), **style)
+        panels[number].set_ylabel(axis)
+        tidy(panels[number], "both")
+    panels[0].legend(frameon=False)
+    panels[-1].set_xlabel("training step")
+    return figure
+
+
+def read_log(path: Path) -> dict[str, dict[int, float]]:
+    """Read the values of each field of `CURVES` by step; UserError over a damaged line that is not the last one."""
+    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    lines = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            for name in found.keys() & entry.keys():
+                if abs(float(entry[name])) < LARGEST:  # also not NaN
+                    found[name][int(entry["step"])] = entry[name]
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+            if number < len(lines):  # a run may be writing the last one
+                raise UserError(f"{path}: line {number} is damaged; delete that line") from None
+    return {name: dict(sorted(values.items())) for name, values in found.items() if values}

@@ -1,17 +1,19 @@
 """Studies in which people rate: what they are asked, which questions are drawn, and what each rater gets. Pure.
 
-A study is one of `ASKS`. What is asked about a question is a list of slots, each with a key that a result file has:
+A study is one of `NUM_SYSTEMS`. What is asked about a question is a list of slots, each with a key in result files:
 "choice" of a pair of answers; "0", "1", ... of the verdicts on an answer's aspects; "0.valid" and so on of the ratings
 of aspects, and "complete" of all of them together.
 """
 
 import hashlib
 import random
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypedDict
+from pathlib import Path
+from typing import Any
 
-from utils.tables.report_page import to_json
+from utils.tables.pages import to_json
 
 Slot = tuple[str, str, int | None]  # its key, the name of its scale, and the aspect that it is about
 
@@ -25,79 +27,11 @@ class Scale:
     steps: bool = True  # are the values steps, of which some are nearer to each other?
 
 
-class System(TypedDict):
-    """A system of a study, and the SHA-256 of each of its response files."""
-
-    name: str
-    responses: list[str]
-
-
-class Question(TypedDict):
-    """What the key says of a question; `swapped`: the second system's answer is shown first."""
-
-    question: str
-    group: str | None
-    swapped: bool
-    aspects: list[str]
-
-
-class Key(TypedDict):
-    """What the page does not tell: questions by id, and by rater the ids of theirs."""
-
-    study: str
-    ask: Literal["pairs", "aspects", "verdicts"]
-    systems: list[System]
-    raters: dict[str, list[str]]
-    questions: dict[str, Question]
-
-
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
-_FIVE = {1: "not at all", 2: "hardly", 3: "in part", 4: "mostly", 5: "fully"}
+_TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(encoding="utf-8"))
 SCALES = {
-    "choice": Scale("Which response is better?", {1: "Response 1", 0: "tie", 2: "Response 2"}, steps=False),
-    "valid": Scale("Is this something that the asker needs, by what they wrote?", _FIVE),
-    "important": Scale("How much does it matter to the asker?", _FIVE),
-    "evidence": Scale("Does the evidence fit: does it say so?", _FIVE),
-    # The paper's five levels (appendix B), in our words; by them its people rated the aspects of a question together.
-    "complete": Scale(
-        "How many of the asker's important needs are among these aspects?",
-        {
-            1: "a few, most are missing",
-            2: "some, and some are missing",
-            3: "some, and a few are missing",
-            4: "most",
-            5: "all",
-        },
-    ),
-    "covered": Scale("How well does the response cover this?", {0: "not covered", 1: "in part", 2: "very well"}),
+    name: Scale(its["asks"], dict(its["choices"]), its.get("steps", True)) for name, its in _TEXTS["scales"].items()
 }
-# What the page says first, by what is asked. Of pairs it is the paper's instruction (appendix B) word for word, but for
-# its bullets; the others are ours.
-ASKS = {
-    "pairs": (
-        "Given a question, its corresponding post detail, and two generated responses, please evaluate which response "
-        "best addresses the user's information need as described in the post detail. You may select: Response 1 if it "
-        "better satisfies the user's stated requirements, Response 2 if it better satisfies the user's stated "
-        "requirements, or Tie if both responses are equally satisfactory in addressing the question based on the post "
-        "detail."
-    ),
-    "aspects": (
-        "You see a question, what the asker says about it, and the aspects that were read out of that: what a good "
-        "response has to address. Rate each aspect from 1 to 5, and then all of them together."
-    ),
-    "verdicts": (
-        "You see a question, what the asker says about it, and a response. Decide for each aspect how well the "
-        "response covers it for this asker. Nothing else about the response counts: neither its length nor its style, "
-        "nor how well it covers other aspects."
-    ),
-}
-
-
-# Of pairs without the paper's post detail: of another benchmark, or of the question alone.
-WITHOUT_POST_DETAIL = (
-    "Given a question, what is shown with it, and two generated responses, please evaluate which response is better "
-    "for whoever asked. Select Response 1 if it is better, Response 2 if it is better, or Tie if both are equally good."
-)
 
 
 def slots_of(ask: str, num_aspects: int) -> list[Slot]:
@@ -160,7 +94,9 @@ def make_content(
     used = {scale for its in slots.values() for _, scale, _ in its}
     content = {
         "ask": ask,
-        "instruction": ASKS[ask] if ask != "pairs" or has_post_detail else WITHOUT_POST_DETAIL,
+        "instruction": _TEXTS["instructions"][
+            ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
+        ],
         # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
         "scales": {
             name: asdict(scale) | {"choices": list(scale.choices.items())}
@@ -174,9 +110,12 @@ def make_content(
 
 
 def make_key(
-    content: dict[str, Any], systems: list[System], groups: Mapping[str, str | None], swapped: set[str]
-) -> Key:
-    """What the page does not tell, and what raters' files are checked by: it stays with the researcher."""
+    content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
+) -> dict[str, Any]:
+    """Return what the page does not tell, and what raters' files are checked by: it stays with the researcher.
+
+    By question `swapped` says that the second system's answer is shown first; by rater there are the ids of theirs.
+    """
     questions = {
         question["id"]: {
             "question": question["question"],
@@ -188,10 +127,5 @@ def make_key(
     }
     ids = list(questions)
     shares = {rater: [ids[place] for place in places] for rater, places in content["shares"]}
-    return {
-        "study": content["study"],
-        "ask": content["ask"],
-        "systems": systems,
-        "raters": shares,
-        "questions": questions,
-    }
+    told = {"study": content["study"], "ask": content["ask"]}
+    return {**told, "systems": systems, "raters": shares, "questions": questions}

@@ -9,18 +9,9 @@ from utils.cli.errors import printable
 from utils.parsing.plans import one_line
 from utils.tables.agreement import describe_sign_test, human_figures
 from utils.tables.formats import Cell, Table, interval_text, number, signed
-from utils.tables.raters import (
-    CHOICES,
-    Key,
-    Result,
-    medians,
-    preferences,
-    scales_by_place,
-    slots_by_question,
-    values_of,
-)
-from utils.tables.rating_study import SCALES
-from utils.tables.reliability import Estimate, cohens_kappa, krippendorffs_alpha
+from utils.tables.raters import CHOICES, Rating, Results, all_values, preferences
+from utils.tables.rating_study import SCALES, slots_of
+from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
 
 PAPER = {  # what it says of its own raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
@@ -29,143 +20,125 @@ PAPER = {  # what it says of its own raters
 LONGEST = 60  # characters of a question or an aspect
 
 
-def all_tables(key: Key, results: list[Result]) -> list[Table]:
-    """Of a study, without those that would have no rows."""
-    says = preferences_table if key["ask"] == "pairs" else means_table
-    tables = [raters_table(key, results), says(key, results), agreement_table(key, results)]
-    tables += [disagreements_table(key, results), comments_table(key, results)]
-    return [table for table in tables if table.rows]
+def all_tables(results: Results) -> list[Table]:
+    """Return the tables of a study, without those that would have no rows."""
+    says = preferences_table if results.key["ask"] == "pairs" else means_table
+    makers = (raters_table, says, agreement_table, disagreements_table, comments_table)
+    return [table for make in makers if (table := make(results)).rows]
 
 
-def raters_table(key: Key, results: list[Result]) -> Table:
-    """What each rater did; of pairs also how often they chose what was shown first."""
-    slots = slots_by_question(key)
-    columns = ["Rater", "Questions", "Finished", "Seconds a decision (median)"]
-    columns += [*SCALES["choice"].choices.values()] if key["ask"] == "pairs" else []
+def raters_table(results: Results) -> Table:
+    """Show what each rater did; of pairs also how often they chose what was shown first."""
+    key = results.key
+    slots = {i: slots_of(key["ask"], len(question["aspects"])) for i, question in key["questions"].items()}
+    sides = SCALES["choice"].choices if key["ask"] == "pairs" else {}
     rows = []
-    for result in results:
-        ids = key["raters"][result.rater]
-        finished = sum(all((i, name) in result.values for name, *_ in slots[i]) for i in ids)
-        seconds = number(median(result.seconds.values()), 1) if result.seconds else "–"
-        shown = Counter(result.shown.values())
-        sides = [str(shown[value]) for value in SCALES["choice"].choices] if key["ask"] == "pairs" else []
-        rows.append([result.rater, str(len(ids)), str(finished), seconds, *sides])
-    silent = [rater for rater in key["raters"] if rater not in {result.rater for result in results}]
+    for rater in results.raters:
+        its = {(i, slot): said for (name, i, slot), said in results.decisions.items() if name == rater}
+        ids = key["raters"][rater]
+        finished = sum(all((i, slot) in its for slot, *_ in slots[i]) for i in ids)
+        seconds = number(median(said["seconds"] for said in its.values()), 1) if its else "–"
+        shown = Counter(said["value"] for said in its.values())
+        rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
+    silent = [rater for rater in key["raters"] if rater not in results.raters]
     notes = [f"No file of {', '.join(silent)}."] if silent else []
-    if key["ask"] == "pairs":
-        notes.append("Response 1 and Response 2 are as they were shown, which chance decided.")
-    return _table(columns, rows, notes)
+    notes += ["Response 1 and Response 2 are as they were shown, which chance decided."] if sides else []
+    return _table(["Rater", "Questions", "Finished", "Seconds a decision (median)", *sides.values()], rows, notes)
 
 
-def preferences_table(key: Key, results: list[Result]) -> Table:
-    choices = preferences(key, results)
+def preferences_table(results: Results) -> Table:
+    choices = preferences(results)
     if not choices:
         return _table(["Preferred"], [], [])
     figures = human_figures(choices)
-    names = {"first": key["systems"][0]["name"], "second": key["systems"][1]["name"], "tie": "tie"}
+    first, second = (printable(one_line(system["name"])) for system in results.key["systems"])
     rows = []
-    for choice, name in names.items():
+    for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
         said = sum(its.count(choice) for its in choices.values())
         share = figures[choice] / figures["num_questions"]
         rows.append([name, str(figures[choice]), number(share), str(said)])
     notes = [
         f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are.",
-        describe_sign_test(figures, *(printable(one_line(names[choice])) for choice in ("first", "second"))),
+        describe_sign_test(figures, first, second),
     ]
     return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)
 
 
-def means_table(key: Key, results: list[Result]) -> Table:
-    """By scale the mean of all ratings, and how often each value was given."""
-    found: dict[str, list[int]] = {}
-    for place, scale in scales_by_place(key).items():
-        found.setdefault(scale, []).extend(value for _, value in values_of(results, place))
-    values = sorted({value for scale in found for value in SCALES[scale].choices})
+def means_table(results: Results) -> Table:
+    """Show by scale the mean of all ratings, and how often each value was given."""
+    scales = results.by_scale()
+    values = sorted({value for scale in scales for value in SCALES[scale].choices})
     rows = []
-    for scale, its in found.items():
+    for scale, ratings in scales.items():
+        its = all_values(ratings)
         counts = [str(its.count(value)) if value in SCALES[scale].choices else "" for value in values]
         rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
-    halves = sum(value % 1 > 0 for value in medians(key, results).values())
+    halves = sum(median(one.values.values()) % 1 > 0 for one in results.ratings if one.values)
     note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
-    return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, [note] if key["ask"] == "verdicts" else [])
+    notes = [note] if results.key["ask"] == "verdicts" else []
+    return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
 
 
-def agreement_table(key: Key, results: list[Result]) -> Table:
-    """Of each two raters Cohen's kappa over what both rated, and of more than two also Krippendorff's alpha of all."""
-    scales: dict[str, list[tuple[str, str]]] = {}
-    for place, scale in scales_by_place(key).items():
-        scales.setdefault(scale, []).append(place)
-    rows = []
-    for scale, places in scales.items():
-        groups = [*combinations(results, 2), *([results] if len(results) > 2 else [])]
-        rows += [row for group in groups if (row := _agreement_row(scale, places, group)) is not None]
-    weighted = any(SCALES[scale].steps for scale in scales)
+def agreement_table(results: Results) -> Table:
+    """Show Cohen's kappa of each two raters over what both rated, and of more than two Krippendorff's alpha of all."""
+    groups = [*combinations(results.raters, 2), *([results.raters] if len(results.raters) > 2 else [])]
+    scales = results.by_scale()
+    found = [_agreement_row(scale, ratings, group) for scale, ratings in scales.items() for group in groups]
     notes = [
         "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
         "all resamples agree."
     ]
-    notes += ["Coefficients weigh a disagreement by the square of its steps."] if weighted else []
-    notes += [PAPER[key["ask"]]] if key["ask"] in PAPER else []
+    if any(SCALES[scale].steps for scale in scales):
+        notes.append("Coefficients weigh a disagreement by the square of its steps.")
+    notes += [PAPER[results.key["ask"]]] if results.key["ask"] in PAPER else []
     columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]
-    return _table(columns, rows, notes, num_names=2)
+    return _table(columns, [row for row in found if row is not None], notes, num_names=2)
 
 
-def _agreement_row(scale: str, places: list[tuple[str, str]], group: Sequence[Result]) -> list[str] | None:
-    """None where these raters have nothing in common."""
+def _agreement_row(scale: str, ratings: list[Rating], group: Sequence[str]) -> list[str] | None:
+    """Return None where these raters have nothing in common."""
     by_question: dict[str, list[list[int]]] = {}
-    for place in places:
-        values = [value for _, value in values_of(list(group), place)]
+    for one in ratings:
+        values = [one.values[rater] for rater in group if rater in one.values]
         if len(values) > 1:
-            by_question.setdefault(place[0], []).append(values)
-    questions, steps = list(by_question.values()), SCALES[scale].steps
-    if not questions:
+            by_question.setdefault(one.question_id, []).append(values)
+    if not by_question:
         return None
-    units = [values for its in questions for values in its]
-    estimate: Estimate
-    if len(group) == 2:
-        name, estimate = (
-            "Cohen's kappa",
-            cohens_kappa([[(one, other) for one, other in its] for its in questions], steps),
-        )
-    else:
-        name, estimate = "Krippendorff's alpha", krippendorffs_alpha(questions, steps)
-    raters = " and ".join(result.rater for result in group) if len(group) == 2 else f"all {len(group)}"
-    same = number(sum(len(set(values)) == 1 for values in units) / len(units))
-    counts = [str(len(questions)), str(len(units))]
-    return [scale, raters, *counts, same, name, signed(estimate.value), interval_text(estimate.interval)]
+    units = [values for its in by_question.values() for values in its]
+    same = sum(len(set(values)) == 1 for values in units) / len(units)
+    are_two = len(group) == 2
+    name, coefficient = ("Cohen's kappa", cohens_kappa) if are_two else ("Krippendorff's alpha", krippendorffs_alpha)
+    estimate = coefficient(list(by_question.values()), SCALES[scale].steps)
+    raters = " and ".join(group) if are_two else f"all {len(group)}"
+    counts = [str(len(by_question)), str(len(units)), number(same)]
+    return [scale, raters, *counts, name, signed(estimate.value), interval_text(estimate.interval)]
 
 
-def disagreements_table(key: Key, results: list[Result]) -> Table:
-    """What raters do not say the same of, what is farthest apart first."""
+def disagreements_table(results: Results) -> Table:
+    """Show what raters do not say the same of, what is farthest apart first."""
+    names = CHOICES if results.key["ask"] == "pairs" else {}
     apart = []
-    for (question_id, name), scale in scales_by_place(key).items():
-        said = dict(values_of(results, (question_id, name)))
-        if len(set(said.values())) > 1:
-            far = max(said.values()) - min(said.values()) if SCALES[scale].steps else 0
-            question = key["questions"][question_id]
-            aspect = name.partition(".")[0]
-            about = question["aspects"][int(aspect)] if aspect.isdigit() else question["question"]
-            apart.append((-far, [question_id, scale, about, *(_said(key, said.get(one.rater)) for one in results)]))
-    rows = [row for _, row in sorted(apart, key=lambda one: one[0])]
-    return _table(["Disagreement on", "Scale", "About", *(one.rater for one in results)], rows, [], num_names=3)
+    for one in results.ratings:
+        if len(set(one.values.values())) > 1:
+            far = max(one.values.values()) - min(one.values.values()) if SCALES[one.scale].steps else 0
+            said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
+            apart.append(
+                (far, [one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
+            )
+    rows = [row for _, row in sorted(apart, key=lambda one: -one[0])]
+    return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
 
 
-def _said(key: Key, value: int | None) -> str:
-    if value is None:
-        return ""
-    return CHOICES[value] if key["ask"] == "pairs" else str(value)
-
-
-def comments_table(key: Key, results: list[Result]) -> Table:
-    order = list(key["questions"])
-    rows = [[i, one.rater, one.comments[i]] for i in order for one in results if i in one.comments]
+def comments_table(results: Results) -> Table:
+    places = [(i, rater) for i in results.key["questions"] for rater in results.raters]
+    rows = [[*place, results.comments[place]] for place in places if place in results.comments]
     return _table(["Comment on", "Rater", "Comment"], rows, [], num_names=3, longest=None)
 
 
 def _table(
     columns: list[str], rows: list[list[str]], notes: list[str], num_names: int = 1, longest: int | None = LONGEST
 ) -> Table:
-    """Texts that people wrote stand in one line, and questions and aspects are cut."""
+    """Put texts that people wrote into one line each, and cut questions and aspects."""
 
     def cell(text: str) -> Cell:
         line = printable(one_line(text))

@@ -14,8 +14,6 @@ from utils.tables.significance import RESAMPLES, batch_sizes, rounded
 if TYPE_CHECKING:
     import numpy as np
 
-Met = tuple[int, int, float]  # two values that the same thing got, and how much that counts
-
 
 class Estimate(NamedTuple):
     """A coefficient, at most 1, and its 95% interval; None where it has no value.
@@ -29,7 +27,7 @@ class Estimate(NamedTuple):
 
 
 def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
-    """Kappa of two raters (Cohen 1960); with `steps` weighted by the squared distance (Cohen 1968).
+    """Estimate kappa of two raters (Cohen 1960); with `steps` weighted by the squared distance (Cohen 1968).
 
     Args:
         questions: of each question the pairs of values that the two gave to the same things.
@@ -38,7 +36,7 @@ def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = F
 
 
 def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[int]]], steps: bool = False) -> Estimate:
-    """Alpha of any number of raters, each may lack values (Krippendorff 2011); with `steps` by the interval metric.
+    """Estimate alpha of any number of raters (Krippendorff 2011); with `steps` by the interval metric.
 
     Args:
         questions: of each question the values that each of its things got; what got one alone does not count.
@@ -50,23 +48,35 @@ def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[int]]], steps: boo
     return _estimate(met, steps, less=1)
 
 
-def _estimate(questions: Sequence[Sequence[Met]], steps: bool, less: int) -> Estimate:
-    """The coefficient of all questions; with `less` 1 chance draws two of all values, with 0 one of each rater's."""
+def _estimate(questions: Sequence[Sequence[tuple[int, int, float]]], steps: bool, less: int) -> Estimate:
+    """Estimate from the values that met, and how much that counts.
+
+    With `less` 1 chance draws two of all values, with 0 one of each rater's.
+    """
     import numpy as np
 
     questions = [met for met in questions if met]
-    order = sorted({value for met in questions for one, other, _ in met for value in (one, other)})
+    order = sorted({value for met in questions for pair in met for value in pair[:2]})
     if len(order) < 2:  # all say the same, if anything
         return Estimate(None, None)
-    tables = _tables(questions, order)
-    apart = np.subtract.outer(np.array(order, float), np.array(order, float))
-    distances = apart**2 if steps else (apart != 0).astype(float)
+    tables = np.zeros((len(questions), len(order), len(order)))  # of each question how often each two values met
+    for table, met in zip(tables, questions, strict=True):
+        for one, other, weight in met:
+            table[order.index(one), order.index(other)] += weight
+    apart = np.subtract.outer(order, order)
+    distances = apart**2 if steps else apart != 0
     [value] = _beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)
     if len(questions) < 2:
         return Estimate(float(value), None)
-    rng, shares = np.random.default_rng(0), np.full(len(questions), 1 / len(questions))
+    flat, rng, shares = (
+        tables.reshape(len(questions), -1),
+        np.random.default_rng(0),
+        [1 / len(questions)] * len(questions),
+    )
     drawn = [
-        _beyond_chance(rng.multinomial(len(questions), shares, rows) @ tables, distances, less)
+        _beyond_chance(
+            (rng.multinomial(len(questions), shares, rows) @ flat).reshape(-1, *apart.shape), distances, less
+        )
         for rows in batch_sizes(RESAMPLES, len(questions))
     ]
     # A draw in which everybody says the same has no coefficient.
@@ -74,24 +84,11 @@ def _estimate(questions: Sequence[Sequence[Met]], steps: bool, less: int) -> Est
     return Estimate(float(value), (low, high) if low < high else None)
 
 
-def _tables(questions: Sequence[Sequence[Met]], order: list[int]) -> "np.ndarray":
-    """Of each question how often each two values met, a row: (questions, values * values)."""
-    import numpy as np
-
-    place = {value: i for i, value in enumerate(order)}
-    tables = np.zeros((len(questions), len(order), len(order)))
-    for table, met in zip(tables, questions, strict=True):
-        for one, other, weight in met:
-            table[place[one], place[other]] += weight
-    return tables.reshape(len(questions), -1)
-
-
 def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> "np.ndarray":
-    """Of each table the coefficient, NaN where chance gives no disagreement; exact but for the division of integers."""
+    """Return each table's coefficient, NaN where chance gives no disagreement; exact but for dividing integers."""
     import numpy as np
 
-    square = tables.reshape(-1, *distances.shape)
-    seen = (square.sum(axis=(1, 2)) - less) * (square * distances).sum(axis=(1, 2))
-    by_chance = np.einsum("ti,ij,tj->t", square.sum(axis=2), distances, square.sum(axis=1))
+    seen = (tables.sum(axis=(1, 2)) - less) * (tables * distances).sum(axis=(1, 2))
+    by_chance = np.einsum("ti,ij,tj->t", tables.sum(axis=2), distances, tables.sum(axis=1))
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(by_chance > 0, (by_chance - seen) / by_chance, np.nan)
