@@ -40,11 +40,11 @@ from utils.files.manifest import (
 )
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
-from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
 from utils.generation.engines import identify_local_model
 from utils.generation.model import Model, Policy
-from utils.generation.plain_text import PlainText
+from utils.generator.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
+from utils.generator.plain_text import PlainText
 from utils.models.devices import check_devices, set_up_allocator
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.memory import check_before_fetching, smallest_gpu
