@@ -161,7 +161,7 @@ def test_torchs_memory_grows_in_place_in_training_and_ranking_but_not_beside_vll
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, warm, tmp_path):
     output = tmp_path / "out"
-    seen = f"import shutil, {SCRIPTS[kind].replace('/', '.')} as script; drop = script.drop_states"
+    seen = "import shutil, utils.training.launch as script; drop = script.drop_states"
     seen += f"; copy = lambda folder: shutil.copytree(folder, '{tmp_path}/before', symlinks=True)"
     seen += "; script.drop_states = lambda folder: (copy(folder), drop(folder))"
     learn(warm, data, output, kind, do=seen)

@@ -23,8 +23,8 @@ from utils.generator.plain_text import passages_of
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.checkpoints import Run
-from utils.training.recorder import Recorder, Selection
+from utils.training.checkpoints import Run, Selection
+from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
 Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut

@@ -20,7 +20,7 @@ from utils.planner.card import make_card
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.checkpoints import Run
+from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
@@ -35,6 +35,7 @@ def train(
     validation: list[Example],
     manifest: dict[str, Any],
     run: Run,
+    selection: Selection,
     lead_in: str | None,
 ) -> dict[str, Any]:
     """Train from the base model, or on from the run's checkpoint, up to --max_steps.
@@ -52,7 +53,7 @@ def train(
     bf16 = devices.has_bf16()
     attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    recorder = Recorder(run, manifest, make_card)
+    recorder = Recorder(run, manifest, make_card, selection)
     config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)

@@ -21,6 +21,29 @@ STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, 
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Which checkpoint is the best, and how many are kept."""
+
+    figure: str  # of an evaluation
+    name: str  # what the best one's is called in manifests
+    words: str  # what it is in words
+    higher_is_better: bool = False
+    patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
+    keeps_all: bool = True  # else of the whole checkpoints the last and the best
+
+    def best_of(self, found: dict[int, float]) -> int | None:
+        """Return the step with the best figure, the first of equal ones."""
+        return (max if self.higher_is_better else min)(found, key=found.__getitem__, default=None)
+
+    def told(self, figures: dict[str, Any]) -> str:
+        """Say how a training has ended, by what `Resumable.learn` returns."""
+        if figures["best_step"] is None:
+            return f"{figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
+        found = f"{self.words} {figures[self.name]:.4f}"
+        return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {found}"
+
+
+@dataclass(frozen=True)
 class Run:
     """The folder of a run, as `open_run` found it."""
 
