@@ -71,9 +71,6 @@ def build_parser() -> cli.FlagParser:
     add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
     add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
     add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
-    add("--attn_implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], default="auto",
-        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
-        "of which that would leave out a part, as of Gemma 2 (%(default)s)")
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
@@ -95,7 +92,6 @@ def build_parser() -> cli.FlagParser:
         "give --validation_addr",
     )
     parser.decides_nothing("--planner_target", "the lead-in does")
-    parser.decides_nothing("--attn_implementation", "how fast it trains")
     parser.decides_nothing("--save_steps --eval_steps --eval_generate", "what is seen of a training")
     # fmt: on
     return parser

@@ -40,7 +40,7 @@ def test_the_figures_by_hand():
     assert ideas["mean rank by length"] == pytest.approx((2.5 + 3.5 + 4) / 3)
     assert ideas["longest"] == pytest.approx((0 + 0.5 + 1) / 3)
     assert ideas["letters"] == {"a": 0.2, "b": 0.4, "c": 0, "d": 0.4}
-    assert ideas["identical"] == 1
+    assert ideas["identical"] == 2
     assert (figures[EVOLUTION]["guessed"], figures[EVOLUTION]["blind accuracy"]) == (0, 1)
     assert figures[ALL]["blind accuracy"] == pytest.approx(6 / 9) and [*figures] == [IDEAS, EVOLUTION, ALL]
     assert json.loads(json.dumps(figures)) == figures

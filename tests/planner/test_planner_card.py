@@ -1,13 +1,18 @@
 """The model card of a trained planner: what it says, and what stays markup-free and unsaid."""
 
 import shlex
+from functools import partial
 
 import pytest
 from huggingface_hub import ModelCard
 
 import planpers
-from utils.planner.card import code, make_card
+from train_planner import BEST
+from utils.planner.trainer import CARD
+from utils.training.card import code
+from utils.training.card import make_card as make
 
+make_card = partial(make, CARD, BEST)
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -21,6 +26,7 @@ def manifest_of(model="Qwen/Qwen2.5-7B-Instruct", identity=None, **arguments):
     fingerprint = {
         "model": identity or f"{model}@{COMMIT}", "inputs": "12ab", "validation": "34cd", "learning_rate": 5e-5,
         "lora_rank": 16, "lora_target_modules": ["q_proj", "v_proj"], "effective_batch_size": 32, "warmup_steps": 0,
+        "script": "train_planner.py",
     }  # fmt: skip
     return {
         "arguments": arguments, "settings": fingerprint, "device": "1 x GPU", "git_commit": "fedcba+",

@@ -192,7 +192,7 @@ CHANGES = [  # flags and the settings that they change
     (["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 16], set()),  # 2 x 16 = 1 x 32
     (["--eval_generate", 0, "--log_level", "info"], set()),
     (["--save_steps", 10, "--eval_steps", 5], set()),
-    (["--no-gradient_checkpointing", "--attn_implementation", "eager"], set()),
+    (["--no-gradient_checkpointing"], set()),
 ]
 
 

@@ -1,7 +1,7 @@
 """The files of a training run, and what it shows of its progress, as the trainer's callback."""
 
 import json
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from transformers import TrainerCallback
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
 from utils.files.writing import naming, open_appending, replace_link, staged_path, write_atomically, write_line
+from utils.training.card import Card, make_card
 from utils.training.checkpoints import (
     Run,
     Selection,
@@ -21,8 +22,6 @@ from utils.training.checkpoints import (
 )
 from utils.training.stopping import Stopper
 
-# From the model, as seen from the card's folder ("" for the folder itself), its manifest and the log.
-MakeCard = Callable[[str, dict[str, Any], list[dict[str, Any]]], str]
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
     "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
@@ -44,9 +43,10 @@ class Recorder(TrainerCallback):
     had logged. A checkpoint without manifest.json is not whole.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any], make_card: MakeCard, selection: Selection):
+    def __init__(self, run: Run, manifest: dict[str, Any], card: Card, selection: Selection):
         self.manifest = manifest  # what goes beside every checkpoint
-        self._make_card, self._selection = make_card, selection
+        self._selection = selection
+        self._make_card = partial(make_card, card, selection)
         self.stopper = Stopper()  # is told of every step and checkpoint
         self._run = run
         self._log: Any = None

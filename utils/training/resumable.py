@@ -110,11 +110,7 @@ class Resumable:
             steps, best_step, and the best one's figure (None where nothing was evaluated).
         """
         if self.is_world_process_zero():
-            print(
-                f"{told}\n{self.padding_share():.1%} of the tokens are padding"
-                + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
-                flush=True,
-            )
+            print(told + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""), flush=True)
         if run.checkpoint is not None:
             check_whole(run.checkpoint)
         self._saved_at = time.monotonic()
@@ -134,14 +130,6 @@ class Resumable:
         with reading(checkpoint):
             super()._load_rng_state(checkpoint)
 
-    def counts(self) -> str:
-        """What an evaluation is over, in words."""
-        raise NotImplementedError
-
-    def figures(self) -> dict[str, Any]:
-        """What an evaluation finds."""
-        raise NotImplementedError
-
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
         if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
@@ -153,13 +141,6 @@ class Resumable:
         step_size = at_once * self.args.gradient_accumulation_steps
         fill_up = at_once if self.accelerator.num_processes > 1 else 1  # else its last batch is smaller
         return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
-
-    def padding_share(self) -> float:
-        """Of the tokens in the first epoch's batches, those that are padding."""
-        lengths = [self._lengths[index] for index in self._steps_by_length()]
-        size = self.args.per_device_train_batch_size
-        batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
-        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
 
     def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         prepared = super()._prepare_for_training(*args, **kwargs)
