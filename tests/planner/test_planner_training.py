@@ -302,7 +302,7 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}
@@ -338,7 +338,9 @@ def test_which_attention_is_taken(data, gemma, tmp_path, monkeypatch, capsys, ve
     """
     GptOssConfig().save_pretrained(tmp_path)
     monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: version is not None)
-    monkeypatch.setattr("utils.training.base_model.is_flash_attn_greater_or_equal", lambda least: version >= least)
+    monkeypatch.setattr(
+        "utils.training.base_model.is_flash_attn_greater_or_equal", lambda least: (version or "0") >= least
+    )
     assert choose_attention(bf16, str(data / "model"), {}) == qwen
     assert capsys.readouterr().err == ""
     assert choose_attention(bf16, str(gemma), {}) == capped

@@ -370,7 +370,7 @@ def calls(monkeypatch):
     """What train() was called with; it trains nothing and loads no library."""
     calls = []
 
-    def train(args, source, chat, examples, validation, manifest, run, lead_in):
+    def train(args, source, chat, examples, validation, manifest, run, selection, lead_in):
         calls.append(SimpleNamespace(**locals()))
         if run.lock is not None:
             run.lock.release()  # as the end of the process does

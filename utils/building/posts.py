@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from utils.cli import UserError
 from utils.files.json_files import read_lines
@@ -81,16 +81,15 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
-class Users(Protocol):
-    """The users of a community."""
+def read_dump(
+    path: Path, user_of: Callable[[int], User | None], counts: Counter[str], told: Told = lambda size: None
+) -> Iterator[Post]:
+    """Yield the questions in a Posts.xml.
 
-    def get(self, number: int) -> User | None: ...
-
-
-def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
-    """The questions in a Posts.xml, of whose reading `told` hears.
-
-    `counts` are of what else is there, by what it lacks.
+    Args:
+        user_of: the user with a number, if it is known.
+        counts: counts what else is there, by what it lacks.
+        told: called with each part that is read.
     """
     community = community_of(path)
     host = community if "." in community else community + NETWORK
@@ -105,7 +104,7 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
-            user = users.get(int(owner)) or User(None, "")
+            user = user_of(int(owner)) or User(None, "")
             author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
             link = f"https://{host}/users/{owner}"
             licence = row.get("ContentLicense") or licence_of(date)
@@ -114,27 +113,27 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
 
 
 def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, str]]:
-    """The attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
+    """Yield the attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
 
     References to characters that XML has not are left out. A dump has no document type: one that does could make
     gigabytes of a few bytes, so nothing behind it is read.
     """
     from lxml import etree
 
-    rows = _Rows()
-    parser = etree.XMLParser(target=rows, resolve_entities="internal", no_network=True)
+    parser = etree.XMLPullParser(("end",), tag="row", resolve_entities=False, no_network=True)
     try:
         with open(path, "rb") as file:
             for chunk in _chunks(file):
+                if b"<!DOCTYPE" in chunk:
+                    raise UserError(f"{path}: declares a document type, which no dump does; it is not read")
                 parser.feed(_FORBIDDEN.sub(b"", chunk))
-                yield from rows.found
-                rows.found.clear()
+                for _, row in parser.read_events():
+                    yield dict(row.attrib)
+                    row.getparent().remove(row)  # else the tree would grow as large as the file
                 told(len(chunk))
             parser.close()
     except etree.XMLSyntaxError as error:
         raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
-    except ForbiddenError:
-        raise UserError(f"{path}: declares a document type, which no dump does; it is not read") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -149,27 +148,6 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
         rest = chunk[end:]
         yield chunk[:end]
     yield rest
-
-
-class ForbiddenError(Exception):
-    """The XML has what a dump has not."""
-
-
-class _Rows:
-    """What lxml calls with what it parses: no tree is made, so nothing of a row stays."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, str]] = []
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if tag == "row":
-            self.found.append(attributes)
-
-    def doctype(self, *_: Any) -> None:
-        raise ForbiddenError
-
-    def close(self) -> None:
-        pass
 
 
 def read_sepqa(path: Path, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
