@@ -171,15 +171,6 @@ class GeneratorTrainer(Resumable, Trainer):
 class EncoderDecoderTrainer(GeneratorTrainer):
     collate = staticmethod(collate)
 
-    def longest_batch(self) -> list[int]:
-        """The number of passages, their length and the target's are padded apart, each to the most of a batch."""
-        longest = super().longest_batch()
-        widths = [
-            (len(parts := passages_of(one.prompt)), max(map(len, parts)), len(one.target)) for one in self.train_dataset
-        ]
-        widest = [max(range(len(widths)), key=lambda number: widths[number][axis]) for axis in range(3)]
-        return list(dict.fromkeys([longest[0], *widest, *longest]))[: len(longest)]
-
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"
 

@@ -128,11 +128,6 @@ class PlannerTrainer(Resumable, SFTTrainer):
         self._validation = validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
 
-    def _rehearse(self, model: Any) -> None:
-        super()._rehearse(model)
-        self._metrics["train"].clear()  # which SFTTrainer logs
-        self._total_train_tokens = 0
-
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, plans: {len(self._sample)}"
 

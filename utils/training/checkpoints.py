@@ -14,8 +14,6 @@ from typing import Any
 from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
 from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
-from utils.models.hub import find_headers
-from utils.models.memory import count_weights
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, which only a run that goes on reads
 
@@ -104,16 +102,6 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
             "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
         )
     return checkpoints, differing
-
-
-def peak_bytes(args: argparse.Namespace) -> int:
-    """Bytes that a training of all weights adds to the disk at its peak; 0 if the model's size is not known.
-
-    Then there are four checkpoints with AdamW's averages: the best, the last, an interim one and the next.
-    """
-    parameters = count_weights(find_headers(args.model_addr, args.cache_dir), 4, without_head=False)[0]
-    there = sum(path.stat().st_size for path in Path(args.output_dir).glob("checkpoint-*/*") if path.is_file())
-    return max(0, 4 * 12 * parameters - there)
 
 
 def finish_saving(folder: Path, best_step: int | None) -> None:

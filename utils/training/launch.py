@@ -1,9 +1,7 @@
 """The flags that trainings share, their processes, and what these say together. Free of torch until asked."""
 
 import argparse
-import ctypes
 import os
-import signal
 from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,10 +16,8 @@ from utils.models.devices import check_devices
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.machine import describe_disk, describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
-from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run, peak_bytes
+from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run
 
-PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl  # here, for no library is to be opened between fork and exec
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
@@ -96,11 +92,9 @@ def execute(
     if args.dry_run:
         check_run(args, settings)
         say(described)
-        is_whole = value_bytes > 2
-        what = "weights, gradients and AdamW's averages" if is_whole else "weights"
+        what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
         lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
-        disk = describe_disk(f"{args.output_dir}/manifest.json", peak_bytes(args) if is_whole else 0)
-        say("\n".join([*lines, *disk]))
+        say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
         return 0
 
     from accelerate import PartialState
@@ -151,19 +145,8 @@ def describe_batch(args: Namespace, what: str, paper: int) -> str:
     )
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone, however that ended."""
-    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def check_launch(script: str) -> None:
-    """Raise UserError where several GPUs are visible to one process, which could use only one.
-
-    Of several processes each ends with torch's launcher. That gives each a session of its own, so what kills the
-    launcher does not reach them, and they would go on and hold the GPUs.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent()
+    """Raise UserError where several GPUs are visible to one process, which could use only one."""
     if "LOCAL_RANK" in os.environ:
         return
     import torch
