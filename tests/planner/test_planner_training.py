@@ -95,21 +95,6 @@ def test_figures_of_a_run(uninterrupted):
     assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
 
 
-def test_the_card_is_true(uninterrupted, data):
-    output, _ = uninterrupted
-    for folder, planner in [(output, "$PLANNER/best "), (output / "checkpoint-6", "$PLANNER ")]:
-        text = (folder / "README.md").read_text()
-        assert "None" not in text and str(data) not in text and str(output) not in text and planner in text
-        settings = json.loads((folder / "manifest.json").read_text())["settings"]
-        assert all(f"`{settings[name]}`" in text for name in ("model", "inputs", "validation"))
-    best = json.loads((output / "best/manifest.json").read_text())["step"]
-    losses = {entry["step"]: entry["eval_loss"] for entry in log_of(output) if "eval_loss" in entry}
-    shown = {step: f"{step} (best checkpoint)" if step == best else str(step) for step in losses}
-    text = (output / "README.md").read_text()
-    assert all(f"| {shown[step]} | {losses[step]:.4f} | " in text for step in losses)
-    assert "| 8" not in (output / "checkpoint-6/README.md").read_text()
-
-
 # For train_planner.py: each process writes down which sequences it computes, in which order.
 SEEN = """
 import json, os
@@ -301,7 +286,7 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     (tmp_path / "trainer_state.json").write_text("{}")
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     replaced = [tmp_path / "checkpoint-3", tmp_path / "checkpoint-6"]
-    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None, None)
+    recorder = Recorder(Run(tmp_path, None, None, replaced), {"settings": {"seed": 1}}, None)
     state = TrainerState(is_world_process_zero=True, max_steps=8)
     recorder.on_train_begin(SimpleNamespace(logging_steps=1, eval_steps=None, save_steps=3), state, None)
     left = {path.name for path in tmp_path.iterdir()}

@@ -11,7 +11,7 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
-from utils.training.checkpoints import is_unevaluated
+from utils.training.checkpoints import has_mark
 
 pytestmark = pytest.mark.engine
 
@@ -84,7 +84,6 @@ def contents(output):
         "adapters": whole_checkpoints(output),
         "checkpoints": sorted(path.name for path in output.glob("checkpoint-*")),
         "manifests": {path.parent.name: without_folder(path) for path in output.glob("checkpoint-*/manifest.json")},
-        "card": (output / "README.md").read_text(),
         "best": (output / "best").readlink(),
         "log": [figures for figures in log if figures.keys() > {"step", "epoch"}],
         "flos": state["total_flos"],
@@ -139,7 +138,7 @@ def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step,
         assert errors.splitlines()[-1].startswith(message)
     saved = whole_checkpoints(output)
     assert sorted(saved) == steps and saved.items() <= every_step.items()
-    unevaluated = [step for step in steps if is_unevaluated(output / f"checkpoint-{step}")]
+    unevaluated = [step for step in steps if has_mark(output / f"checkpoint-{step}", "unevaluated")]
     assert unevaluated == (steps[-1:] if "evaluation" in case or case == "in a checkpoint" else [])
     if (output / "best").exists():
         assert (output / "best").readlink().name in ("checkpoint-2", "checkpoint-4")

@@ -13,10 +13,10 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from utils.building.posts import Post, Told, User, read_dump, read_sepqa, read_users
+from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
 from utils.building.steps import told_of
 from utils.cli import UserError
-from utils.cli.progress import Progress, announce
+from utils.cli.progress import announce
 from utils.files.json_files import check_readable
 from utils.files.writing import check_regular
 from utils.parsing.plans import one_line
@@ -80,7 +80,11 @@ class PostIndex:
             self._clear()
             there = []
         if len(there) < len(paths):
-            self._read(paths, wanted, len(there))
+            for place in range(len(there), len(paths)):
+                announce(f"reading {paths[place]}")
+                with self._telling():
+                    counts = self._add(paths[place], place, wanted[place])
+                announce(f"{paths[place]}: {told_of(counts)}")
             announce("putting the posts in order")
         with self._telling():
             self._file.executescript(_ORDERS)
@@ -139,36 +143,16 @@ class PostIndex:
         # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
-    def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
-        """Add the inputs from this place on."""
-        sizes = [size for _, size, *_ in wanted]
-        read = sum(sizes[:place])
-        progress = Progress(_megabytes(sum(sizes)), "MB", _megabytes(read))
-
-        def tell(size: int) -> None:
-            nonlocal read
-            read += size
-            if (megabytes := _megabytes(read)) > progress.done:
-                progress.update(megabytes - progress.done)
-
-        try:
-            for number in range(place, len(paths)):
-                with self._telling():
-                    counts = self._add(paths[number], number, wanted[number], tell)
-                announce(f"{paths[number]}: {told_of(counts)}")
-        finally:
-            progress.close()
-
-    def _add(self, path: Path, place: int, identity: list[Any], told: Told) -> dict[str, int]:
+    def _add(self, path: Path, place: int, identity: list[Any]) -> dict[str, int]:
         """One input, whole or not at all."""
         counts: Counter[str] = Counter(questions=0)
         with self._file:  # rolls back where an error leaves it
             self._file.execute("BEGIN")
             if path.suffix == ".jsonl":
-                posts = read_sepqa(path, counts, told)
+                posts = read_sepqa(path, counts)
             else:
                 self._read_users(path)
-                posts = read_dump(path, self._user, counts, told)
+                posts = read_dump(path, self._user, counts)
             for post in posts:
                 words = post.body.casefold().split()
                 added = self._file.execute(
@@ -214,11 +198,6 @@ def digest(words: list[str]) -> bytes | None:
 def users_of(path: Path) -> Path:
     """Where a dump's users stand, if they are there."""
     return path.with_name("Users.xml")
-
-
-def _megabytes(size: int) -> int:
-    """Of bytes, a part of one as a whole."""
-    return -(-size >> 20)
 
 
 def _identity(path: Path) -> list[Any]:

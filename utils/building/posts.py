@@ -19,8 +19,6 @@ from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
 
-Told = Callable[[int], object]  # how many bytes of the file were read since it was told before
-
 CHUNK = 1 << 16  # bytes of XML that are parsed at a time
 NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
@@ -81,19 +79,16 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
-def read_dump(
-    path: Path, user_of: Callable[[int], User | None], counts: Counter[str], told: Told = lambda size: None
-) -> Iterator[Post]:
+def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter[str]) -> Iterator[Post]:
     """Yield the questions in a Posts.xml.
 
     Args:
         user_of: the user with a number, if it is known.
         counts: counts what else is there, by what it lacks.
-        told: called with each part that is read.
     """
     community = community_of(path)
     host = community if "." in community else community + NETWORK
-    for row in read_rows(path, told):
+    for row in read_rows(path):
         if row.get("PostTypeId") != "1":
             counts["no question, but an answer or the like"] += 1
             continue
@@ -112,7 +107,7 @@ def read_dump(
             yield Post(community, int(number), author, date, title, text_of(row.get("Body", "")), signed)
 
 
-def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, str]]:
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
     """Yield the attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
 
     References to characters that XML has not are left out. A dump has no document type: one that does could make
@@ -130,7 +125,6 @@ def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, 
                 for _, row in parser.read_events():
                     yield dict(row.attrib)
                     row.getparent().remove(row)  # else the tree would grow as large as the file
-                told(len(chunk))
             parser.close()
     except etree.XMLSyntaxError as error:
         raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
@@ -150,13 +144,12 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-def read_sepqa(path: Path, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
+def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
     """The questions in a file of SE-PQA, as `read_dump` gives them."""
     try:
         with open(path, "rb") as file:
             for line_number, line in enumerate(read_lines(file), 1):
                 yield from _sepqa_post(_sepqa_record(line, f"{path}: line {line_number}"), counts)
-                told(len(line))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

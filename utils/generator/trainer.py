@@ -22,33 +22,12 @@ from utils.generator.plain_text import passages_of
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.card import Card
 from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
 Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
 Written = tuple[Example, Any, bool]  # token ids of what was written to it, and whether that was cut
-
-
-def command_of(folder: str, arguments: dict[str, Any]) -> str:
-    """Return the command that answers a dataset."""
-    words = [
-        f"python baselines.py --model_addr {folder} --inputs_addr dev_ranked.json --output_addr answers.json",
-        *([f"--rag --num_contexts {arguments['num_contexts']}"] if arguments["num_contexts"] else []),
-        *(["--trim_items"] if arguments["trim_items"] else []),
-        *(["--prompts_dir $PROMPTS"] if arguments["prompts_dir"] else []),
-    ]
-    return " ".join(words)
-
-
-CARD = Card(
-    title="A generator for {task}",
-    about="{base}, fine-tuned on questions with the profiles of those who asked them.",
-    folder="$GENERATOR",
-    command=command_of,
-    metadata={"library_name": "transformers", "tags": ["personalization"]},
-)
 
 
 def train(
@@ -69,7 +48,7 @@ def train(
     """
     base_model.quiet_libraries()
     bf16 = devices.has_bf16()
-    recorder = Recorder(run, manifest, CARD, selection)
+    recorder = Recorder(run, manifest, selection)
     if args.lora_rank is None:
         kind = EncoderDecoderTrainer
         # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.

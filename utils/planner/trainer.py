@@ -4,7 +4,6 @@ Imported by train_planner.py once everything is checked, for it loads torch, tra
 """
 
 import random
-import shlex
 from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
@@ -15,40 +14,16 @@ from trl import SFTConfig, SFTTrainer
 
 from utils.generation.chat import LocalChat
 from utils.models import devices
-from utils.models.hub import is_folder
 from utils.parsing import Parsed
 from utils.parsing.plans import aspect_recall, plan_parser
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.card import Card
 from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
 PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
-
-
-def command_of(folder: str, arguments: dict[str, Any]) -> str:
-    """Return the command that asks for plans, and for answers by the planner's base model."""
-    model = arguments["model_addr"]
-    words = [
-        f"python planpers.py --model_addr {'$MODEL' if is_folder(model) else shlex.quote(model)}",
-        f"--planner_model {folder} --inputs_addr test_ranked.json --output_addr planpers.json",
-        f"--rag --num_contexts {arguments['num_contexts']}",
-        *(["--prompts_dir $PROMPTS"] if arguments["prompts_dir"] else []),
-    ]
-    return " ".join(words)
-
-
-CARD = Card(
-    title="A planner for personalized question answering",
-    about="A LoRA adapter on {base}. From a question and its asker's earlier posts it writes the aspects that the "
-    "answer should cover, one a line: the planner of PlanPers (LaMP-QA).",
-    folder="$PLANNER",
-    command=command_of,
-    metadata={"library_name": "peft", "pipeline_tag": "text-generation", "tags": ["lora", "personalization"]},
-)
 
 
 def train(
@@ -77,8 +52,12 @@ def train(
     bf16 = devices.has_bf16()
     attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    recorder = Recorder(run, manifest, CARD, selection)
-    config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
+    recorder = Recorder(run, manifest, selection)
+    config = SFTConfig(
+        **common_settings(args, bf16, bool(validation), run.begins_with_evaluation),
+        dataset_kwargs={"skip_prepare_dataset": True},  # the rows are tokenized and fit, with the labels set
+        max_length=None,
+    )
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
     trainable, total = trainer.model.get_nb_trainable_parameters()
@@ -87,15 +66,6 @@ def train(
         run,
         f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
         f"LoRA on {modules}: {trainable:,} of {total:,} parameters",
-    )
-
-
-def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> SFTConfig:
-    return SFTConfig(
-        **common_settings(args, bf16, evaluates, evaluates_first),
-        # The rows are tokenized and fit --max_seq_length, with the labels set.
-        dataset_kwargs={"skip_prepare_dataset": True},
-        max_length=None,
     )
 
 

@@ -52,12 +52,12 @@ class Run:
 
     @property
     def begins_with_evaluation(self) -> bool:
-        return self.checkpoint is not None and is_unevaluated(self.checkpoint)
+        return self.checkpoint is not None and has_mark(self.checkpoint, "unevaluated")
 
     def is_finished(self, max_steps: int) -> bool:
         if self.checkpoint is None or self.begins_with_evaluation:
             return False
-        return step_of(self.checkpoint) == max_steps or bool(read_folder_manifest(self.checkpoint).get("stopped_early"))
+        return step_of(self.checkpoint) == max_steps or has_mark(self.checkpoint, "stopped_early")
 
 
 def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
@@ -106,8 +106,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
 
 def finish_saving(folder: Path, best_step: int | None) -> None:
     """What is left to do where a run was killed right after a checkpoint was whole."""
-    for name in ("trainer_state.json", "README.md"):
-        staged_path(folder / name).unlink(missing_ok=True)
+    staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
     best = folder / "best"
     if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
         replace_link(best, f"checkpoint-{best_step}")
@@ -124,12 +123,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_interim(checkpoint: Path) -> bool:
-    return bool((read_folder_manifest(checkpoint) or {}).get("interim"))
+    return has_mark(checkpoint, "interim")
 
 
-def is_unevaluated(checkpoint: Path) -> bool:
-    """Was its run stopped before, or in, the evaluation that belongs to it?"""
-    return bool((read_folder_manifest(checkpoint) or {}).get("unevaluated"))
+def has_mark(checkpoint: Path, mark: str) -> bool:
+    """Tell whether a checkpoint is "interim", or "unevaluated": stopped before, or in, its evaluation."""
+    return bool((read_folder_manifest(checkpoint) or {}).get(mark))
 
 
 def remove_checkpoint(checkpoint: Path) -> None:

@@ -1,7 +1,6 @@
 """The files of a training run, and what it shows of its progress, as the trainer's callback."""
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, open_appending, replace_link, staged_path, write_atomically, write_line
-from utils.training.card import Card, make_card
+from utils.files.writing import naming, open_appending, replace_link, staged_path, write_line
 from utils.training.checkpoints import (
     Run,
     Selection,
@@ -43,10 +41,9 @@ class Recorder(TrainerCallback):
     had logged. A checkpoint without manifest.json is not whole.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any], card: Card, selection: Selection):
+    def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection):
         self.manifest = manifest  # what goes beside every checkpoint
         self._selection = selection
-        self._make_card = partial(make_card, card, selection)
         self.stopper = Stopper()  # is told of every step and checkpoint
         self._run = run
         self._log: Any = None
@@ -122,9 +119,6 @@ class Recorder(TrainerCallback):
         found = {"interim": interim, "unevaluated": unevaluated, "stopped_early": stops}
         marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
-        model = checkpoint.name if best["best_step"] is None else "best"
-        write_atomically(folder / "README.md", self._make_card(model, manifest, state.log_history))
-        write_atomically(checkpoint / "README.md", self._make_card("", manifest, state.log_history))
         write_folder_manifest(checkpoint, manifest)
         if best["best_step"] == state.global_step:
             replace_link(folder / "best", checkpoint.name)

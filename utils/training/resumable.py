@@ -260,7 +260,7 @@ class Resumable:
         self._saved_at = time.monotonic()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
+        """Write none of TRL's, which knows neither base model nor data; manifest.json has both."""
 
 
 def check_whole(checkpoint: Path) -> None:
