@@ -18,13 +18,12 @@ from utils.benchmarks.task import Record
 from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import describe_calls, prices_of
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.encoder_decoder import check_trained
 from utils.generation.engines import choose_generator, identify_model, print_machine
 from utils.parsing.plans import plan_parser, plan_text
 from utils.planner.examples import find_lead_in
 from utils.planner.model import choose_planner, flags_of_planner
 from utils.runs import planning
-from utils.runs.answers import add_dataset_arguments, check_ranked, read_datasets
+from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, execute, open_engines, writing
 from utils.runs.runner import run_steps

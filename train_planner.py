@@ -23,44 +23,38 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.manifest import describe_run, file_hash, refuse_unranked
+from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
 from utils.generation.engines import identify_local_model
 from utils.generation.fitting import fit_profile
 from utils.models.adapters import adapter_base
-from utils.models.devices import check_devices, set_up_allocator
-from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.models.devices import set_up_allocator
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
 from utils.records.datasets import read_dataset
-from utils.training.checkpoints import check_run, drop_states, open_run
+from utils.training.checkpoints import Run, Selection
 from utils.training.launch import (
-    WAIT,
-    add_idle_flags,
+    add_data_arguments,
+    add_run_arguments,
     check_launch,
     check_report_to,
     describe_batch,
-    describe_best,
-    effective_batch_size,
-    say,
-    say_machine,
+    execute,
+    settings_of,
 )
 
+SCRIPT = "train_planner.py"
 NEEDS = ("profile", "gold_plan")
 PAPER_BATCH = 32  # sequences a step (paper, appendix E)
+BEST = Selection("eval_loss", "best_loss", "validation loss")
 
 
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
+    add_data_arguments(parser, "base model: hub name or model folder")
     add = parser.add_argument
-    add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
-    add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
-    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
-    add("--model_addr", required=True, metavar="MODEL", help="base model: hub name or model folder")
-    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--planner_target", choices=["paper", "reference"], default="paper",
@@ -78,11 +72,6 @@ def build_parser() -> cli.FlagParser:
     add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
     add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
     add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
-    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
-    add("--attn_implementation", choices=["auto", "flash_attention_2", "sdpa", "eager"], default="auto",
-        help="auto: FlashAttention 2 where it is installed and the model is in bf16, else sdpa, or eager for a model "
-        "of which that would leave out a part, as of Gemma 2 (%(default)s)")
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
@@ -91,31 +80,19 @@ def build_parser() -> cli.FlagParser:
     add("--lora_target_modules", nargs="+", metavar="NAME",
         help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)")
 
-    group = parser.add_argument_group("run")
-    add = group.add_argument
+    add = parser.add_argument_group("evaluation").add_argument
     add("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
     add("--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
         help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)")
-    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    add("--resume", action=argparse.BooleanOptionalAction, default=True,
-        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
-    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
-    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    add("--report_to", metavar="NAME", default="none",
-        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
-        "weights, write nothing")
-    cli.add_log_argument(parser, group)
+    add_run_arguments(parser)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
         "without --validation_addr, for nothing is evaluated",
         "give --validation_addr",
     )
-    add_idle_flags(parser)
     parser.decides_nothing("--planner_target", "the lead-in does")
-    parser.decides_nothing("--attn_implementation", "how fast it trains")
     parser.decides_nothing("--save_steps --eval_steps --eval_generate", "what is seen of a training")
     # fmt: on
     return parser
@@ -146,37 +123,13 @@ def main(argv: list[str] | None = None) -> int:
     settings["max_seq_length"] = args.max_seq_length
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
-    if args.dry_run:
-        check_run(args, settings)
-        say(describe_training(args, examples, validation))
-        say_machine(args, 2, "weights")
-        return 0
 
-    from accelerate import PartialState
-
-    processes = PartialState(timeout=WAIT)
-    with processes.main_process_first():  # the others then find what the first has decided
-        run = open_run(args, settings)
-    if run.is_finished(args.max_steps):
-        say(f"{args.output_dir}: already finished, left alone")
-    else:
-        check_devices()
-        check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu())
-        say(describe_training(args, examples, validation))
-        announce(f"loading {args.model_addr}")
-
+    def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
         from utils.planner.trainer import train
 
-        manifest = describe_run(vars(args), settings, None)
-        source = pinned_source(args.model_addr, args.cache_dir)
-        with skipping_absent_hub(args.model_addr):
-            figures = train(args, source, chat, examples, validation, manifest, run, lead_in)
-        say(describe_result(args.output_dir, figures))
-    if cli.is_first_process():
-        drop_states(Path(args.output_dir))
-    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
-    processes.destroy_process_group()
-    return 0
+        return train(args, source, chat, examples, validation, manifest, run, BEST, lead_in)
+
+    return execute(args, settings, describe_training(args, examples, validation), BEST, learn)
 
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
@@ -194,20 +147,13 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     if adapter_base(args.model_addr):
         raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
     check_report_to(args.report_to)
-    check_launch("train_planner.py")
+    check_launch(SCRIPT)
 
 
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
-    """What decides the adapter, step by step. Devices and batch size may change, their product may not."""
-    return args.settings() | {
-        "script": "train_planner.py",
-        "model": model,
-        "inputs": file_hash(args.inputs_addr),
-        "validation": args.validation_addr and file_hash(args.validation_addr),
-        "prompt": digests([prompt]),
-        **target_settings(choose_lead_in(args.planner_target, prompt)),
-        "effective_batch_size": effective_batch_size(args),
-    }
+    """`settings_of`, with what the targets begin with."""
+    target = target_settings(choose_lead_in(args.planner_target, prompt))
+    return settings_of(args, SCRIPT, model, digests([prompt])) | target
 
 
 def build_examples(
@@ -246,12 +192,6 @@ def describe_training(args: argparse.Namespace, examples: list[Example], validat
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
     return "\n".join([*lines, describe_batch(args, "sequences", PAPER_BATCH)])
-
-
-def describe_result(output_dir: str, figures: dict[str, Any]) -> str:
-    loss = figures["best_loss"]
-    found = "" if loss is None else f"validation loss {loss:.4f}"
-    return describe_best(output_dir, figures["steps"], figures["best_step"], found)
 
 
 if __name__ == "__main__":

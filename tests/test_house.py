@@ -93,6 +93,12 @@ def test_there_is_no_circle():
     assert left == {}
 
 
+def test_an_encoder_decoder_is_an_engine_behind_one_door():
+    """Only its own commands import it; utils/generation/engines.py does by importlib, where a model is one."""
+    users = {name for name, others in IMPORTS.items() if any(room_of(one) == "utils.generator" for one in others)}
+    assert {name for name in users if room_of(name) != "utils.generator"} == {"utils.train_generator"}
+
+
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "utils.benchmarks.lampqa"])
 def test_what_is_lamp_qa_s_stands_in_its_file_alone(name):
     """Its fields in no line, comments and messages included, and its groups, their parts and its files in no text."""

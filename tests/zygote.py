@@ -137,10 +137,9 @@ def become(run: dict[str, Any]) -> NoReturn:
     sys.argv = [run["module"], *run["arguments"]]
     script = import_module(run["module"])
     from utils import cli
-    from utils.training import stopping
 
     # It is to leave by itself: on a busy machine the alarm could come before.
-    cli.LEAVE_SECONDS = stopping.LAUNCHER_SECONDS = stopping.SLURM_SECONDS = SECONDS
+    cli.LEAVE_SECONDS = SECONDS
     for name, argument in run["setup"].items():
         globals()[name](argument)
     try:

@@ -29,26 +29,21 @@ from utils.benchmarks import lampqa
 from utils.benchmarks.task import Record
 from utils.building import reading_page
 from utils.building.asking import Asking, Question
-from utils.building.candidates import Terms, choose, draw_order, profile_of
+from utils.building.candidates import SPLITS, Terms, choose, draw_order, profile_of, split_of
 from utils.building.evidence import keep_found
 from utils.building.index import PostIndex
 from utils.building.posts import COMMUNITY, Post
 from utils.building.reading_page import Section, Shown
-from utils.building.splitting import SPLITS, split_of
 from utils.building.steps import Counts, Steps, told_of
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
-from utils.cli.flags import nearest
 from utils.files.json_files import read_json, read_toml
 from utils.files.manifest import file_hash
 from utils.files.writing import Lock, check_writable, write_array, write_synced
-from utils.generation.engines import print_machine
 from utils.parsing import building as parsing
-from utils.records.stream import DatasetFile
 
 SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # by a file to make, its communities
-LONGEST_NAME = 200  # bytes of a table's name: file systems allow 255, and endings such as _validation.json follow
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence but for white space and quotation marks",
@@ -118,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give less")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    asking = Asking(args, lampqa.building_values, FILTER, ASPECTS, SCRIPT)
+    asking = Asking(args, (FILTER, ASPECTS), SCRIPT)
     check_writable(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
@@ -129,12 +124,10 @@ def main(argv: list[str] | None = None) -> int:
         candidates = read_json(folder / "candidates.json")[: args.limit]
         if args.dry_run:
             asking.describe(candidates)
-            files = [str(folder / f"{one.step}.json") for one in (FILTER, ASPECTS)]
-            print_machine(args, [asking.model], files, 2 * len(candidates))
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")
-        code = asking.report_failed()
+        code = max(output.report_failed() for output in asking.outputs.values())
         counts |= {**asking.counts(), "evidence": check_evidence(args, steps, asking, candidates)}
         counts["splits"] = make_splits(args, steps)
         counts["files"] = write_files(args, steps, index, files)
@@ -159,8 +152,6 @@ def read_communities(path: Path) -> dict[str, list[str]]:
             raise UserError(f"{path}: {quote(name)}: {quote(wrong[0])} cannot be a community; one is such as 'cooking'")
         if not name.isprintable() or Path(name).name != name or name in ("", ".."):
             raise UserError(f"{path}: {quote(name)}: a table is named as its file, without a folder")
-        if len(name.encode()) > LONGEST_NAME:
-            raise UserError(f"{path}: {quote(name)}: too long for a file's name; give at most {LONGEST_NAME} bytes")
         if twice := set(communities) & {one for others in files.values() for one in others}:
             raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
         files[name] = communities
@@ -177,9 +168,7 @@ def note_communities(path: str | None, found: list[str], files: Files) -> None:
         print(f"note: in no category, so in profiles alone: posts of {first_five(unplaced)}{remedy}", file=sys.stderr)
     absent = sorted(wanted - {*found})
     if path and absent and found:  # of the paper's 47 the inputs may have any
-        told = ", ".join(f"{quote(one)} (nearest: {nearest(one, found)!r})" for one in absent[:5])
-        more = ", ..." if len(absent) > 5 else ""
-        print(f"note: {path}: the inputs have no posts of {told}{more}", file=sys.stderr)
+        print(f"note: {path}: the inputs have no posts of {first_five(absent)}", file=sys.stderr)
 
 
 # The steps that ask no model
@@ -210,7 +199,7 @@ def as_candidate(post: Post) -> Record:
 
 def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
     """evidence.json: the posts with those of their aspects whose evidence is in them, without profiles."""
-    folder, said = Path(args.output_dir), asking.second.said()
+    folder, said = Path(args.output_dir), asking.said(ASPECTS)
 
     def write(target: Path) -> Counts:
         records, counts = [], Counter()
@@ -268,8 +257,6 @@ def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files:
     for path in sorted(path for split in SPLITS for path in folder.glob(f"*_{split}.json")):
         if path.name not in counts:  # of a split that is empty now, or of a category that is no more
             steps.remove(path)
-    if {*steps.written} & {folder / name for name in counts}:
-        check_files([folder / name for name in counts])
     return counts
 
 
@@ -285,19 +272,6 @@ def write_file(index: PostIndex, records: list[Record], most: int, target: Path)
 
     write_array(target, map(with_profile, records), indent=2)
     return counts
-
-
-def check_files(paths: list[Path]) -> None:
-    """Read what was written as every command does, and stop at what must not be: then a step is wrong."""
-    seen: dict[str, Path] = {}
-    for path in paths:
-        for record in DatasetFile(path).scan(["score", "profile"]):
-            faults = [*lampqa.built_faults(record)]
-            split = path.stem.rpartition("_")[2]
-            if seen.setdefault(record["author"], split) != split:
-                faults.append(f"its author has questions in {seen[record['author']]} too")
-            if faults:
-                raise RuntimeError(f"{path}: id {record['id']}: {'; '.join(faults)}")
 
 
 # What each step kept and dropped

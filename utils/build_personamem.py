@@ -8,8 +8,8 @@
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
 (small_talk.json), `questions` (questions.json), and `assemble`, which asks no model. For each --size it writes
 questions_<size>.csv and its histories, shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir
-reads, and validity_<size>.json: how many questions can be answered without a history, and more. to_read_<step>.html
-shows some records of each step. Run the same command again to resume; nothing is requested twice.
+reads, validity_<size>.json: how many questions can be answered without a history, and more, and to_read_<size>.html,
+which shows some questions. Run the same command again to resume; nothing is requested twice.
 """
 
 import sys
@@ -25,7 +25,7 @@ from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
-from utils.building.steps import Counts, Steps, told_of
+from utils.building.steps import told_of
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
@@ -34,11 +34,11 @@ from utils.files.writing import staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, describe_cost, prices_of, total
 from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.engines import print_machine
-from utils.personas import assembly, conversations, costs, inputs, pages
+from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.inputs import PERIODS
-from utils.personas.questions import make_questions
-from utils.personas.validity import Validity, describe
+from utils.personas.questions import costs_of_questions, make_questions
+from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.command import open_engines, writing
 from utils.runs.methods import sum_calls
@@ -132,7 +132,7 @@ class Building:
             has = f"{args.personas_addr} has {len(sentences)} personas"
             raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within them")
         self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
-        self.topics = {one.name: one for one in inputs.read_topics(Path(args.topics_addr), args.topics)}
+        self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
         task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
         if unknown := [name for name in flags if name not in ("generator", SMALL)]:
@@ -156,16 +156,18 @@ class Building:
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
         return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
 
+    def _wanted(self) -> list[str]:
+        """List the files of the wanted steps, in order."""
+        steps = {*self.args.step, *(["personas"] if "conversations" in self.args.step else [])}
+        return [name for name in self.outputs if name in steps]
+
     # What each step asks for
 
     def make(self) -> int:
         """Make the files of the wanted, unfinished steps; returns how many records a server failed on."""
-        wanted = {"personas", *self.args.step} if "conversations" in self.args.step else {*self.args.step}
         left: dict[str, Step] = {}
-        for name, output in self.outputs.items():
-            if name not in wanted:
-                continue
-            before = BEFORE.get(name)
+        for name in self._wanted():
+            output, before = self.outputs[name], BEFORE.get(name)
             if before and before not in left:
                 self._records(name)  # its keys and settings depend on the file before
             if output.is_finished() and before not in left:
@@ -181,7 +183,6 @@ class Building:
         with writing(outputs):
             if left:
                 run_steps([*left.values()], self.shared, partial(open_engines, self.shared.roles, {}))
-        self._write_pages()
         return sum(len(output.missing()) for output in outputs)
 
     def _records(self, name: str) -> dict[Key, Record]:
@@ -220,7 +221,7 @@ class Building:
         start = inputs.draw_start(persona["start"], number, name, self.args.seed)
         general = [event for events in persona["general"].values() for event in events]
         told = "\n".join(f"{event['date']}: {event['event']}" for event in general)
-        asking.values |= {"card": persona["card"], "topic": topic.about, "example": topic.seed, "general": told}
+        asking.values |= {"card": persona["card"], "topic": topic.about, "example": topic.example, "general": told}
         asking.values["speakers"] = " and ".join(topic.speakers)
         return await conversations.make_conversations(asking, topic, persona, start)
 
@@ -255,13 +256,13 @@ class Building:
         """Print the number of calls and an estimate of tokens and cost (--dry_run)."""
         generator = self.shared.roles["generator"]
         total_in = total_out = 0
-        for name, output in self.outputs.items():
-            if (name == "personas" and "conversations" not in self.args.step) or name in set(STEPS) - {*self.args.step}:
-                continue
-            rows = list(costs.describe_step(name, len(output.keys), self.args.time, self._length))
-            number, read, written = (sum(row[place] for row in rows) for place in (1, 2, 3))
-            print(f"{name}: {len(output.keys)} records, {number} calls; about {read} tokens in, {written} out")
-            print(*(f"  {row[0]}: {row[1]} calls" for row in rows), sep="\n")
+        for name in self._wanted():
+            number = len(self.outputs[name].keys)
+            costs = conversations.COSTS.get(name) or costs_of_questions(self.args.time)
+            calls = number * sum(each for each, *_ in costs.values())
+            read = number * sum(each * (self._length(prompt) + tokens) for prompt, (each, tokens, _) in costs.items())
+            written = number * sum(each * tokens for each, _, tokens in costs.values())
+            print(f"{name}: {number} records, {calls} calls; about {read} tokens in, {written} out")
             total_in, total_out = total_in + read, total_out + written
         if prices := prices_of(generator.args):
             tokens = {"prompt_tokens": total_in, "cached_tokens": 0, "completion_tokens": total_out}
@@ -274,14 +275,6 @@ class Building:
     def _length(self, prompt: str) -> int:
         its = self.prompts[prompt]
         return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
-
-    def _write_pages(self) -> None:
-        """Write to_read_<step>.html: some records of each step."""
-        steps = Steps(SCRIPT, self.args)
-        for name in self.args.step:
-            if (path := self.folder / f"{name}.json").is_file():
-                page = self.folder / f"to_read_{name}.html"
-                steps.make(page, {"inputs": file_hash(path)}, partial(write_page, name, path))
 
 
 def blocks_of(args: cli.Arguments) -> list[int]:
@@ -307,18 +300,17 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
     if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
         print(f"{table}: already finished, left alone")
         return
-    run, measured = {**describe_run(vars(args), {}, None), "settings": its}, Validity()
+    run = {**describe_run(vars(args), {}, None), "settings": its}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
-    parts = assembly.assemble(made, settings, count_tokens)
-    # The figures are of all questions: the filter itself determines those of the remaining ones.
-    counts = assembly.write_files(parts if args.filter_questions else measured.watch(parts), table, contexts, run)
+    rows: list[assembly.Row] = []
+    counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
     print(f"{table}: {told_of(counts)}")
-    if args.filter_questions:
-        for part in assembly.assemble(made, settings._replace(filter_questions=False), count_tokens):
-            measured.add(part)
-    figures = measured.figures()
+    if args.filter_questions:  # the figures are of all questions: the filter itself determines those of the rest
+        unfiltered = settings._replace(filter_questions=False)
+        rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
+    figures = measure(rows)
     publish(validity, figures, run)
-    write_synced(staged_path(page), make_page(measured.sections(), args.seed))
+    write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
     publish_staged(page, run)
     print(describe(figures) + ("\nthese figures are before the filter" if args.filter_questions else ""))
 
@@ -330,13 +322,6 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
         return lambda texts: list(map(chat.count, texts))
     tokenizer, _ = load_tokenizer(addr, args.cache_dir)
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
-
-
-def write_page(name: str, path: Path, target: Path) -> Counts:
-    made = {key: value for key, value in inputs.read_values(path).items() if value}
-    sections = list(pages.SECTIONS[name](made))
-    write_synced(target, make_page(sections, seed=0))
-    return {"records to draw from": sum(len(section.kept) for section in sections)}
 
 
 def _dropped(pieces: Iterable[Piece]) -> Counter[str]:

@@ -33,35 +33,27 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.manifest import (
-    describe_run,
-    file_hash,
-    refuse_unranked,
-)
+from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
-from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
 from utils.generation.engines import identify_local_model
 from utils.generation.model import Model, Policy
-from utils.generation.plain_text import PlainText
+from utils.generator.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
-from utils.models.devices import check_devices, set_up_allocator
-from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.generator.plain_text import PlainText
+from utils.models.devices import set_up_allocator
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
-from utils.training.checkpoints import Run, check_run, drop_states, open_run, peak_bytes
+from utils.training.checkpoints import Run, Selection
 from utils.training.launch import (
-    WAIT,
-    add_idle_flags,
+    add_data_arguments,
+    add_run_arguments,
     check_launch,
     check_report_to,
     describe_batch,
-    describe_best,
-    effective_batch_size,
+    execute,
     num_processes,
-    say,
-    say_machine,
+    settings_of,
 )
 
 SCRIPT = "utils/train_generator.py"
@@ -73,13 +65,8 @@ TRAINED_BYTES = 16  # a weight that is learnt, its gradient and AdamW's two aver
 def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
+    add_data_arguments(parser, "encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
     add = parser.add_argument
-    add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
-    add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
-    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
-    add("--model_addr", required=True, metavar="MODEL",
-        help="encoder-decoder, or with --lora_rank a chat model: hub name or model folder")
-    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--num_contexts", type=cli.non_negative_int, default=10,
         help="items of the profile to use, 0 for none (%(default)s)")
     cli.add_unranked_argument(parser)
@@ -110,25 +97,11 @@ def build_parser() -> cli.FlagParser:
     add("--epochs", type=cli.positive_int, help="times through the data (default: the task's, for LaMP 10 or 20)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after so many epochs without a better one (default: never)")
-    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
-        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
     parser.without_effect(
         "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
     )
 
-    group = parser.add_argument_group("run")
-    add = group.add_argument
-    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    add("--resume", action=argparse.BooleanOptionalAction, default=True,
-        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
-    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
-    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    add("--report_to", metavar="NAME", default="none",
-        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
-    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
-        "weights, write nothing")
-    cli.add_log_argument(parser, group)
-    add_idle_flags(parser)
+    add_run_arguments(parser)
     # fmt: on
     return parser
 
@@ -146,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
     args.epochs = args.epochs or task.epochs
     choose_batch(args)
-    settings = settings_of_training(args, task, prompt, model.identity)
+    own = {"task": task.name, "metric": chosen_by(args, task)}
+    settings = settings_of(args, SCRIPT, model.identity, digests([prompt])) | own
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
@@ -155,67 +129,19 @@ def main(argv: list[str] | None = None) -> int:
     examples, validation = build(records), build(validation_records)
     check_lengths(args, [*records, *validation_records], [*examples, *validation])
     plan_steps(args, len(examples))
-    if args.dry_run:
-        check_run(args, settings)
-        say(describe_training(args, examples, validation))
-        if args.lora_rank:
-            say_machine(args, 2, "weights")
-        else:
-            say_machine(args, TRAINED_BYTES, "weights, gradients and AdamW's averages", peak_bytes(args))
-        return 0
-
-    from accelerate import PartialState
-
-    processes = PartialState(timeout=WAIT)
-    with processes.main_process_first():  # the others then find what the first has decided
-        run = open_run(args, settings)
-    if run.is_finished(args.max_steps):
-        say(f"{args.output_dir}: already finished, left alone")
-    else:
-        learn(args, task, model, examples, validation, settings, run)
-    if cli.is_first_process():
-        drop_states(Path(args.output_dir))
-    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
-    processes.destroy_process_group()
-    return 0
-
-
-def learn(
-    args: argparse.Namespace,
-    task: Task,
-    model: Model,
-    examples: list[Example],
-    validation: list[Example],
-    settings: dict[str, Any],
-    run: Run,
-) -> None:
-    """Train, and say what comes of it."""
-    check_devices()
-    value_bytes = 2 if args.lora_rank else TRAINED_BYTES
-    check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
-    say(describe_training(args, examples, validation))
-    announce(f"loading {args.model_addr}")
-
-    from utils.generator.trainer import train
-    from utils.training.recorder import Selection
-
     name = chosen_by(args, task)
     selection = Selection(
-        figure="eval_score",
-        name="best_score",
-        higher_is_better=not task.metrics[name].lower_is_better,
-        describe=lambda metrics: f"validation {name} {metrics['eval_score']:.4f}",
-        patience=args.patience,
-        keeps_all=False,
+        "eval_score", "best_score", f"validation {name}", not task.metrics[name].lower_is_better, args.patience, False
     )
-    manifest = describe_run(vars(args), settings, None)
-    score = partial(score_texts, task, name, [example.record for example in validation])
-    source = pinned_source(args.model_addr, args.cache_dir)
-    with skipping_absent_hub(args.model_addr):
-        figures = train(args, source, model.chat, examples, validation, manifest, run, score, selection)
-    best = figures["best_score"]
-    found = "" if best is None else f"validation {name} {best:.4f}"
-    say(describe_best(args.output_dir, figures["steps"], figures["best_step"], found))
+
+    def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
+        from utils.generator.trainer import train
+
+        score = partial(score_texts, task, name, [example.record for example in validation])
+        return train(args, source, model.chat, examples, validation, manifest, run, score, selection)
+
+    value_bytes = 2 if args.lora_rank else TRAINED_BYTES
+    return execute(args, settings, describe_training(args, examples, validation), selection, learn, value_bytes)
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
@@ -271,20 +197,6 @@ def check_lengths(args: argparse.Namespace, records: list[Record], examples: lis
 
 def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
     return load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
-
-
-def settings_of_training(args: cli.Arguments, task: Task, prompt: Prompt, model: str) -> dict[str, Any]:
-    """What decides the model, step by step. Devices and batch size may change, their product may not."""
-    return args.settings() | {
-        "script": SCRIPT,
-        "task": task.name,
-        "metric": chosen_by(args, task),
-        "model": model,
-        "inputs": file_hash(args.inputs_addr),
-        "validation": args.validation_addr and file_hash(args.validation_addr),
-        "prompt": digests([prompt]),
-        "effective_batch_size": effective_batch_size(args),
-    }
 
 
 def choose_batch(args: argparse.Namespace) -> None:

@@ -266,7 +266,7 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
     notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
-    absent = "'baking' (nearest: 'cooking'), 'coking' (nearest: 'cooking')"
+    absent = "'baking', 'coking'"
     assert notes == [
         "note: in no category, so in profiles alone: posts of 'law'",
         f"note: {own}: the inputs have no posts of {absent}",
@@ -287,7 +287,6 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' stands in two tables"),
         ('[a]\ncommunities = ["law", "coo\\u0000king"]\n', "'a': 'coo\\x00king' cannot be a community"),
         ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "'a\\x1b[2Jb': a table is named as its file"),
-        (f'["{"ä" * 101}"]\ncommunities = ["law"]\n', "too long for a file's name; give at most 200 bytes"),
     ],
 )
 def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import built_faults
+from utils.benchmarks.lampqa import OMISSION
+from utils.building.candidates import SPLITS, split_of
 from utils.building.evidence import find_evidence, keep_found
 from utils.building.reading_page import Section, Shown, make_page
-from utils.building.splitting import SPLITS, split_of
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mini_lampqa" / "test.json"
 POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5*3 [cm]."
@@ -63,7 +63,7 @@ def test_the_eleven_aspects_that_the_paper_prints_have_evidence():
         kept, hows[name] = keep_found(records[name]["rubric_aspects"], records[name]["narrative"])
         assert len(kept) == len(hows[name])
         record = {**records[name], "rubric_aspects": kept, "profile": []}
-        assert [*built_faults(record)] == []
+        assert all(part in record["narrative"] for aspect in kept for part in aspect["evidence"].split(OMISSION))
         page = make_page([Section("s", "q", {}, [Shown("i", "t", record["narrative"], "l", kept)])], 0)
         assert unescape(page).count("</mark>") == sum(aspect["evidence"].count("[...]") + 1 for aspect in kept)
     assert [Counter(how) for how in hows.values()] == [{"exact": 5, "shortened": 2}, {"exact": 1, "shortened": 3}]

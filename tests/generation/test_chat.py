@@ -13,8 +13,8 @@ from prompts import join_posts, load_prompt
 from utils.cli import UserError
 from utils.generation.chat import APIChat, LocalChat, choose_length
 from utils.generation.fitting import Fitted, fit_posts
-from utils.generation.plain_text import PlainText
 from utils.generation.turns import Accepts, fold
+from utils.generator.plain_text import PlainText
 from utils.models.adapters import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]

@@ -13,7 +13,9 @@ from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import fit_profile
-from utils.generation.plain_text import PlainText, fit_text, fit_trimmed, passages_of
+from utils.generation.trimming import fit_trimmed
+from utils.generator.encoder_decoder import text_model
+from utils.generator.plain_text import PlainText, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -107,8 +109,8 @@ def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, 
         question = made_up(num_words, seed)
         texts = [made_up(generator.choice([1, 10, 150]), seed + n) for n in range(k)]
         entries = [(text, lambda text, n=n: f'subject {n} for "{text}"') for n, text in enumerate(texts)]
-        options = {"trimmed": True, "fused": fused, "question": question}
-        fitted = fit_text(prompt, entries, Characters(), budget, task.join, **options)
+        model = text_model("m", "m", Characters(), budget, 1, fused, None)
+        fitted = model.fit_trimmed(prompt, entries, task.join, question=question)
         expected = []
         for group in [[n] for n in range(k)] if fused else [range(k)]:
             words = [entries[n][1]("") for n in group]

@@ -4,7 +4,7 @@ import random
 from datetime import date, timedelta
 
 from utils.benchmarks.personamem import TYPES
-from utils.personas.blocks import PERIODS
+from utils.personas.inputs import PERIODS
 
 TEXT = """
 about after again always another around because before between bread bring change coffee different early enough

@@ -7,7 +7,6 @@ from itertools import pairwise
 import pytest
 
 from utils.personas.blocks import (
-    PERIODS,
     SMALL_TALK,
     Block,
     Message,
@@ -19,6 +18,7 @@ from utils.personas.blocks import (
     make_blocks,
     order_blocks,
 )
+from utils.personas.inputs import PERIODS
 
 
 def topics_of(lengths, tokens=10):

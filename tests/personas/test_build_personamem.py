@@ -19,6 +19,7 @@ import baselines
 import evaluate_responses
 from retrieval import rank_dataset
 from utils import batch, build_personamem, download_datasets, make_table
+from utils.benchmarks.personamem import TYPES
 from utils.cli import UserError
 from utils.generation import batches
 from utils.generation.chat import load_tokenizer
@@ -101,7 +102,7 @@ def test_what_is_wrong_is_left_out(built):
     manifest = json.loads((out / "questions.json.manifest.json").read_text())
     assert manifest["counts"].keys() - reasons.keys() == {"topics asked on"}
     entries = [entry for its in made(out, "questions.json").values() for entry in its or ()]
-    assert {entry["type"] for entry in entries} == set(build_personamem.pages.TYPES)
+    assert {entry["type"] for entry in entries} == set(TYPES)
     assert all(len(entry["wrong"]) == len(entry["blind"]) == 3 for entry in entries)
     tokenizer, _ = load_tokenizer(str(CHAT))
     count = lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]  # noqa: E731
@@ -248,7 +249,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
         (["--size", "32k", "128k"], "--n_blocks: give one number for each --size (32k, 128k)"),
         (["--step", "assemble"], "personas.json: no such file; --step conversations makes it"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
-        (["--topics_addr", "[therapy]\n"], "topic 'therapy': needs about = \"what the conversations are about\""),
+        (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),
         (
             ["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"],
             "topic 'a b': a topic's name has letters, digits and _ only",

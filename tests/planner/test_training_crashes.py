@@ -11,8 +11,7 @@ import pytest
 from tiny_chat import sample_records, save_tiny_chat
 from zygote import ROOT, Zygote
 
-from utils.training.checkpoints import is_unevaluated
-from utils.training.stopping import seconds_left
+from utils.training.checkpoints import has_mark
 
 pytestmark = pytest.mark.engine
 
@@ -85,7 +84,6 @@ def contents(output):
         "adapters": whole_checkpoints(output),
         "checkpoints": sorted(path.name for path in output.glob("checkpoint-*")),
         "manifests": {path.parent.name: without_folder(path) for path in output.glob("checkpoint-*/manifest.json")},
-        "card": (output / "README.md").read_text(),
         "best": (output / "best").readlink(),
         "log": [figures for figures in log if figures.keys() > {"step", "epoch"}],
         "flos": state["total_flos"],
@@ -140,7 +138,7 @@ def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step,
         assert errors.splitlines()[-1].startswith(message)
     saved = whole_checkpoints(output)
     assert sorted(saved) == steps and saved.items() <= every_step.items()
-    unevaluated = [step for step in steps if is_unevaluated(output / f"checkpoint-{step}")]
+    unevaluated = [step for step in steps if has_mark(output / f"checkpoint-{step}", "unevaluated")]
     assert unevaluated == (steps[-1:] if "evaluation" in case or case == "in a checkpoint" else [])
     if (output / "best").exists():
         assert (output / "best").readlink().name in ("checkpoint-2", "checkpoint-4")
@@ -250,44 +248,24 @@ def test_a_slow_run_loses_a_quarter_of_an_hour_at_most(flags, every_step, zygote
     assert contents(outputs["slow"]) == contents(outputs["whole"])
 
 
-def test_the_time_between_a_signal_and_the_kill(monkeypatch):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert seconds_left() == 25
-    monkeypatch.setenv("SLURM_JOB_ID", "1")
-    assert seconds_left() == 100
-    monkeypatch.setenv("LOCAL_RANK", "0")  # by accelerate
-    assert seconds_left() == 25
-
-
 STOPPER = """
-import os, signal, time
+import os, signal
 from utils import cli
 from utils.training import stopping
-stopping.LAUNCHER_SECONDS = stopping.SLURM_SECONDS = 1
 stopping.SAME_SIGNAL = 1000
 def main():
     with stopping.Stopper() as stopper:
         stopper.step, stopper.saved = 3, 2
-        os.kill(os.getpid(), {first})
+        os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
         print(stopper.asked, flush=True)
-        {then}
+        return 0
 cli.run_script(main)
 """
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "code"),
-    [
-        ("signal.SIGINT", "return 0", 0),
-        ("signal.SIGTERM", "time.sleep(1000)", 130),  # a batch that takes longer than there is time
-    ],
-)
-def test_an_echo_of_the_first_signal_is_none_and_time_runs_out(first, then, code):
+def test_an_echo_of_the_first_signal_is_none():
     """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
-    script = STOPPER.format(first=first, then=then)
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=3600)
+    done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
     stopping = "stopping: a checkpoint of step 3 comes after this batch; a second signal leaves now\n"
-    stopped = "stopped after step 3; checkpoint-2 is kept, run the same command again\n"
-    assert (done.returncode, done.stdout, done.stderr) == (code, "True\n", stopping + (stopped if code else ""))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

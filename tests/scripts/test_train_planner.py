@@ -23,8 +23,8 @@ from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.chat import LocalChat
-from utils.generation.engines import Model, identify_local_model
-from utils.generation.model import Policy
+from utils.generation.engines import identify_local_model
+from utils.generation.model import Model, Policy
 from utils.runs.shared import Role, Shared
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
@@ -192,7 +192,7 @@ CHANGES = [  # flags and the settings that they change
     (["--per_device_train_batch_size", 2, "--gradient_accumulation_steps", 16], set()),  # 2 x 16 = 1 x 32
     (["--eval_generate", 0, "--log_level", "info"], set()),
     (["--save_steps", 10, "--eval_steps", 5], set()),
-    (["--no-gradient_checkpointing", "--attn_implementation", "eager"], set()),
+    (["--no-gradient_checkpointing"], set()),
 ]
 
 
@@ -370,7 +370,7 @@ def calls(monkeypatch):
     """What train() was called with; it trains nothing and loads no library."""
     calls = []
 
-    def train(args, source, chat, examples, validation, manifest, run, lead_in):
+    def train(args, source, chat, examples, validation, manifest, run, selection, lead_in):
         calls.append(SimpleNamespace(**locals()))
         if run.lock is not None:
             run.lock.release()  # as the end of the process does

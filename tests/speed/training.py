@@ -218,7 +218,7 @@ def plain_training(args: argparse.Namespace, chat: LocalChat, examples: list[Exa
 
     flags = planner_flags(args, "-")
     dtype = torch.bfloat16 if has_bf16() else torch.float32
-    model = load_base(args.model_addr, {}, dtype, choose_attention("auto", has_bf16(), args.model_addr, {}))
+    model = load_base(args.model_addr, {}, dtype, choose_attention(has_bf16(), args.model_addr, {}))
     model = get_peft_model(model, make_lora_config(flags, model)).train()
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     if args.gradient_checkpointing:

@@ -120,19 +120,6 @@ def built_aspects(record: Record) -> list[dict[str, str]]:
     return record["rubric_aspects"]
 
 
-def built_faults(record: Record) -> Iterator[str]:
-    """What must never be found in a built record, in words."""
-    if not record["rubric_aspects"]:
-        yield "no aspects"
-    for aspect in record["rubric_aspects"]:
-        parts = aspect["evidence"].split(OMISSION)
-        if not all(part and part in record["narrative"] for part in parts):
-            yield f"evidence that its post does not hold: {aspect['evidence'][:60]!r}"
-    for item in record["profile"]:
-        if item["date"] >= record["date"]:
-            yield f"a post of its profile is not earlier: {item['id']}"
-
-
 # Metrics
 
 

@@ -2,28 +2,27 @@
 
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from prompts import Prompt, load_prompt
+from prompts import digests, load_prompt
 from utils.benchmarks import lampqa
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
 from utils.files.json_files import read_json
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.generation.calls import Call, describe_calls, prices_of
-from utils.generation.engines import choose_generator, identify_model, publish_records, reported
-from utils.generation.model import Model
+from utils.generation.calls import describe_calls, prices_of
+from utils.generation.engines import choose_generator, identify_model, print_machine, publish_records, reported
+from utils.generation.fitting import Fitted
 from utils.runs.ask import Ask
-from utils.runs.command import open_engines, writing
+from utils.runs.command import calls_of, open_engines, writing
 from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared
-from utils.runs.shared import Step as RunStep
+from utils.runs.shared import Role, Shared, Step
 
-Values = Callable[[Record], dict[str, str]]  # what the prompts are filled with
+FIGURES = {field.name for field in fields(Fitted)}  # of a prompt's profile, which these have not
 
 
 @dataclass(frozen=True)
@@ -39,137 +38,126 @@ class Question:
     describe: Callable[[Any], str]  # what became of a post, by the output
 
 
-class Step:
-    """A question, and the file of what a model said to it.
+class Asking:
+    """Two questions, the second one of those posts for which the first one's output is true: by one engine.
 
     What is asked of a post depends on model, prompt and its text, and not on which other posts there are: with more of
     them, or with other terms for candidates, nothing is asked twice.
     """
 
-    def __init__(self, question: Question, values: Values, args: Namespace, identity: str, script: str):
-        """`identity` is the model's."""
-        self.question, self._values = question, values
-        self._prompt: Prompt = load_prompt(question.prompt, args.prompts_dir)
+    def __init__(self, args: Namespace, questions: tuple[Question, Question], script: str):
+        self._args, self._identity, self._script = args, identify_model(args, args.model_addr), script
+        self._questions = questions
+        self.outputs = {one.step: self._output(one) for one in questions}
+
+    def _output(self, question: Question) -> Output:
+        args, name = self._args, question.step
         settings = args.settings() | {
-            "script": script,
-            "step": question.step,
-            "model": identity,
-            "prompt": {self._prompt.name: self._prompt.digest},
+            "script": self._script,
+            "step": name,
+            "model": self._identity,
+            "prompt": digests([load_prompt(question.prompt, args.prompts_dir)]),
         }
-        path = str(Path(args.output_dir) / f"{question.step}.json")
         collect = partial(_collect, question.field)
-        self.output = Output(path, settings, [], collect, question.unit, args, may_shrink=True)
-        self.is_finished = False
-
-    def look(self, records: list[Record]) -> None:
-        """Have the file be of these posts, and see if it is finished; UserError as `Output.is_finished`."""
-        self.output.keys = list(map(self._key, records))
-        self.is_finished = self.output.is_finished()
-
-    def run_step(self, records: Callable[[], list[Record]], shared: Shared) -> RunStep:
-        """What is asked of these posts, as far as they are known when its turn comes; its file is there afterwards."""
-
-        async def ask_it(record: Record, ask: Ask) -> Piece:
-            return await ask.send(self.question.step, lambda: self._call(shared, ask.key, record))
-
-        def left() -> dict[Key, Record]:
-            self.look(its := records())
-            return {} if self.is_finished else {self._key(record): record for record in its}
-
-        def finish(device: str | None) -> None:
-            if not self.is_finished:
-                self.publish(shared.roles[self.question.step].model, device)
-
-        return RunStep(ask_it, left, self.question.unit, self.output.pieces, self.question.step, finish=finish)
-
-    def calls(self, records: list[Record], shared: Shared) -> Iterator[Call]:
-        for record in records:
-            yield self._call(shared, self._key(record), record)[1]
-
-    def _call(self, shared: Shared, key: Key, record: Record) -> tuple[Model, Call, Callable[[], str]]:
-        model = shared.roles[self.question.step].model
-        fitted = model.fit(self._prompt, [], "\n".join, **self._values(record))
-        return model, Call(key, fitted and fitted.prompt, self.question.parse), str
-
-    def publish(self, model: Model, device: str | None) -> None:
-        """Put the file in place; what a server failed to give is counted in its manifest."""
-        args, found = self.output.args, reported(self.output.args, model.completions)
-        prices, counter = prices_of(args), model.chat.counter
-        publish_records(self.output, device, self.counts(), args.openai, prices, found, token_counter=counter)
-
-    def said(self) -> dict[str, Any]:
-        """The file's content by id, of which some may still be missing."""
-        return read_json(self.output.path) if self.is_finished else self.output.content()
-
-    def counts(self) -> dict[str, int]:
-        """What became of how many posts."""
-        values = [said[self.question.field] for said in self.said().values()]
-        unusable = "without a usable output, dropped"
-        return dict(Counter(unusable if value is None else self.question.describe(value) for value in values))
-
-    def _key(self, record: Record) -> tuple[str, int]:
-        return text_key(record["id"], *self._values(record).values())
-
-
-def _collect(field: str, pieces: Pieces) -> dict[str, Any]:
-    """{id: {field: output, ...}} in the order of the posts."""
-    there = {key: dict(piece) for key, piece in pieces.items()}
-    return {key[0]: {field: piece.pop("value"), **piece} for key, piece in there.items()}
-
-
-class Asking:
-    """Two questions, the second one of those posts for which the first one's output is true: by one engine."""
-
-    def __init__(self, args: Namespace, values: Values, first: Question, second: Question, script: str):
-        self._args, self._identity = args, identify_model(args, args.model_addr)
-        self.first = Step(first, values, args, self._identity, script)
-        self.second = Step(second, values, args, self._identity, script)
+        return Output(
+            str(Path(args.output_dir) / f"{name}.json"), settings, [], collect, question.unit, args, may_shrink=True
+        )
 
     @cached_property
-    def shared(self) -> Shared:
+    def _shared(self) -> Shared:
         """The one model, under a name for each question."""
-        model = choose_generator(self._args, self._identity, self.first.question.schema)
-        roles = {
-            step.question.step: Role(
-                self._args, replace(model, policy=replace(model.policy, schema=step.question.schema))
-            )
-            for step in (self.first, self.second)
-        }
-        return Shared(lampqa.TASK, roles, self._args.seed, num_contexts=0)
-
-    @property
-    def model(self) -> Model:
-        return self.shared.roles[self.first.question.step].model
+        args, questions = self._args, self._questions
+        model = choose_generator(args, self._identity, questions[0].schema)
+        models = {one.step: replace(model, policy=replace(model.policy, schema=one.schema)) for one in questions}
+        return Shared(
+            lampqa.TASK,
+            {name: Role(args, one) for name, one in models.items()},
+            args.seed,
+            num_contexts=0,
+            prompts_dir=args.prompts_dir,
+            prompts={one.step: one.prompt for one in questions},
+            values=lampqa.building_values,
+            readers={one.step: one.parse for one in questions},
+        )
 
     def describe(self, records: list[Record]) -> None:
-        """What a run would ask (--dry_run): of the second question at most, for the first is still to be asked."""
-        for step, note in ((self.first, ""), (self.second, ", at most: the step before leaves fewer")):
-            step.look(records)
-            model = self.shared.roles[step.question.step].model
-            told = describe_calls(step.calls(records, self.shared), model.chat, model.policy, prices_of(self._args))
-            print(f"{step.question.step}{note}:\n{told}")
+        """Print what a run would ask, and what the machine lacks (--dry_run).
+
+        The second question is counted for all posts, since the first is still to be asked.
+        """
+        for question, note in zip(self._questions, ("", ", at most: the step before leaves fewer"), strict=True):
+            model = self._shared.roles[question.step].model
+            calls = calls_of(self._step(question, lambda: records), self._shared)
+            told = describe_calls(calls, model.chat, model.policy, prices_of(self._args))
+            print(f"{question.step}{note}:\n{told}")
+        paths = [output.path for output in self.outputs.values()]
+        print_machine(self._args, [model], paths, 2 * len(records))
 
     def ask(self, records: list[Record]) -> int:
         """Ask for all that is not there, and publish it; returns how many outputs a server failed to give."""
-        self.first.look(records)
-        self.second.look(self._passed(records))
-        if self.first.is_finished and self.second.is_finished:
+        first, second = self._questions
+        self._look(first, records)
+        self._look(second, self._passed(records))
+        left = [output for output in self.outputs.values() if not output.finished]
+        if not left:
             return 0
-        steps = (self.first, self.second)
-        first = self.first.run_step(lambda: records, self.shared)
-        its = [first, replace(self.second.run_step(lambda: self._passed(records), self.shared), after=first)]
-        known = {step.question.step: [step.output.pieces] for step in steps}
-        with writing(step.output for step in steps):
-            run_steps(its, self.shared, partial(open_engines, self.shared.roles, known))
-        return sum(len(step.output.missing()) for step in steps if not step.is_finished)
+        one = self._step(first, lambda: records)
+        other = self._step(second, lambda: self._passed(records), one)
+        known = {name: [output.pieces] for name, output in self.outputs.items()}
+        with writing(self.outputs.values()):
+            run_steps([one, other], self._shared, partial(open_engines, self._shared.roles, known))
+        return sum(len(output.missing()) for output in self.outputs.values() if not output.finished)
 
-    def report_failed(self) -> int:
-        """The exit code for what the model gave, as `Output.report_failed`."""
-        return max(step.output.report_failed() for step in (self.first, self.second))
+    def _step(self, question: Question, records: Callable[[], list[Record]], before: Step | None = None) -> Step:
+        """Ask this of the posts that are known when its turn comes; its file is there afterwards."""
+        name, output = question.step, self.outputs[question.step]
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        return {step.question.step: step.counts() for step in (self.first, self.second)}
+        async def ask_it(record: Record, ask: Ask) -> Piece:
+            return await ask.record(name, model=name)
+
+        def left() -> dict[Key, Record]:
+            keyed = self._look(question, records())
+            return {} if output.finished else keyed
+
+        def finish(device: str | None) -> None:
+            if not output.finished:  # what a server failed to give is counted in its manifest
+                args, model = self._args, self._shared.roles[name].model
+                told = {"openai": args.openai, "prices": prices_of(args), "found": reported(args, model.completions)}
+                publish_records(output, device, self.counts()[name], **told, token_counter=model.chat.counter)
+
+        return Step(ask_it, left, question.unit, output.pieces, name, finish=finish, after=before)
+
+    def _look(self, question: Question, records: list[Record]) -> dict[Key, Record]:
+        """Have a question's file be of these posts, see if it is finished, and return the posts by key."""
+        keyed = {text_key(one["id"], *lampqa.building_values(one).values()): one for one in records}
+        output = self.outputs[question.step]
+        output.keys = [*keyed]
+        output.is_finished()
+        return keyed
 
     def _passed(self, records: list[Record]) -> list[Record]:
-        said = self.first.said()
-        return [record for record in records if said.get(record["id"], {}).get(self.first.question.field)]
+        question = self._questions[0]
+        said = self.said(question)
+        return [record for record in records if said.get(record["id"], {}).get(question.field)]
+
+    def said(self, question: Question) -> dict[str, Any]:
+        """Return a question's file by id, of which some may still be missing."""
+        output = self.outputs[question.step]
+        return read_json(output.path) if output.finished else output.content()
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count what became of the posts, by question."""
+        counts = {}
+        for question in self._questions:
+            values = [one[question.field] for one in self.said(question).values()]
+            unusable = "without a usable output, dropped"
+            counts[question.step] = dict(Counter(unusable if one is None else question.describe(one) for one in values))
+        return counts
+
+
+def _collect(field: str, pieces: Pieces) -> dict[str, Any]:
+    """Return {id: {field: output, ...}} in the order of the posts."""
+    return {
+        key[0]: {field: piece["value"], **{name: piece[name] for name in piece if name not in {"value", *FIGURES}}}
+        for key, piece in pieces.items()
+    }

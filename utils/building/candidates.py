@@ -14,6 +14,7 @@ from utils.building.posts import Post
 # The paper drops no reposts, so both numbers are guesses.
 SHINGLE = 5  # words
 MOST = 0.5  # share of the shorter post's shingles
+SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -91,3 +92,12 @@ def text_key(record_id: str, *texts: str) -> tuple[str, int]:
     """The key of what a model says of a post: another one where the post's text was changed."""
     found = hashlib.sha256("\0".join(texts).encode()).digest()
     return record_id, int.from_bytes(found[:6], "big")  # fits a float's integers, as JSON's readers have them
+
+
+def split_of(author: str, seed: int, validation_share: float, test_share: float) -> str:
+    """Drawn by a hash of seed and author: it hangs on no other author, so it stays where data are added."""
+    found = hashlib.sha256(f"{seed}:{author}".encode()).digest()
+    drawn = int.from_bytes(found[:8], "big") / 2**64
+    if drawn < test_share:
+        return "test"
+    return "validation" if drawn < test_share + validation_share else "train"

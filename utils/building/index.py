@@ -6,7 +6,6 @@ An input goes in as one transaction, with a line that says so: a run that is kil
 import hashlib
 import json
 import sqlite3
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,22 +13,22 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-from utils.building.posts import Post, Told, User, read_dump, read_sepqa, read_users
+from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
 from utils.building.steps import told_of
 from utils.cli import UserError
-from utils.cli.progress import Progress, announce
+from utils.cli.progress import announce
 from utils.files.json_files import check_readable
 from utils.files.writing import check_regular
 from utils.parsing.plans import one_line
 
 VERSION = 2  # of what is kept of a post, and of how its text is cleaned
-LAYOUT = 3  # of the file's tables
+LAYOUT = 4  # of the file's tables
 _TABLES = """
 CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
 CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
 CREATE TABLE IF NOT EXISTS posts (
     community TEXT, number INTEGER, author TEXT, date TEXT, title TEXT, body TEXT, licence TEXT,
-    words INTEGER, digest BLOB, crc32 INTEGER, UNIQUE (community, number)
+    words INTEGER, digest BLOB, UNIQUE (community, number)
 );
 """
 # Made when all posts are there: one by one each would have to be sorted in.
@@ -44,9 +43,8 @@ _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
 _TWICE = "a number that was there before"  # in another input, or in this one
-_DELETE = "delete it, and the posts are read again"
 _REMEDY = "if it is damaged, delete it: the posts are read again"
-_COLUMNS = "community, number, author, date, title, body, licence, crc32"
+_COLUMNS = "community, number, author, date, title, body, licence"
 
 
 class PostIndex:
@@ -82,7 +80,11 @@ class PostIndex:
             self._clear()
             there = []
         if len(there) < len(paths):
-            self._read(paths, wanted, len(there))
+            for place in range(len(there), len(paths)):
+                announce(f"reading {paths[place]}")
+                with self._telling():
+                    counts = self._add(paths[place], place, wanted[place])
+                announce(f"{paths[place]}: {told_of(counts)}")
             announce("putting the posts in order")
         with self._telling():
             self._file.executescript(_ORDERS)
@@ -114,21 +116,14 @@ class PostIndex:
         """The posts at these places in the file."""
         for place in places:
             [row] = self._rows(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", place)
-            yield self._post(row)
+            yield Post(*row)
 
     def earlier(self, author: str, date: str, most: int) -> list[Post]:
         """An author's posts before a date, without copies: the newest ones where there are more; the oldest first."""
         order = "ORDER BY date DESC, community DESC, number DESC LIMIT ?"
         where = f"WHERE author = ? AND date < ? AND NOT {_IS_COPY}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM posts {where} {order}", author, date, most)
-        return [self._post(row) for row in rows][::-1]
-
-    def _post(self, row: tuple[Any, ...]) -> Post:
-        """What a row says; UserError where it is not as it was written, which SQLite does not notice."""
-        *found, crc32 = row
-        if _checksum(post := Post(*found)) != crc32:
-            raise UserError(f"{self._path}: damaged: post {post.id}; {_DELETE}")
-        return post
+        return [Post(*row) for row in rows][::-1]
 
     def _rows(self, query: str, *values: str | int) -> Iterator[tuple[Any, ...]]:
         with self._telling():
@@ -141,52 +136,29 @@ class PostIndex:
     def _inputs(self) -> list[tuple[list[Any], dict[str, int]]]:
         """Of each input its identity and its counts."""
         rows = self._rows("SELECT identity, counts FROM inputs ORDER BY place")
-        try:
-            return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
-        except (ValueError, TypeError):
-            raise UserError(f"{self._path}: damaged; {_DELETE}") from None
+        return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
 
     def _clear(self) -> None:
         drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;"
         # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
-    def _read(self, paths: Sequence[Path], wanted: Sequence[list[Any]], place: int) -> None:
-        """Add the inputs from this place on."""
-        sizes = [size for _, size, *_ in wanted]
-        read = sum(sizes[:place])
-        progress = Progress(_megabytes(sum(sizes)), "MB", _megabytes(read))
-
-        def tell(size: int) -> None:
-            nonlocal read
-            read += size
-            if (megabytes := _megabytes(read)) > progress.done:
-                progress.update(megabytes - progress.done)
-
-        try:
-            for number in range(place, len(paths)):
-                with self._telling():
-                    counts = self._add(paths[number], number, wanted[number], tell)
-                announce(f"{paths[number]}: {told_of(counts)}")
-        finally:
-            progress.close()
-
-    def _add(self, path: Path, place: int, identity: list[Any], told: Told) -> dict[str, int]:
+    def _add(self, path: Path, place: int, identity: list[Any]) -> dict[str, int]:
         """One input, whole or not at all."""
         counts: Counter[str] = Counter(questions=0)
         with self._file:  # rolls back where an error leaves it
             self._file.execute("BEGIN")
             if path.suffix == ".jsonl":
-                posts = read_sepqa(path, counts, told)
+                posts = read_sepqa(path, counts)
             else:
-                posts = read_dump(path, self._users(path), counts, told)
+                self._read_users(path)
+                posts = read_dump(path, self._user, counts)
             for post in posts:
                 words = post.body.casefold().split()
                 added = self._file.execute(
-                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (post.community, post.number, post.author, post.date, post.title, post.body, post.licence,
-                     len(words), digest(words), _checksum(post)),
-                ).rowcount  # fmt: skip
+                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (*astuple(post), len(words), digest(words)),
+                ).rowcount
                 counts["questions" if added else _TWICE] += 1
             if not counts["questions"] and not counts[_TWICE]:
                 raise UserError(
@@ -195,15 +167,18 @@ class PostIndex:
             self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, json.dumps(identity), json.dumps(counts)))
         return dict(counts)
 
-    def _users(self, path: Path) -> "_Users":
-        """The users of a dump; without its Users.xml none, and it is said."""
+    def _read_users(self, path: Path) -> None:
+        """Read the users of a dump; without its Users.xml there are none, and it is said."""
         self._file.execute("DELETE FROM users")
         if (beside := users_of(path)).is_file():
             rows = ((number, user.account, user.name) for number, user in read_users(beside))
             self._file.executemany("INSERT OR IGNORE INTO users VALUES (?, ?, ?)", rows)
         else:
             announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
-        return _Users(self._file)
+
+    def _user(self, number: int) -> User | None:
+        found = self._file.execute("SELECT account, name FROM users WHERE number = ?", (number,)).fetchone()
+        return found and User(*found)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -215,34 +190,14 @@ class PostIndex:
             raise UserError(f"{self._path}: cannot be read or written: {one_line(str(error))}\n  {_REMEDY}") from None
 
 
-class _Users:
-    """The users of the dump that is read, as its reader looks them up."""
-
-    def __init__(self, file: sqlite3.Connection):
-        self._file = file
-
-    def get(self, number: int) -> User | None:
-        found = self._file.execute("SELECT account, name FROM users WHERE number = ?", (number,)).fetchone()
-        return found and User(*found)
-
-
 def digest(words: list[str]) -> bytes | None:
     """The same for bodies of the same words; None where there are none."""
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
 
 
-def _checksum(post: Post) -> int:
-    return zlib.crc32(repr(astuple(post)).encode())
-
-
 def users_of(path: Path) -> Path:
     """Where a dump's users stand, if they are there."""
     return path.with_name("Users.xml")
-
-
-def _megabytes(size: int) -> int:
-    """Of bytes, a part of one as a whole."""
-    return -(-size >> 20)
 
 
 def _identity(path: Path) -> list[Any]:

@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from utils.cli import UserError
 from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
-
-Told = Callable[[int], object]  # how many bytes of the file were read since it was told before
 
 CHUNK = 1 << 16  # bytes of XML that are parsed at a time
 NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
@@ -81,20 +79,16 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
-class Users(Protocol):
-    """The users of a community."""
+def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter[str]) -> Iterator[Post]:
+    """Yield the questions in a Posts.xml.
 
-    def get(self, number: int) -> User | None: ...
-
-
-def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
-    """The questions in a Posts.xml, of whose reading `told` hears.
-
-    `counts` are of what else is there, by what it lacks.
+    Args:
+        user_of: the user with a number, if it is known.
+        counts: counts what else is there, by what it lacks.
     """
     community = community_of(path)
     host = community if "." in community else community + NETWORK
-    for row in read_rows(path, told):
+    for row in read_rows(path):
         if row.get("PostTypeId") != "1":
             counts["no question, but an answer or the like"] += 1
             continue
@@ -105,7 +99,7 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
-            user = users.get(int(owner)) or User(None, "")
+            user = user_of(int(owner)) or User(None, "")
             author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
             link = f"https://{host}/users/{owner}"
             licence = row.get("ContentLicense") or licence_of(date)
@@ -113,28 +107,27 @@ def read_dump(path: Path, users: Users, counts: Counter[str], told: Told = lambd
             yield Post(community, int(number), author, date, title, text_of(row.get("Body", "")), signed)
 
 
-def read_rows(path: Path, told: Told = lambda size: None) -> Iterator[dict[str, str]]:
-    """The attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
+def read_rows(path: Path) -> Iterator[dict[str, str]]:
+    """Yield the attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
 
     References to characters that XML has not are left out. A dump has no document type: one that does could make
     gigabytes of a few bytes, so nothing behind it is read.
     """
     from lxml import etree
 
-    rows = _Rows()
-    parser = etree.XMLParser(target=rows, resolve_entities="internal", no_network=True)
+    parser = etree.XMLPullParser(("end",), tag="row", resolve_entities=False, no_network=True)
     try:
         with open(path, "rb") as file:
             for chunk in _chunks(file):
+                if b"<!DOCTYPE" in chunk:
+                    raise UserError(f"{path}: declares a document type, which no dump does; it is not read")
                 parser.feed(_FORBIDDEN.sub(b"", chunk))
-                yield from rows.found
-                rows.found.clear()
-                told(len(chunk))
+                for _, row in parser.read_events():
+                    yield dict(row.attrib)
+                    row.getparent().remove(row)  # else the tree would grow as large as the file
             parser.close()
     except etree.XMLSyntaxError as error:
         raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
-    except ForbiddenError:
-        raise UserError(f"{path}: declares a document type, which no dump does; it is not read") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -151,34 +144,12 @@ def _chunks(file: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-class ForbiddenError(Exception):
-    """The XML has what a dump has not."""
-
-
-class _Rows:
-    """What lxml calls with what it parses: no tree is made, so nothing of a row stays."""
-
-    def __init__(self) -> None:
-        self.found: list[dict[str, str]] = []
-
-    def start(self, tag: str, attributes: dict[str, str]) -> None:
-        if tag == "row":
-            self.found.append(attributes)
-
-    def doctype(self, *_: Any) -> None:
-        raise ForbiddenError
-
-    def close(self) -> None:
-        pass
-
-
-def read_sepqa(path: Path, counts: Counter[str], told: Told = lambda size: None) -> Iterator[Post]:
+def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
     """The questions in a file of SE-PQA, as `read_dump` gives them."""
     try:
         with open(path, "rb") as file:
             for line_number, line in enumerate(read_lines(file), 1):
                 yield from _sepqa_post(_sepqa_record(line, f"{path}: line {line_number}"), counts)
-                told(len(line))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 

@@ -10,7 +10,6 @@ from dataclasses import MISSING, asdict, fields
 from typing import Any
 
 from utils.generation.chat import Rendered
-from utils.generation.plain_text import passages_of
 from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
 from utils.generation.store import ModelStore
 
@@ -117,8 +116,8 @@ class Completions:
         del its["attempt"]
         if sampling.temperature == 0 and not self._is_greedy_seeded:
             del its["seed"]
-        passages = (prompt,) if isinstance(prompt, list) else passages_of(prompt)
-        return _hash("complete", self.store.described, *passages, its)
+        parts = getattr(prompt, "parts", (prompt,))  # of fusion in decoder
+        return _hash("complete", self.store.described, *parts, its)
 
 
 class _Turn:

@@ -3,25 +3,33 @@
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.files.manifest import REPORTED
+from utils.files.manifest import REPORTED, folder_settings
 from utils.files.output import Output, Pieces
 from utils.files.web_files import check_proxies
 from utils.generation.calls import Prices, describe_cost, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
 from utils.generation.model import Model, Policy
-from utils.generation.plain_text import PlainText
 from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.vllm_engine import is_batch_invariant
 from utils.models.adapters import adapter_base
-from utils.models.hub import check_model, model_fingerprint, suggesting_openai
-from utils.models.machine import Loaded, describe_disk, describe_engine, describe_weights
+from utils.models.hub import (
+    check_model,
+    model_file,
+    model_fingerprint,
+    pinned_source,
+    skipping_absent_hub,
+    suggesting_openai,
+)
+from utils.models.loading import loading
+from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
 # An answer of 2048 tokens is about 10 kB. The store holds its raw text, the output also the answer in it, and that is
@@ -50,7 +58,37 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
     args.reasoning_parser = thoughts.parser
     policy = Policy.from_arguments(args, schema).with_thoughts(thoughts)
     completions = open_completions(args, args.model_addr, identity)
-    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions)
+    is_adapter = not args.openai and adapter_base(args.model_addr)
+    trained = trained_settings(args.model_addr, args.cache_dir) if is_adapter else {}
+    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions, trained)
+
+
+def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
+    """`choose_generator`, or the encoder-decoder that the model's config says it is."""
+    if not args.openai and is_encoder_decoder(args.model_addr, args.cache_dir):
+        return import_module("utils.generator.encoder_decoder").choose(args, identity, schema)
+    return choose_generator(args, identity, schema, length)
+
+
+def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
+    """Read it from the model's config; an adapter's base model is none."""
+    if adapter_base(model_addr):
+        return False
+    from transformers import AutoConfig
+
+    source = pinned_source(model_addr, cache_dir)
+    try:
+        with skipping_absent_hub(model_addr), loading(model_addr, "config.json"):
+            return bool(AutoConfig.from_pretrained(model_addr, **source).is_encoder_decoder)
+    except UserError:
+        return False  # vLLM may know it; who loads it says what is wrong
+
+
+def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
+    """Read what utils/train_generator.py noted beside a model; empty for any other."""
+    path = model_file(model_addr, "manifest.json", cache_dir)
+    settings = folder_settings(path.parent) if path else {}
+    return settings if settings.get("script") == "utils/train_generator.py" else {}
 
 
 def open_completions(args: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
@@ -109,12 +147,14 @@ def open_api(args: Namespace, known: Iterable[Pieces]) -> Engine:
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:
     """Print what this machine has and lacks for these models, and for outputs of `pieces` together (--dry_run)."""
-    here = [model for model in models if isinstance(model.chat, LocalChat)]
-    loaded = [Loaded(one.addr, one.length, one.chat.model_limit) for one in here if not isinstance(one.chat, PlainText)]
-    lines = describe_engine(args, loaded) if loaded else []
-    for model in here:
-        if isinstance(model.chat, PlainText):
-            lines += describe_weights(model.addr, args.cache_dir, 4 if args.dtype == "float32" else 2)
+    loaded, lines = [], []
+    for model in models:
+        own = model.describe_memory(args)
+        if own is not None:
+            lines += own
+        elif isinstance(model.chat, LocalChat):
+            loaded.append(Loaded(model.addr, model.length, model.chat.model_limit))
+    lines = [*(describe_engine(args, loaded) if loaded else []), *lines]
     print(*lines, *describe_disk(outputs[0], pieces * PIECE_BYTES), sep="\n")
 
 

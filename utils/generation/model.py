@@ -16,9 +16,9 @@ from utils.files.output import Key
 from utils.generation.chat import Chat
 from utils.generation.completions import Completions
 from utils.generation.fitting import Fitted, fit_items
-from utils.generation.plain_text import Entry, fit_trimmed
-from utils.generation.requests import FURTHER, Sampling
+from utils.generation.requests import FURTHER, Engine, Sampling
 from utils.generation.thinking import Thoughts
+from utils.generation.trimming import Entry, fit_trimmed
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,20 @@ class Model:
     length: int  # tokens of prompt and output together
     policy: Policy
     completions: Completions | None = None  # what it has been asked before; None in a training
+    trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What settings hold of the way it answers; nothing for one that vLLM or an API runs."""
+        return {}
+
+    def open_engine(self, args: Namespace) -> Engine | None:
+        """Load it on an engine of its own; None: vLLM or an API runs it, with others."""
+        return None
+
+    def describe_memory(self, args: Namespace) -> list[str] | None:
+        """Describe the memory that such an engine needs (--dry_run)."""
+        return None
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str

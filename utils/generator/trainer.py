@@ -15,16 +15,15 @@ from peft import get_peft_model
 from transformers import Trainer, TrainingArguments
 
 from utils.cli.flags import Arguments
-from utils.generation.beams import batches, fuse, pad_passages, room_of, write
-from utils.generation.encoder_decoder import NUM_BEAMS
-from utils.generation.plain_text import passages_of
-from utils.generator.card import make_card
+from utils.generator.beams import batches, fuse, pad_passages, room_of, write
+from utils.generator.encoder_decoder import NUM_BEAMS
 from utils.generator.examples import Example
+from utils.generator.plain_text import passages_of
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.checkpoints import Run
-from utils.training.recorder import Recorder, Selection
+from utils.training.checkpoints import Run, Selection
+from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
 Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
@@ -49,7 +48,7 @@ def train(
     """
     base_model.quiet_libraries()
     bf16 = devices.has_bf16()
-    recorder = Recorder(run, manifest, make_card, selection)
+    recorder = Recorder(run, manifest, selection)
     if args.lora_rank is None:
         kind = EncoderDecoderTrainer
         # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.
@@ -87,7 +86,7 @@ def in_own_type(model: Any) -> Iterator[Any]:
 def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
     """A causal model with the adapter that is learnt, by the planner's settings but for its rank."""
     dtype = torch.bfloat16 if bf16 else torch.float32
-    attention = base_model.choose_attention("auto", bf16, args.model_addr, source)
+    attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, dtype, attention)
     model.enable_input_require_grads()  # else nothing below the first adapter is recomputed by checkpointing
     settings = args.replaced(lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
@@ -150,15 +149,6 @@ class GeneratorTrainer(Resumable, Trainer):
 
 class EncoderDecoderTrainer(GeneratorTrainer):
     collate = staticmethod(collate)
-
-    def longest_batch(self) -> list[int]:
-        """The number of passages, their length and the target's are padded apart, each to the most of a batch."""
-        longest = super().longest_batch()
-        widths = [
-            (len(parts := passages_of(one.prompt)), max(map(len, parts)), len(one.target)) for one in self.train_dataset
-        ]
-        widest = [max(range(len(widths)), key=lambda number: widths[number][axis]) for axis in range(3)]
-        return list(dict.fromkeys([longest[0], *widest, *longest]))[: len(longest)]
 
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, beams: {NUM_BEAMS}"

@@ -177,29 +177,28 @@ def make_row(persona: str, one: Asked, history: History, settings: Settings, var
     return Row(dict(zip(COLUMNS, map(str, values), strict=True)), entry)
 
 
-def stage_files(parts: Iterable[Assembled], questions: Path, contexts: Path) -> Counter[str]:
-    """Write both files to these paths, whole or not at all, and return counts; UserError if no question is left."""
+def write_files(
+    parts: Iterable[Assembled], rows: list[Row], questions: Path, contexts: Path, manifest: dict[str, Any]
+) -> Counter[str]:
+    """Write both files with a manifest each, add the table's rows to `rows`, and return counts.
+
+    Nothing is renamed before both are on disk. The histories come first, so a new table never lacks its own. UserError
+    if no question is left.
+    """
     counts = Counter[str]()
-    with open_whole(questions) as table, open_whole(contexts) as lines:
-        rows = csv.DictWriter(table, COLUMNS)
-        rows.writeheader()
+    with open_whole(staged_path(questions)) as table, open_whole(staged_path(contexts)) as lines:
+        writer = csv.DictWriter(table, COLUMNS)
+        writer.writeheader()
         for part in parts:
-            rows.writerows(row.columns for row in part.rows)
+            writer.writerows(row.columns for row in part.rows)
+            rows += part.rows
             for context_id, messages in part.contexts.items():
                 lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
             counts.update(part.counts)
-        if not counts["rows"]:
+        if not rows:
             told = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
             raise UserError(f"no question is left: {told}")
-    return +counts  # without zeros
-
-
-def write_files(parts: Iterable[Assembled], questions: Path, contexts: Path, manifest: dict[str, Any]) -> Counter[str]:
-    """Write both files with a manifest each and return counts.
-
-    Nothing is renamed before both are on disk. The histories come first, so a new table never lacks its own.
-    """
-    counts = stage_files(parts, staged_path(questions), staged_path(contexts))
+    counts = +counts  # without zeros
     publish_staged(contexts, {**manifest, "counts": dict(counts)})
     publish_staged(questions, {**manifest, "counts": dict(counts), "contexts_sha256": file_hash(contexts)})
     return counts

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from utils.cli import UserError
 from utils.cli.errors import quote
@@ -25,20 +26,16 @@ GROUPS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Topic:
-    """What users talk about with an assistant.
+class Topic(msgspec.Struct):
+    """What users talk about with an assistant."""
 
-    Attributes:
-        about: a description for prompts.
-        speakers: the names that begin the user's and the assistant's lines.
-        seed: an example conversation, empty if there is none.
-    """
+    about: str  # for prompts
+    speakers: tuple[str, str] = ("User", "Assistant")  # begin the user's and the assistant's lines
+    conversation: list[str] = []  # an example, user and assistant in turn
 
-    name: str
-    about: str
-    speakers: tuple[str, str]
-    seed: str
+    @property
+    def example(self) -> str:
+        return "\n".join(f"{self.speakers[number % 2]}: {turn}" for number, turn in enumerate(self.conversation))
 
 
 def read_personas(path: Path) -> list[str]:
@@ -52,26 +49,20 @@ def read_personas(path: Path) -> list[str]:
     return sentences
 
 
-def read_topics(path: Path, wanted: list[str] | None) -> list[Topic]:
-    """The wanted topics of a TOML file, or all; UserError if one is missing or malformed."""
+def read_topics(path: Path, wanted: list[str] | None) -> dict[str, Topic]:
+    """Read the wanted topics of a TOML file by name, or all; UserError if one is missing or malformed."""
     tables = read_toml(path)
     if unknown := [name for name in wanted or () if name not in tables]:
         raise UserError(f"{path}: no topic {quote(unknown[0])}; it has {', '.join(tables)}")
-    topics = []
+    topics = {}
     for name in wanted or tables:
-        where, table = f"{path}: topic {quote(name)}", tables[name]
         if not name.isidentifier():
-            raise UserError(f"{where}: a topic's name has letters, digits and _ only")
-        if not isinstance(table, dict) or not isinstance(table.get("about"), str):
-            raise UserError(f'{where}: needs about = "what the conversations are about"')
-        speakers = table.get("speakers", ["User", "Assistant"])
-        if not isinstance(speakers, list) or list(map(type, speakers)) != [str, str]:
-            raise UserError(f'{where}: speakers must be two names, such as ["Patient", "Therapist"]')
-        turns = table.get("conversation", [])
-        if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
-            raise UserError(f"{where}: conversation must be a list of texts, user and assistant in turn")
-        lines = (f"{speakers[number % 2]}: {turn}" for number, turn in enumerate(turns))
-        topics.append(Topic(name, table["about"], tuple(speakers), "\n".join(lines)))
+            raise UserError(f"{path}: topic {quote(name)}: a topic's name has letters, digits and _ only")
+        try:
+            topics[name] = msgspec.convert(tables[name], Topic)
+        except msgspec.ValidationError as error:
+            example = 'about = "what the conversations are about"'
+            raise UserError(f"{path}: topic {quote(name)}: {error}\n  a topic is such as {example}") from None
     if not topics:
         raise UserError(f'{path}: no topic; give a table such as [cooking] with about = "..."')
     return topics

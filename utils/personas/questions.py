@@ -17,12 +17,29 @@ from utils.benchmarks.personamem import TYPES, options_text
 from utils.parsing.letters import LETTERS
 from utils.personas import replies
 from utils.personas.asking import Asking
+from utils.personas.conversations import LATER_EVENTS, TOPIC_EVENTS
 from utils.personas.inputs import PERIODS
 
 TRIES = 3  # attempts to answer a question without any history
 NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
+CHANGES = 6  # a guess: of ten later events that many change an earlier one, as the prompts ask
+AGAIN = 2  # a guess: that many of these change an event that was itself a change
 Entry = dict[str, Any]
+
+
+def costs_of_questions(periods: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    """Estimate the calls for questions about one topic's events in these periods, as `COSTS` does for other steps."""
+    later = len({*periods} - {PERIODS[0]})
+    events = TOPIC_EVENTS * (PERIODS[0] in periods) + LATER_EVENTS * later
+    numbers = dict.fromkeys(("facts", "latest", "recommendation"), events)
+    numbers |= dict.fromkeys(("ideas", "evolution", "scenario", "reasons"), CHANGES * later)
+    wrong = {f"{name}_wrong": number for name, number in numbers.items()}
+    numbers["reasons_line"] = AGAIN * later
+    wrong["reasons_wrong"] += AGAIN * later
+    costs = {name: (number, 300, 150) for name, number in numbers.items()}
+    costs |= {name: (number, 250, 250) for name, number in wrong.items()}
+    return costs | {"blind": (TRIES * sum(wrong.values()), 350, 10)}
 
 
 @dataclass(frozen=True)

@@ -26,73 +26,26 @@ _DATE = re.compile(
 Faults = list[str]
 
 
-class _Reply(msgspec.Struct, forbid_unknown_fields=True):
-    """The form of a reply; its JSON schema allows no other fields, as servers require."""
+def _form(name: str, /, *bases: type, **fields: Any) -> type[msgspec.Struct]:
+    """Make the form of a reply; its JSON schema allows no other fields, as servers require."""
+    return msgspec.defstruct(name, list(fields.items()), bases=bases or None, forbid_unknown_fields=True)
 
 
-class Persona(_Reply):
-    name: str
-    card: str
-
-
-class GeneralEvent(_Reply):
-    date: str
-    event: str
-    is_long_term: bool
-    changes: str | None
-    reason: str | None
-
-
-class Event(GeneralEvent):
-    thing: str
-    is_liked: bool
-
-
-class GeneralHistory(_Reply):
-    events: list[GeneralEvent]
-
-
-class History(_Reply):
-    events: list[Event]
-
-
-class Hobby(_Reply):
-    name: str
-    is_stereotypical: bool
-
-
-class Hobbies(_Reply):
-    hobbies: list[Hobby]
-
-
-class Turn(_Reply):
-    user: str
-    assistant: str
-
-
-class EventTurn(Turn):
-    event: str | None
-
-
-class Conversation(_Reply):
-    turns: list[EventTurn]
-
-
-class Section(_Reply):
-    turns: list[Turn]
-
-
-class Text(_Reply):
-    text: str
-
-
-class QuestionReply(_Reply):
-    question: str
-    answer: str
-
-
-class Wrong(_Reply):
-    wrong: list[str]
+_EVENT = {"date": str, "event": str, "is_long_term": bool, "changes": str | None, "reason": str | None}
+Persona = _form("Persona", name=str, card=str)
+GeneralEvent = _form("GeneralEvent", **_EVENT)
+Event = _form("Event", GeneralEvent, thing=str, is_liked=bool)
+GeneralHistory = _form("GeneralHistory", events=list[GeneralEvent])
+History = _form("History", events=list[Event])
+Hobby = _form("Hobby", name=str, is_stereotypical=bool)
+Hobbies = _form("Hobbies", hobbies=list[Hobby])
+Turn = _form("Turn", user=str, assistant=str)
+EventTurn = _form("EventTurn", Turn, event=str | None)
+Conversation = _form("Conversation", turns=list[EventTurn])
+Section = _form("Section", turns=list[Turn])
+Text = _form("Text", text=str)
+QuestionReply = _form("QuestionReply", question=str, answer=str)
+Wrong = _form("Wrong", wrong=list[str])
 
 
 @cache
@@ -134,7 +87,7 @@ def count_sentences(text: str) -> int:
 # Personas and histories
 
 
-def check_persona(reply: Persona) -> tuple[str | None, Faults]:
+def check_persona(reply: Any) -> tuple[str | None, Faults]:
     """The card: a few sentences that name the persona."""
     card, name = reply.card.strip(), reply.name.strip()
     faults = [] if name and name in card else ["the card does not have the name"]
@@ -142,7 +95,7 @@ def check_persona(reply: Persona) -> tuple[str | None, Faults]:
     return whole(card, faults)
 
 
-def check_hobbies(reply: Hobbies, number: int) -> tuple[list[dict[str, Any]], Faults]:
+def check_hobbies(reply: Any, number: int) -> tuple[list[dict[str, Any]], Faults]:
     """The first `number` distinct hobbies."""
     by_name = {hobby.name.strip().lower(): hobby for hobby in reply.hobbies if hobby.name.strip()}
     faults = ["a hobby has no name, or appears twice"] if len(by_name) < len(reply.hobbies) else []
@@ -151,7 +104,7 @@ def check_hobbies(reply: Hobbies, number: int) -> tuple[list[dict[str, Any]], Fa
 
 
 def check_history(
-    events: Sequence[GeneralEvent], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
+    events: Sequence[Any], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
 ) -> tuple[list[dict[str, Any]], Faults]:
     """The usable events in the order of their dates.
 
@@ -221,7 +174,7 @@ def _preference_fault(event: Event, newest: dict, known: dict, hobbies: dict[str
 # Conversations
 
 
-def check_conversation(reply: Conversation, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
+def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
     """The usable sections: the turns before the first event, then each event's. `missing_events` finds the rest."""
     by_date, faults, sections, is_lost = {one["date"]: one for one in events}, [], [], False
     for turn in reply.turns:
@@ -255,7 +208,7 @@ def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str
     return [event for event in events if event["date"] not in there]
 
 
-def check_section(reply: Section) -> tuple[list[dict[str, str]] | None, Faults]:
+def check_section(reply: Any) -> tuple[list[dict[str, str]] | None, Faults]:
     """The turns, if they are long enough and mention no date."""
     turns = [{"user": turn.user.strip(), "assistant": turn.assistant.strip()} for turn in reply.turns]
     if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
@@ -269,14 +222,14 @@ def check_section(reply: Section) -> tuple[list[dict[str, str]] | None, Faults]:
     return whole(turns, faults)
 
 
-def check_text(reply: Text) -> tuple[str | None, Faults]:
+def check_text(reply: Any) -> tuple[str | None, Faults]:
     return whole(reply.text.strip(), [] if reply.text.strip() else ["the text is empty"])
 
 
 # Questions
 
 
-def check_question(reply: QuestionReply, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
+def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
     """A question and its right answer; the question must not contain `hint`, if given."""
     its = {"question": reply.question.strip(), "answer": reply.answer.strip()}
     faults = [f"the {name} is empty" for name, text in its.items() if not text]
@@ -285,7 +238,7 @@ def check_question(reply: QuestionReply, hint: str | None) -> tuple[dict[str, st
     return whole(its, faults)
 
 
-def check_wrong(reply: Wrong, answer: str) -> tuple[list[str] | None, Faults]:
+def check_wrong(reply: Any, answer: str) -> tuple[list[str] | None, Faults]:
     """Three wrong answers, all distinct and different from the right one."""
     wrong = [text.strip() for text in reply.wrong]
     faults = [f"not {NUM_WRONG} wrong answers"] if len(wrong) != NUM_WRONG else []

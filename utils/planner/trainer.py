@@ -16,11 +16,10 @@ from utils.generation.chat import LocalChat
 from utils.models import devices
 from utils.parsing import Parsed
 from utils.parsing.plans import aspect_recall, plan_parser
-from utils.planner.card import make_card
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_greedily
-from utils.training.checkpoints import Run
+from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
@@ -35,6 +34,7 @@ def train(
     validation: list[Example],
     manifest: dict[str, Any],
     run: Run,
+    selection: Selection,
     lead_in: str | None,
 ) -> dict[str, Any]:
     """Train from the base model, or on from the run's checkpoint, up to --max_steps.
@@ -50,10 +50,14 @@ def train(
     """
     base_model.quiet_libraries()
     bf16 = devices.has_bf16()
-    attention = base_model.choose_attention(args.attn_implementation, bf16, args.model_addr, source)
+    attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)
-    recorder = Recorder(run, manifest, make_card)
-    config = make_config(args, bf16, bool(validation), run.begins_with_evaluation)
+    recorder = Recorder(run, manifest, selection)
+    config = SFTConfig(
+        **common_settings(args, bf16, bool(validation), run.begins_with_evaluation),
+        dataset_kwargs={"skip_prepare_dataset": True},  # the rows are tokenized and fit, with the labels set
+        max_length=None,
+    )
     trainer = PlannerTrainer(args, model, config, chat, examples, validation, recorder, plan_parser(lead_in))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), attention=attention, bf16=bf16)
     trainable, total = trainer.model.get_nb_trainable_parameters()
@@ -62,15 +66,6 @@ def train(
         run,
         f"{manifest['device']}; {'bf16' if bf16 else 'fp32'}; attention: {attention}; "
         f"LoRA on {modules}: {trainable:,} of {total:,} parameters",
-    )
-
-
-def make_config(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> SFTConfig:
-    return SFTConfig(
-        **common_settings(args, bf16, evaluates, evaluates_first),
-        # The rows are tokenized and fit --max_seq_length, with the labels set.
-        dataset_kwargs={"skip_prepare_dataset": True},
-        max_length=None,
     )
 
 
@@ -102,11 +97,6 @@ class PlannerTrainer(Resumable, SFTTrainer):
         self._chat, self._max_seq_length, self._parse = chat, flags.max_seq_length, parse
         self._validation = validation
         self._sample = random.Random(flags.seed).sample(validation, min(flags.eval_generate, len(validation)))
-
-    def _rehearse(self, model: Any) -> None:
-        super()._rehearse(model)
-        self._metrics["train"].clear()  # which SFTTrainer logs
-        self._total_train_tokens = 0
 
     def counts(self) -> str:
         return f"questions: {len(self._validation)}, plans: {len(self._sample)}"

@@ -1,12 +1,13 @@
 """What baselines.py does besides its method: which questions, which model, and the response files."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any
 
-from prompts import digests, load_prompt
+from prompts import Prompt, digests, load_prompt
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
@@ -14,8 +15,9 @@ from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Piece
 from utils.generation.calls import describe_calls, prices_of
-from utils.generation.encoder_decoder import TextModel, check_trained, choose_answerer, model_settings
-from utils.generation.engines import identify_model, print_machine, publish_records, reported
+from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records, reported
+from utils.generation.model import Model
+from utils.generation.thinking import template_variables
 from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
@@ -125,17 +127,13 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
         )
         for one in datasets
     ]
-    trained: dict[str, Any] = {}
 
     def load() -> Shared:
         if args.choose:
             args.max_tokens = 1  # one token is reserved here; each call reserves what its options need
         model = choose_answerer(args, identity, task.output.schema, task.prompt_length)
-        if task.history is not None and isinstance(model, TextModel):
-            what = f"an encoder-decoder reads plain text, but of {task.name} a prompt is a conversation"
-            raise UserError(f"--model_addr {args.model_addr}: {what}\n  give a chat model")
         asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
-        trained.update(check_trained(args, model, task.name, prompt, **asked))
+        check_trained(args, model, task.name, prompt, **asked)
         values = task.options.values if args.choose else task.values
         roles = {"generator": Role(args, model)}
         return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, prompts=prompts, values=values)
@@ -149,7 +147,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
                 output.pieces,
                 "generator",
                 expected=len(output.keys),
-                finish=partial(_publish, args, shared, output, trained),
+                finish=partial(_publish, args, shared, output),
             )
             for one, output in zip(datasets, outputs, strict=True)
             if [output] in its
@@ -169,12 +167,37 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
             known = {"generator": [output.pieces for output in left]}
             run_steps(steps(shared, its), shared, partial(open_engines, shared.roles, known))
         # Another try would write the same, and the text is scored by LaMP's own rule.
-        beams = isinstance(shared.roles["generator"].model, TextModel)
+        by_beams = "num_beams" in shared.roles["generator"].model.settings
         codes = [output.report_failed() for output in left]
         missing = sum(len(output.missing()) for output in left)
-        return max(0 if beams else max(codes), cli.report_missing(missing, "answer"))
+        return max(0 if by_beams else max(codes), cli.report_missing(missing, "answer"))
 
     return Command([[output] for output in outputs], describe, work)
+
+
+def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **asked: Any) -> None:
+    """Note where a fine-tuned generator is asked otherwise than in its training.
+
+    Args:
+        asked: how it is asked now, by the names in `trained_settings`.
+
+    Raises:
+        UserError: it was trained on another task, or to prompts as the chat template has them without variables.
+    """
+    if not (trained := model.trained):
+        return
+    if trained.get("task", task) != task:
+        raise UserError(
+            f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
+            f"  {args.inputs_addr[0]} is of {task}: give a generator of that, or the base model"
+        )
+    if template_variables(args):
+        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them\n  leave it out")
+    now = {name: value for name, value in asked.items() if trained.get(name, value) != value}
+    for name, value in now.items():
+        print(f"note: {args.model_addr} was trained with {name} {trained[name]}, here it is {value}", file=sys.stderr)
+    if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
+        print(f"note: {args.model_addr} was trained with another prompt than this {prompt.name}", file=sys.stderr)
 
 
 def _check_flags(args: Arguments, task: Task) -> None:
@@ -187,13 +210,13 @@ def _check_flags(args: Arguments, task: Task) -> None:
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
 
-def _publish(args: Arguments, shared: Shared, output: Output, trained: dict[str, Any], device: str | None) -> None:
+def _publish(args: Arguments, shared: Shared, output: Output, device: str | None) -> None:
     """Write a response file and its manifest."""
     model, task = shared.roles["generator"].model, shared.task
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    found = model_settings(model) | reported(args, model.completions)
-    if trained and trained["validation"] == output.settings["inputs"]:
+    found = model.settings | reported(args, model.completions)
+    if model.trained and model.trained["validation"] == output.settings["inputs"]:
         found["chose_checkpoint"] = True
     counter = model.chat.counter
     publish_records(output, device, counts, args.openai, prices_of(args), found, token_counter=counter)

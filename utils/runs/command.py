@@ -13,7 +13,6 @@ from typing import Any
 
 from utils.files.output import Key, Output, Pieces
 from utils.generation.calls import Call
-from utils.generation.encoder_decoder import TextModel, TransformersEngine
 from utils.generation.engines import confirm_model, open_api, report_shard, share_base
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
@@ -123,8 +122,8 @@ def open_engines(
 def _load(roles: Mapping[str, Role], role: str, waiting: Mapping[str, int]) -> dict[str, Engine]:
     """One engine for a role's model and all that can run on it."""
     its = roles[role]
-    if isinstance(its.model, TextModel):
-        return {role: TransformersEngine(its.args, its.model)}
+    if (own := its.model.open_engine(its.args)) is not None:
+        return {role: own}
     here = {name: one for name, one in roles.items() if not one.args.openai}
     served = {
         name: one.model

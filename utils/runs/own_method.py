@@ -21,8 +21,14 @@ from utils.files.manifest import file_hash, without_password
 from utils.files.output import Output
 from utils.generation.calls import describe_cost, describe_records, prices_of
 from utils.generation.completions import NotStoredError
-from utils.generation.encoder_decoder import is_encoder_decoder
-from utils.generation.engines import batch_invariance, choose_generator, identify_model, print_machine, report_shard
+from utils.generation.engines import (
+    batch_invariance,
+    choose_generator,
+    identify_model,
+    is_encoder_decoder,
+    print_machine,
+    report_shard,
+)
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets

@@ -45,52 +45,27 @@ def device_name(count: int) -> str:
     return f"CPU, {len(os.sched_getaffinity(0))} cores" + (f", {count} processes" if count > 1 else "")
 
 
-def choose_attention(wanted: str, bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """The attention to load a model with; "auto" takes none that leaves out a part of it, and says where that is eager.
-
-    Raises:
-        UserError: FlashAttention 2 is asked for, and not there or not for this type; or what is asked for would leave
-            out a part of the model.
-    """
-    available = is_flash_attn_2_available()
-    if wanted == "flash_attention_2" and not available:
-        raise UserError("--attn_implementation flash_attention_2: flash-attn is not installed, or there is no GPU")
-    if wanted == "flash_attention_2" and not bf16:
-        raise UserError("--attn_implementation flash_attention_2: takes no fp32, and this device has no bf16")
+def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
+    """Return the fastest attention that leaves out no part of a model, and say where that is eager."""
     with loading(model_addr, "config.json"):
         config = AutoConfig.from_pretrained(model_addr, **source)
-    unfit = unfit_attention(config)
-    if wanted in unfit:
-        raise UserError(f"--attn_implementation {wanted}: {model_addr}: {unfit[wanted]}; give auto")
-    if wanted != "auto":
-        return wanted
-    if available and bf16 and "flash_attention_2" not in unfit:
-        return "flash_attention_2"
-    if "sdpa" not in unfit:
-        return "sdpa"
-    if is_first_process():
-        print(f"note: {model_addr}: {unfit['sdpa']}; attention is eager", file=sys.stderr, flush=True)
-    return "eager"
-
-
-def unfit_attention(config: Any) -> dict[str, str]:
-    """The implementations that would leave out a part of a model, and why; eager leaves out none."""
-    unfit = {}
-    if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None:
-        # transformers drops it without a word where the kernel has no such argument; vLLM applies it.
-        unfit["sdpa"] = "sdpa would leave out its attn_logit_softcapping"
-        if not is_flash_attn_greater_or_equal("2.6.0"):
-            unfit["flash_attention_2"] = "FlashAttention before 2.6 would leave out its attn_logit_softcapping"
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if model_class is None:  # no language model; load_base says so
-        return unfit
-    if not model_class._supports_sdpa:  # attention sinks, say
-        unfit["sdpa"] = f"{model_class.__name__} does not support sdpa"
+        return "sdpa"
+    # transformers drops a cap on attention scores without a word where a kernel has no such argument; vLLM doesn't.
+    is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
+    # Where this list lacks it, transformers would take another FlashAttention, fetched from the hub as code.
     known = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
-    if not model_class._supports_flash_attn or "flash_attention_2" not in known:
-        # transformers would take another FlashAttention instead, fetched from the hub as code.
-        unfit["flash_attention_2"] = f"{model_class.__name__} does not support FlashAttention 2"
-    return unfit
+    takes_flash = model_class._supports_flash_attn and "flash_attention_2" in known
+    takes_flash &= not is_capped or is_flash_attn_greater_or_equal("2.6.0")
+    if takes_flash and bf16 and is_flash_attn_2_available():
+        return "flash_attention_2"
+    if model_class._supports_sdpa and not is_capped:
+        return "sdpa"
+    if is_first_process():
+        why = "would leave out its attn_logit_softcapping" if is_capped else "is not supported"
+        print(f"note: {model_addr}: sdpa {why}; attention is eager", file=sys.stderr, flush=True)
+    return "eager"
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:

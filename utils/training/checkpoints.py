@@ -14,10 +14,31 @@ from typing import Any
 from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
 from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
-from utils.models.hub import find_headers
-from utils.models.memory import count_weights
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, which only a run that goes on reads
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which checkpoint is the best, and how many are kept."""
+
+    figure: str  # of an evaluation
+    name: str  # what the best one's is called in manifests
+    words: str  # what it is in words
+    higher_is_better: bool = False
+    patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
+    keeps_all: bool = True  # else of the whole checkpoints the last and the best
+
+    def best_of(self, found: dict[int, float]) -> int | None:
+        """Return the step with the best figure, the first of equal ones."""
+        return (max if self.higher_is_better else min)(found, key=found.__getitem__, default=None)
+
+    def told(self, figures: dict[str, Any]) -> str:
+        """Say how a training has ended, by what `Resumable.learn` returns."""
+        if figures["best_step"] is None:
+            return f"{figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
+        found = f"{self.words} {figures[self.name]:.4f}"
+        return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {found}"
 
 
 @dataclass(frozen=True)
@@ -31,12 +52,12 @@ class Run:
 
     @property
     def begins_with_evaluation(self) -> bool:
-        return self.checkpoint is not None and is_unevaluated(self.checkpoint)
+        return self.checkpoint is not None and has_mark(self.checkpoint, "unevaluated")
 
     def is_finished(self, max_steps: int) -> bool:
         if self.checkpoint is None or self.begins_with_evaluation:
             return False
-        return step_of(self.checkpoint) == max_steps or bool(read_folder_manifest(self.checkpoint).get("stopped_early"))
+        return step_of(self.checkpoint) == max_steps or has_mark(self.checkpoint, "stopped_early")
 
 
 def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
@@ -83,20 +104,9 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     return checkpoints, differing
 
 
-def peak_bytes(args: argparse.Namespace) -> int:
-    """Bytes that a training of all weights adds to the disk at its peak; 0 if the model's size is not known.
-
-    Then there are four checkpoints with AdamW's averages: the best, the last, an interim one and the next.
-    """
-    parameters = count_weights(find_headers(args.model_addr, args.cache_dir), 4, without_head=False)[0]
-    there = sum(path.stat().st_size for path in Path(args.output_dir).glob("checkpoint-*/*") if path.is_file())
-    return max(0, 4 * 12 * parameters - there)
-
-
 def finish_saving(folder: Path, best_step: int | None) -> None:
     """What is left to do where a run was killed right after a checkpoint was whole."""
-    for name in ("trainer_state.json", "README.md"):
-        staged_path(folder / name).unlink(missing_ok=True)
+    staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
     best = folder / "best"
     if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
         replace_link(best, f"checkpoint-{best_step}")
@@ -113,12 +123,12 @@ def step_of(checkpoint: Path) -> int:
 
 
 def is_interim(checkpoint: Path) -> bool:
-    return bool((read_folder_manifest(checkpoint) or {}).get("interim"))
+    return has_mark(checkpoint, "interim")
 
 
-def is_unevaluated(checkpoint: Path) -> bool:
-    """Was its run stopped before, or in, the evaluation that belongs to it?"""
-    return bool((read_folder_manifest(checkpoint) or {}).get("unevaluated"))
+def has_mark(checkpoint: Path, mark: str) -> bool:
+    """Tell whether a checkpoint is "interim", or "unevaluated": stopped before, or in, its evaluation."""
+    return bool((read_folder_manifest(checkpoint) or {}).get(mark))
 
 
 def remove_checkpoint(checkpoint: Path) -> None:

@@ -1,42 +1,129 @@
-"""The processes of a training, and what they say together. Free of torch until asked."""
+"""The flags that trainings share, their processes, and what these say together. Free of torch until asked."""
 
-import ctypes
+import argparse
 import os
-import signal
 from argparse import Namespace
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from utils import cli
 from utils.cli import UserError
+from utils.cli.progress import announce
+from utils.files.manifest import describe_run, file_hash
+from utils.models.devices import check_devices
+from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.machine import describe_disk, describe_weights
+from utils.models.memory import check_before_fetching, smallest_gpu
+from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run
 
-PR_SET_PDEATHSIG = 1
-_PRCTL = ctypes.CDLL(None).prctl  # here, for no library is to be opened between fork and exec
 WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
 
 
-def add_idle_flags(parser: cli.FlagParser) -> None:
-    """Name the flags of every training that decide nothing about what it learns."""
-    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr --prompts_dir", "their hashes do")
+def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
+    """Add the flags that name what is learnt from, and which model learns."""
+    # fmt: off
+    add = parser.add_argument
+    add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
+    add("--validation_addr", metavar="FILE", help="ranked dataset to evaluate on (default: none)")
+    add("--output_dir", required=True, metavar="DIR", help="where checkpoints and logs go")
+    add("--model_addr", required=True, metavar="MODEL", help=model_help)
+    add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
+    # fmt: on
+    parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
+    parser.decides_nothing("--cache_dir", "where it is kept")
+
+
+def add_run_arguments(parser: cli.FlagParser) -> None:
+    """Add the flags of every training that decide nothing about what it learns, but for the seed."""
+    # fmt: off
+    group = parser.add_argument_group("run")
+    add = group.add_argument
+    add("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True,
+        help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
+    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
+    add("--resume", action=argparse.BooleanOptionalAction, default=True,
+        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
+    add("--overwrite", action="store_true", help="replace an output that was made with other settings")
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
+    add("--report_to", metavar="NAME", default="none",
+        help="also log to a tracker, by transformers' name for it, such as wandb or tensorboard (%(default)s)")
+    cli.add_dry_run_argument(parser, group, "say what would be trained and what this machine lacks for it; load no "
+        "weights, write nothing")
+    cli.add_log_argument(parser, group)
+    # fmt: on
     parser.decides_nothing(
         "--per_device_train_batch_size --gradient_accumulation_steps", "their product with the number of devices does"
     )
-    parser.decides_nothing("--cache_dir --gradient_checkpointing", "how fast it trains")
+    parser.decides_nothing("--gradient_checkpointing", "how fast it trains")
+    parser.decides_nothing("--prompts_dir", "the prompt's hash does")
     parser.decides_nothing("--report_to", "what is seen of a training")
     parser.decides_nothing("--resume --overwrite", "what may be replaced")
+
+
+def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
+    """Return what decides the model, step by step. Devices and batch size may change, their product may not."""
+    return args.settings() | {
+        "script": script,
+        "model": model,
+        "inputs": file_hash(args.inputs_addr),
+        "validation": args.validation_addr and file_hash(args.validation_addr),
+        "prompt": prompt,
+        "effective_batch_size": effective_batch_size(args),
+    }
+
+
+def execute(
+    args: Namespace,
+    settings: dict[str, Any],
+    described: str,
+    selection: Selection,
+    learn: Callable[[dict[str, Any], dict[str, Any], Run], dict[str, Any]],
+    value_bytes: int = 2,
+) -> int:
+    """Describe a training (--dry_run), or train, on from the run's last checkpoint; returns the exit code.
+
+    Args:
+        described: the data and the batches.
+        learn: trains, by the model's source, the manifest of every checkpoint and the run; returns its figures.
+        value_bytes: bytes for each number of the weights, with what is learnt of them.
+    """
+    if args.dry_run:
+        check_run(args, settings)
+        say(described)
+        what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
+        lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
+        say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
+        return 0
+
+    from accelerate import PartialState
+
+    processes = PartialState(timeout=WAIT)
+    with processes.main_process_first():  # the others then find what the first has decided
+        run = open_run(args, settings)
+    if run.is_finished(args.max_steps):
+        say(f"{args.output_dir}: already finished, left alone")
+    else:
+        check_devices()
+        check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
+        say(described)
+        announce(f"loading {args.model_addr}")
+        manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
+        with skipping_absent_hub(args.model_addr):
+            figures = learn(source, manifest, run)
+        say(f"{args.output_dir}: {selection.told(figures)}")
+    if cli.is_first_process():
+        drop_states(Path(args.output_dir))
+    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
+    processes.destroy_process_group()
+    return 0
 
 
 def say(text: str) -> None:
     """Print, once for all processes."""
     if cli.is_first_process():
         print(text, flush=True)
-
-
-def say_machine(args: Namespace, value_bytes: int, what: str, disk: int = 0) -> None:
-    """Print what this machine has and lacks for a training (--dry_run); see utils/models/machine.py."""
-    lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
-    say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json", disk)]))
 
 
 def num_processes() -> int:
@@ -58,19 +145,8 @@ def describe_batch(args: Namespace, what: str, paper: int) -> str:
     )
 
 
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the one that started it is gone, however that ended."""
-    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def check_launch(script: str) -> None:
-    """Raise UserError where several GPUs are visible to one process, which could use only one.
-
-    Of several processes each ends with torch's launcher. That gives each a session of its own, so what kills the
-    launcher does not reach them, and they would go on and hold the GPUs.
-    """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        end_with_parent()
+    """Raise UserError where several GPUs are visible to one process, which could use only one."""
     if "LOCAL_RANK" in os.environ:
         return
     import torch
@@ -92,10 +168,3 @@ def check_report_to(tracker: str) -> None:
     if tracker not in (available := get_available_reporting_integrations()):
         found = ", ".join(available) or "none"
         raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {found}")
-
-
-def describe_best(output_dir: str | Path, steps: int, best_step: int | None, found: str) -> str:
-    """How a training has ended; `found` is what the best checkpoint's evaluation said."""
-    if best_step is None:
-        return f"{output_dir}: {steps} steps; nothing was evaluated, so no checkpoint is linked as best"
-    return f"{output_dir}: {steps} steps; best is checkpoint-{best_step}, {found}"

@@ -1,8 +1,6 @@
 """The files of a training run, and what it shows of its progress, as the trainer's callback."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +8,10 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, open_appending, replace_link, staged_path, write_atomically, write_line
+from utils.files.writing import naming, open_appending, replace_link, staged_path, write_line
 from utils.training.checkpoints import (
     Run,
+    Selection,
     find_checkpoints,
     is_interim,
     remove_checkpoint,
@@ -21,8 +20,6 @@ from utils.training.checkpoints import (
 )
 from utils.training.stopping import Stopper
 
-# From the model, as seen from the card's folder ("" for the folder itself), its manifest and the log.
-MakeCard = Callable[[str, dict[str, Any], list[dict[str, Any]]], str]
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
     "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
@@ -30,23 +27,11 @@ LOG_FIELDS = (
 )  # fmt: skip
 
 
-def describe_plans(metrics: dict[str, float]) -> str:
-    """What an evaluation of a planner has found."""
+def describe_evaluation(selection: Selection, metrics: dict[str, float]) -> str:
+    """Say what an evaluation has found, of a planner with its plans."""
     recall = metrics.get("eval_aspect_recall")
-    found = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
-    return f"validation loss {metrics['eval_loss']:.4f}{found}"
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which checkpoint is the best, and how many are kept."""
-
-    figure: str = "eval_loss"  # of an evaluation
-    name: str = "best_loss"  # what the best one's is called in manifests
-    higher_is_better: bool = False
-    describe: Callable[[dict[str, float]], str] = describe_plans  # what an evaluation has found, in words
-    patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
-    keeps_all: bool = True  # else of the whole checkpoints the last and the best
+    plans = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
+    return f"{selection.words} {metrics[selection.figure]:.4f}{plans}"
 
 
 class Recorder(TrainerCallback):
@@ -56,9 +41,9 @@ class Recorder(TrainerCallback):
     had logged. A checkpoint without manifest.json is not whole.
     """
 
-    def __init__(self, run: Run, manifest: dict[str, Any], make_card: MakeCard, selection: Selection = Selection()):
+    def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection):
         self.manifest = manifest  # what goes beside every checkpoint
-        self._make_card, self._selection = make_card, selection
+        self._selection = selection
         self.stopper = Stopper()  # is told of every step and checkpoint
         self._run = run
         self._log: Any = None
@@ -108,7 +93,7 @@ class Recorder(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         stops = self._is_out_of_patience(state)
         if state.is_world_process_zero:
-            announce(f"step {state.global_step}: {self._selection.describe(metrics)}")
+            announce(f"step {state.global_step}: {describe_evaluation(self._selection, metrics)}")
             self._call_whole(state, interim=is_interim(self._checkpoint(state.global_step)), stops=stops)
             if not self._selection.keeps_all:
                 self._remove_others(state)
@@ -134,9 +119,6 @@ class Recorder(TrainerCallback):
         found = {"interim": interim, "unevaluated": unevaluated, "stopped_early": stops}
         marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
-        model = checkpoint.name if best["best_step"] is None else "best"
-        write_atomically(folder / "README.md", self._make_card(model, manifest, state.log_history))
-        write_atomically(checkpoint / "README.md", self._make_card("", manifest, state.log_history))
         write_folder_manifest(checkpoint, manifest)
         if best["best_step"] == state.global_step:
             replace_link(folder / "best", checkpoint.name)
@@ -152,20 +134,16 @@ class Recorder(TrainerCallback):
         """Step and figure of the checkpoint that was evaluated best, the first of equal ones; None without."""
         found = self._evaluations(state)
         saved = [step for step in found if (path := self._checkpoint(step)).is_dir() and not is_interim(path)]
-        step = self._best_of({step: found[step] for step in saved})
+        step = self._selection.best_of({step: found[step] for step in saved})
         return {"best_step": step, self._selection.name: found.get(step)}
 
     def _evaluations(self, state: Any) -> dict[int, float]:
         figure = self._selection.figure
         return {entry["step"]: entry[figure] for entry in state.log_history if figure in entry}
 
-    def _best_of(self, found: dict[int, float]) -> int | None:
-        choose = max if self._selection.higher_is_better else min
-        return choose(found, key=found.__getitem__, default=None)
-
     def _is_out_of_patience(self, state: Any) -> bool:
         found = self._evaluations(state)
-        best, patience = self._best_of(found), self._selection.patience
+        best, patience = self._selection.best_of(found), self._selection.patience
         return patience is not None and sum(step > best for step in found) >= patience
 
     def _remove_others(self, state: Any) -> None:

@@ -27,7 +27,6 @@ from utils.cli.progress import announce
 from utils.files.writing import naming
 from utils.models.devices import fitting
 from utils.models.loading import in_short
-from utils.training import NO_LOSS
 from utils.training.checkpoints import STATES, Run, step_of
 from utils.training.recorder import Recorder
 
@@ -110,11 +109,7 @@ class Resumable:
             steps, best_step, and the best one's figure (None where nothing was evaluated).
         """
         if self.is_world_process_zero():
-            print(
-                f"{told}\n{self.padding_share():.1%} of the tokens are padding"
-                + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""),
-                flush=True,
-            )
+            print(told + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""), flush=True)
         if run.checkpoint is not None:
             check_whole(run.checkpoint)
         self._saved_at = time.monotonic()
@@ -134,14 +129,6 @@ class Resumable:
         with reading(checkpoint):
             super()._load_rng_state(checkpoint)
 
-    def counts(self) -> str:
-        """What an evaluation is over, in words."""
-        raise NotImplementedError
-
-    def figures(self) -> dict[str, Any]:
-        """What an evaluation finds."""
-        raise NotImplementedError
-
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
         if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
@@ -154,45 +141,8 @@ class Resumable:
         fill_up = at_once if self.accelerator.num_processes > 1 else 1  # else its last batch is smaller
         return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
 
-    def padding_share(self) -> float:
-        """Of the tokens in the first epoch's batches, those that are padding."""
-        lengths = [self._lengths[index] for index in self._steps_by_length()]
-        size = self.args.per_device_train_batch_size
-        batches = [lengths[start : start + size] for start in range(0, len(lengths), size)]
-        return 1 - sum(lengths) / sum(len(batch) * max(batch) for batch in batches)
-
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        self._rehearse(prepared[0])  # before a run that is to be replaced is deleted
-        return prepared
-
-    def _rehearse(self, model: Any) -> None:
-        """One forward and backward on the longest batch, so that what cannot fit ends now; it leaves no trace.
-
-        With it the memory holds what it does in later steps: gradients, and AdamW's two averages of each weight.
-
-        Raises:
-            UserError: out of memory.
-        """
-        numbers = self.longest_batch()
-        longest = max(self._lengths[number] for number in numbers)
-        what = f"the longest batch, {len(numbers)} sequences of up to {longest} tokens"
-        announce(f"trying {what}")
-        learnt = [weights for weights in model.parameters() if weights.requires_grad]
-        states = [source.get_rng_state() for source in self._random]
-        with fitting(f"{what}, on {self.accelerator.device}", self._remedy()), self.accelerator.no_sync(model):
-            averages = [torch.empty_like(weights) for weights in learnt * 2 if not self.optimizer.state]
-            for weights in learnt:
-                weights.grad = torch.zeros_like(weights)
-            batch = self.data_collator([self.train_dataset[number] for number in numbers])
-            super().training_step(model, batch, (batch["labels"] != NO_LOSS).sum())
-        del averages
-        model.zero_grad()
-        for source, state in zip(self._random, states, strict=True):
-            source.set_rng_state(state)
-
     def _remedy(self) -> str:
-        """What takes less memory and changes no step."""
+        """Return what takes less memory and changes no step, so that the same run goes on with it."""
         size, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
         if size > 1:
             return (
@@ -202,18 +152,15 @@ class Resumable:
             return "leave out --no-gradient_checkpointing"
         return f"take a GPU with more memory, or a smaller {self.length_flag}"
 
-    def longest_batch(self) -> list[int]:
-        """Numbers of the sequences of the largest batch that the sampler could make."""
-        order = sorted(range(len(self._lengths)), key=lambda number: -self._lengths[number])
-        return order[: self.args.per_device_train_batch_size]
-
     def _run_epoch(self, **kwargs: Any) -> None:
         # Else the run only goes on to its last evaluation.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(**kwargs)
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        loss = super().training_step(*args, **kwargs)
+    def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        what = f"a batch of shape {tuple(inputs['input_ids'].shape)}, on {self.accelerator.device}"
+        with fitting(what, self._remedy()):
+            loss = super().training_step(model, inputs, *args, **kwargs)
         self._stop_if_asked()
         return loss
 
@@ -313,7 +260,7 @@ class Resumable:
         self._saved_at = time.monotonic()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """None of the library's, which knows neither base model nor data: utils/planner/card.py writes it."""
+        """Write none of TRL's, which knows neither base model nor data; manifest.json has both."""
 
 
 def check_whole(checkpoint: Path) -> None:

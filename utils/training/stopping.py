@@ -15,16 +15,13 @@ from typing import NoReturn
 
 from utils import cli
 
-# Seconds from a SIGTERM to the end of a process that is not through by then.
-LAUNCHER_SECONDS = 25  # torch's launcher kills after 30; outside SLURM others may too
-SLURM_SECONDS = 100  # the files in utils/slurm have it warn 120 ahead
 SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for torch's launcher hands on what all got
 
 
 class Stopper:
     """Notes the signals that come while it is entered; the training asks for them where it can be gone on from.
 
-    A second signal, or no time left after a SIGTERM, ends the process on the spot.
+    A second signal ends the process on the spot.
     """
 
     def __init__(self) -> None:
@@ -69,28 +66,15 @@ class Stopper:
     def _on_signal(self, number: int, frame: object) -> None:
         if self.asked:
             if time.monotonic() - self._first > SAME_SIGNAL:
-                self._end()
+                if cli.is_first_process():
+                    _tell(self._message())
+                os._exit(cli.INTERRUPTED)
             return
         self.asked, self._first = True, time.monotonic()
-        if number == signal.SIGTERM:
-            signal.signal(signal.SIGALRM, self._end)
-            signal.alarm(seconds_left())
         if self._at_once:
             self.leave()
         if cli.is_first_process() and self.step != self.saved:
             _tell(f"stopping: a checkpoint of step {self.step} comes after this batch; a second signal leaves now")
-
-    def _end(self, *_: object) -> NoReturn:
-        if cli.is_first_process():
-            _tell(self._message())
-        os._exit(cli.INTERRUPTED)
-
-
-def seconds_left() -> int:
-    """From a SIGTERM to the kill that follows it, as far as this process can know."""
-    if "LOCAL_RANK" in os.environ:
-        return LAUNCHER_SECONDS
-    return SLURM_SECONDS if "SLURM_JOB_ID" in os.environ else LAUNCHER_SECONDS
 
 
 def _tell(text: str) -> None:

@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
-from utils.generation.plain_text import Passages, passages_of
+from utils.generator.plain_text import Passages, passages_of
 
 CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # a GPU is idle with less
 CUDA_SHARE = 1 / 2  # of the free memory: the rest is for what a step computes, and for gaps between tensors

@@ -1,104 +1,119 @@
 """Answers by an encoder-decoder, such as a fine-tuned FlanT5: vLLM does not serve these, so transformers does.
 
-The engine is one as any other; which one a run has is told by the model's config.
+`choose` is the door: utils/generation/engines.py imports this module where a model's config says encoder-decoder.
 """
 
 import asyncio
 import sys
 from argparse import Namespace
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.manifest import folder_settings
 from utils.generation.chat import choose_length
-from utils.generation.engines import choose_generator, open_completions
+from utils.generation.engines import open_completions, trained_settings
+from utils.generation.fitting import fit_profile
 from utils.generation.model import Model, Policy
-from utils.generation.plain_text import Entry, PlainText, Trimmed, fit_text
 from utils.generation.requests import FURTHER, Completion, Sampling
-from utils.generation.thinking import template_variables
-from utils.models.adapters import adapter_base
-from utils.models.hub import model_file, model_folder, pinned_source, skipping_absent_hub
-from utils.models.loading import loading
+from utils.generation.trimming import Entry, Trimmed, fit_trimmed
+from utils.generator.plain_text import Passages, PlainText
+from utils.models.hub import model_folder
+from utils.models.machine import describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
 
 NUM_BEAMS = 4  # as LaMP's code has it
 INPUT_TOKENS, TARGET_TOKENS = 512, 128  # of LaMP's paper: what a model reads and writes
 WAITING = 4  # times the prompts of a batch: requests that one of like length is chosen from
+ANY_LENGTH = 2**31  # tokens
 
 
 @dataclass(frozen=True)
 class TextModel(Model):
-    """An encoder-decoder, which reads plain text."""
+    """An encoder-decoder, which reads plain text; `fused` by fusion in decoder."""
 
     fused: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"num_beams": NUM_BEAMS, "fusion": "decoder" if self.fused else "none"}
+
+    def open_engine(self, args: Namespace) -> "TransformersEngine":
+        return TransformersEngine(args, self)
+
+    def describe_memory(self, args: Namespace) -> list[str]:
+        return describe_weights(self.addr, args.cache_dir, 4 if args.dtype == "float32" else 2)
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
     ) -> Trimmed:
-        return self._fit(prompt, items, join, False, values)
+        if isinstance(items, History):
+            what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
+            raise UserError(f"--model_addr {self.addr}: {what}\n  give a chat model")
+        return self._fit(partial(fit_profile, prompt, chat=self.chat, join=join, **values), items)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
     ) -> Trimmed:
-        return self._fit(prompt, entries, join, True, values)
+        return self._fit(partial(fit_trimmed, prompt, chat=self.chat, join=join, **values), entries)
 
-    def _fit(self, prompt: Prompt, items: Any, join: Any, trimmed: bool, values: dict[str, str]) -> Trimmed:
+    def _fit(self, fit: Callable[..., Any], items: Sequence[Any]) -> Trimmed:
+        """Fit a prompt into the budget, or each passage of a fused one.
+
+        A question that is over the budget without any item is cut at its end, as by LaMP's tokenizer: an email may be
+        longer than all the model reads.
+        """
         budget = self.length - self.policy.max_tokens
-        return fit_text(prompt, items, self.chat, budget, join, trimmed=trimmed, fused=self.fused, **values)
+        groups = [[item] for item in items] if self.fused and items else [items]
+        found = [fit(group, budget=budget) for group in groups]
+        if found[0] is None:
+            [*whole, end] = fit([], budget=ANY_LENGTH).prompt
+            cut = array("i", [*whole[: budget - 1], end])
+            return Trimmed(Passages((cut,)) if self.fused else cut, 0, len(items), question_cut=True)
+        found = [Trimmed(**vars(one)) for one in found]
+        if not self.fused:
+            return found[0]
+        used = [one for one in found if one.num_contexts_used]
+        return Trimmed(
+            Passages(tuple(one.prompt for one in used or found[:1])),
+            len(used),
+            len(items) - len(used),
+            any(one.context_cut for one in found),
+            sum(one.num_contexts_trimmed for one in used),
+            any(one.question_cut for one in found),
+        )
 
 
 def text_model(
     addr: str, identity: str, chat: PlainText, read: int, written: int, fused: bool, schema: Any
 ) -> TextModel:
-    """A model that reads and writes so many tokens; by beam search, which draws nothing and so is never asked again."""
+    """Make a model that reads and writes so many tokens; beam search draws nothing, so it is never asked again."""
     policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
     return TextModel(addr, identity, chat, read + written, policy, fused=fused)
 
 
-def model_settings(model: Model | None) -> dict[str, Any]:
-    """What settings hold of the way a model answers; nothing for one that vLLM or an API runs."""
-    if not isinstance(model, TextModel):
-        return {}
-    return {"num_beams": NUM_BEAMS, "fusion": "decoder" if model.fused else "none"}
-
-
-def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
-    """By its config; an adapter's base model is none."""
-    if adapter_base(model_addr):
-        return False
-    from transformers import AutoConfig
-
-    source = pinned_source(model_addr, cache_dir)
-    try:
-        with skipping_absent_hub(model_addr), loading(model_addr, "config.json"):
-            return bool(AutoConfig.from_pretrained(model_addr, **source).is_encoder_decoder)
-    except UserError:
-        return False  # vLLM may know it; who loads it says what is wrong
-
-
-def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
-    """`choose_generator`, or an encoder-decoder where the model is one, which is said."""
-    if args.openai or not is_encoder_decoder(args.model_addr, args.cache_dir):
-        return choose_generator(args, identity, schema, length)
+def choose(args: Namespace, identity: str, schema: dict[str, Any] | str) -> TextModel:
+    """Return the encoder-decoder that `args` asks for, before it is loaded, and say that it is one."""
     refuse_flags(args)
     trained = trained_settings(args.model_addr, args.cache_dir)
     chat = PlainText(args.model_addr, args.cache_dir)
     written = min(args.max_tokens, trained.get("max_target_length", args.max_tokens))
     wanted = trained.get("max_input_length", INPUT_TOKENS) + written
     args.max_tokens, args.max_model_len = written, choose_length(chat, args.max_model_len, written, wanted)
-    fused = trained.get("fusion") == "decoder"
+    read, fused = args.max_model_len - written, trained.get("fusion") == "decoder"
     how = "fusion in decoder, " if fused else ""
     print(
         f"{args.model_addr}: an encoder-decoder, which transformers runs: {how}{NUM_BEAMS} beams, "
-        f"reads {args.max_model_len - written} tokens and writes {written}",
+        f"reads {read} tokens and writes {written}",
         file=sys.stderr,
     )
-    model = text_model(args.model_addr, identity, chat, args.max_model_len - written, written, fused, schema)
-    return replace(model, completions=open_completions(args, args.model_addr, identity, **model_settings(model)))
+    model = text_model(args.model_addr, identity, chat, read, written, fused, schema)
+    completions = open_completions(args, args.model_addr, identity, **model.settings)
+    return replace(model, completions=completions, trained=trained)
 
 
 def refuse_flags(args: Namespace) -> None:
@@ -116,42 +131,6 @@ def refuse_flags(args: Namespace) -> None:
             raise UserError(f"{flag}: {args.model_addr} is an encoder-decoder: {why}\n  leave it out")
 
 
-def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """What utils/train_generator.py remembers beside a model, empty for any other."""
-    path = model_file(model_addr, "manifest.json", cache_dir)
-    settings = folder_settings(path.parent) if path else {}
-    return settings if settings.get("script") == "utils/train_generator.py" else {}
-
-
-def check_trained(args: Namespace, model: Model, task: str, prompt: Prompt, **asked: Any) -> dict[str, Any]:
-    """The `trained_settings` of a fine-tuned generator, empty for any other model; notes where it is asked otherwise.
-
-    Args:
-        asked: how it is asked now, by the names in `trained_settings`.
-
-    Raises:
-        UserError: it was trained on another task, or to prompts as the chat template has them without variables.
-    """
-    if args.openai or not (isinstance(model, TextModel) or adapter_base(model.addr)):
-        return {}
-    trained = trained_settings(args.model_addr, args.cache_dir)
-    if trained.get("task", task) != task:
-        raise UserError(
-            f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
-            f"  {args.inputs_addr[0]} is of {task}: give a generator of that, or the base model"
-        )
-    if trained and template_variables(args):
-        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them\n  leave it out")
-    for name, value in asked.items():
-        if name in trained and trained[name] != value:
-            print(
-                f"note: {args.model_addr} was trained with {name} {trained[name]}, here it is {value}", file=sys.stderr
-            )
-    if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
-        print(f"note: {args.model_addr} was trained with another prompt than this {prompt.name}", file=sys.stderr)
-    return trained
-
-
 class TransformersEngine:
     """An encoder-decoder in this process; requests that wait are answered in batches of like length."""
 
@@ -159,7 +138,7 @@ class TransformersEngine:
         announce(f"loading {model.addr}")
         import torch
 
-        from utils.generation.beams import room_of
+        from utils.generator.beams import room_of
         from utils.models.devices import check_devices, settle_dtype
         from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
 
@@ -189,7 +168,7 @@ class TransformersEngine:
         return await answer
 
     async def _answer_all(self) -> None:
-        from utils.generation.beams import batches
+        from utils.generator.beams import batches
 
         while True:
             await asyncio.sleep(0)  # for all that have an answer, to write it down and to ask for the next
@@ -209,7 +188,7 @@ class TransformersEngine:
                     answer.set_result(completion)
 
     def _write(self, batch: list[tuple[Any, int, asyncio.Future]]) -> list[Completion]:
-        from utils.generation.beams import write
+        from utils.generator.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
         found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)

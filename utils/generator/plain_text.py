@@ -1,0 +1,40 @@
+"""What an encoder-decoder reads: plain text without a chat template, as one passage or as one for each item."""
+
+from array import array
+from dataclasses import dataclass
+
+from prompts import Messages
+from utils.generation.chat import LocalChat, load_tokenizer
+from utils.models.loading import check_special_tokens
+
+
+@dataclass(frozen=True)
+class Passages:
+    """A prompt for fusion in decoder: the question with one item each, as token ids."""
+
+    parts: tuple[array, ...]
+
+    def __len__(self) -> int:
+        """Return the number of tokens in all of them."""
+        return sum(map(len, self.parts))
+
+
+def passages_of(prompt: array | Passages) -> tuple[array, ...]:
+    return getattr(prompt, "parts", (prompt,))
+
+
+class PlainText(LocalChat):
+    """Renders the user's part of a prompt alone, with the token that ends a text: training had no instructions."""
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.model_limit = None  # T5's positions are relative
+        self._restarts_at_lines = False
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
+
+    def render(self, messages: Messages) -> array:
+        return self.render_reply(messages[-1]["content"])
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.tokenizer.eos_token_id
