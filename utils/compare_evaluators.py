@@ -198,7 +198,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
-    """The score file, and the hash of the responses judged in it, of the first and of the second system.
+    """Return the score file and the hash of the responses judged in it, of the first and of the second system.
 
     Nothing where that is not known: without a manifest, or changed since.
     """

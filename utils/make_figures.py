@@ -95,10 +95,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def output_files(address: str) -> dict[Path, str]:
-    """Return the PNG and the PDF to write, with their kinds; UserError where `address` is a folder."""
+    """Return the PNG and the PDF to write, with their kinds."""
     path = Path(address)
-    if path.is_dir() or address.endswith("/"):
-        raise UserError(f"--output_addr {address}: a folder; give the name of a file in it")
     name = path.stem if path.suffix.lower() in (".png", ".pdf") else path.name
     return {path.with_name(f"{name}.{kind}"): kind for kind in ("png", "pdf")}
 
@@ -170,10 +168,6 @@ def read_evaluators(path: str) -> list[Evaluator]:
         ) from None
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
-    if all(evaluator.accuracy is None for evaluator in evaluators):
-        raise UserError(f"{path}: no evaluator has an accuracy\n  give utils/compare_evaluators.py a --human_addr")
-    if all(evaluator.mean_score is None for evaluator in evaluators):
-        raise UserError(f"{path}: no evaluator has a mean score\n  give it evaluators that score responses")
     return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
 
 

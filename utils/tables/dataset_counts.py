@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
-
 
 @dataclass
 class Counts:
@@ -123,7 +121,7 @@ def count_file(path: str) -> Counts:
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:
-    """For each item of the profile what hidden texts it holds word for word, each kind once; white space may differ."""
+    """Find for each item of the profile the hidden texts that it holds word for word, each kind once."""
     hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
     profile = record.get("profile")
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
@@ -135,7 +133,7 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
 
 
 def padded(text: str) -> str:
-    """Words between single spaces, so that only whole words are found."""
+    """Put words between single spaces, so that only whole words are found."""
     return f" {' '.join(text.split())} "
 
 
@@ -145,15 +143,8 @@ def padded(text: str) -> str:
 @figure_style()
 def communities_figure(columns: Sequence[Column]) -> "Figure":
     """Draw the questions of each community, a panel a split; black on white is enough to read it."""
-    panels_counts = questions_by_panel(columns)
-    groups = communities_by_group(columns, sum(panels_counts.values(), Counter()))
-    num_communities, num_panels = sum(map(len, groups.values())), len(panels_counts)
-    if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
-        communities = plural(columns[0].counts.task.group_words[2])
-        raise UserError(
-            f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
-            f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
-        )
+    counts_by_panel = questions_by_panel(columns)
+    groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
     rows: list[str] = []
     headings = []
     for group, names in groups.items():
@@ -161,9 +152,9 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
             headings.append(len(rows))
             rows.append(group)
         rows += names
-    figure = new_figure(2.4 + 2.3 * num_panels, 1 + 0.19 * len(rows))
-    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-    for panel, (name, counts) in zip(panels, panels_counts.items(), strict=True):
+    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
+    panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
         draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
         panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
     panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)
