@@ -118,8 +118,8 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
         strategies = {path: strategy_in_words(scores) for path, scores in files.items()}
         evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
         check_strategies(evaluator, strategies)
-        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         add_questions(evaluator, files)
+        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         evaluator.files.append(paths)
         read |= files
     refuse_other_benchmarks(read, "task")
