@@ -151,7 +151,7 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
         ("test", Counter({"law": 5, "music": 9, "anime": 1})),
     ):
         group_of = {community: COMMUNITIES.get(community) for community in counts}
-        columns.append(Column(name, name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
+        columns.append(Column(name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
     figure = communities_figure(columns)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     groups = CATEGORIES[0], CATEGORIES[2], "Communities without a category"

@@ -47,7 +47,6 @@ class Counts:
 class Column:
     """A file; `paper` holds what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
 
-    path: str
     name: str  # split, else the file's name
     counts: Counts
     paper: Mapping[str, Any]
@@ -69,13 +68,12 @@ def read_columns(paths: list[str]) -> list[Column]:
     if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
         raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
     paper = counts[0].task.paper_files()
-    stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
-    keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
+    keys = [stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths]
     columns = []
-    for path, stem, key, its_counts in zip(paths, stems, keys, counts, strict=True):
-        printed = paper.get(stem, {})
+    for path, key, its_counts in zip(paths, keys, counts, strict=True):
+        printed = paper.get(key, {})
         name = printed.get("split", key) if keys.count(key) == 1 else path
-        columns.append(Column(path, printable(one_line(name)), its_counts, printed))
+        columns.append(Column(printable(one_line(name)), its_counts, printed))
     order = [*paper.values(), {}]
     return sorted(columns, key=lambda column: order.index(column.paper))
 
