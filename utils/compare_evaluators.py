@@ -118,8 +118,8 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
         strategies = {path: strategy_in_words(scores) for path, scores in files.items()}
         evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
         check_strategies(evaluator, strategies)
-        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         add_questions(evaluator, files)
+        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         evaluator.files.append(paths)
         read |= files
     refuse_other_benchmarks(read, "task")
@@ -198,7 +198,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
-    """The score file, and the hash of the responses judged in it, of the first and of the second system.
+    """Return the score file and the hash of the responses judged in it, of the first and of the second system.
 
     Nothing where that is not known: without a manifest, or changed since.
     """

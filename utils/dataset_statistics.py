@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Each row's label, and what it holds of this file and of it in the paper: a number, or mean and deviation.
+    """Return each row's label, and a number or mean and deviation of this file and of it in the paper.
 
     `has_users`: a record of any of the files names its user; else every question has a user of its own.
     """
@@ -55,7 +55,7 @@ def statistics(
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
-    """A row a statistic; where the paper has something to compare, its row follows."""
+    """Make a row a statistic; where the paper has something to compare, its row follows."""
     rows = []
     has_users = any(column.counts.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
@@ -71,7 +71,7 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 
 
 def make_notes(columns: list[Column]) -> list[str]:
-    """What a reader must know before comparing the numbers."""
+    """Say what a reader must know before comparing the numbers."""
     notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
     if columns[0].counts.task.paper_files():
         notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."

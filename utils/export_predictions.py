@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
-    """The name of the file, its text, and a line that counts what is in it."""
+    """Return the name of the file, its text, and a line that counts what is in it."""
     records = read_questions(inputs_addr, ["export"])
     task = task_of(inputs_addr, records)
     if task.export is None:
@@ -92,7 +92,7 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
 
 
 def archives() -> dict[str, set[str]]:
-    """By the name of a zip those of the files that it holds."""
+    """Return the files that a zip holds, by its name."""
     found: dict[str, set[str]] = {}
     for task in tasks().values():
         if task.export is not None and task.export.archive is not None:
@@ -101,7 +101,7 @@ def archives() -> dict[str, set[str]]:
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """A zip of these files, the same bytes for the same content."""
+    """Make a zip of these files, the same bytes for the same content."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():

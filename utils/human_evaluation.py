@@ -152,7 +152,7 @@ def check_systems(ask: str, systems: list[list[str]]) -> None:
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
-    """The questions of all datasets by id, all of one task."""
+    """Read the questions of all datasets by id, all of one task."""
     files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
     refuse_shared_ids(files)
     records = {question_id: record for its in files.values() for question_id, record in its.items()}
@@ -160,7 +160,7 @@ def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
 
 
 def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
-    """A system's answers by question id; those that are missing are left out."""
+    """Read a system's answers by question id; those that are missing are left out."""
     found: dict[str, str] = {}
     for path in paths:
         responses = read_responses(path)
@@ -176,7 +176,7 @@ def has_aspects(task: Task) -> bool:
 
 
 def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, Record]:
-    """Those of the questions that can be asked about; UserError where none of this task can."""
+    """Return those of the questions that can be asked about; UserError where none of this task can."""
     if ask == "pairs":
         return records
     if not has_aspects(task):
@@ -185,7 +185,7 @@ def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, 
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
-    """What the page shows of a question."""
+    """Return what the page shows of a question."""
     shown = SHOWN.index(args.show) if args.ask == "pairs" else len(SHOWN)
     return {
         "id": record["id"],

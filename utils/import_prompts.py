@@ -75,8 +75,6 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 
 def read_prompts(code_dir: Path) -> dict[str, str]:
     """Read the text of each prompt's file, by the prompt's name; UserError where the code has another shape."""
-    if not code_dir.is_dir():
-        raise UserError(f"--code_dir {code_dir}: no such folder")
     sources = {path: Source(code_dir, path) for path in (FORMATTERS, EVALUATOR)}
     return {name: read_prompt(name, sources[path], function) for name, (path, function) in FUNCTIONS.items()}
 
@@ -141,8 +139,6 @@ class Source:
                 return "".join(self.text(part, values) for part in parts)
             case ast.FormattedValue(value=value):
                 return self.text(value, values)
-            case ast.BinOp(left=left, op=ast.Add(), right=right):
-                return self.text(left, values) + self.text(right, values)
             case ast.Name(id=name) if name in values:
                 return self.text(values[name], values)
             case ast.Name(id=name) if not name.isupper():

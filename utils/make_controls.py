@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
 def make_controls(
     questions: list[Record], answers: dict[str, str | None], controls: Controls, seed: int, response_addr: str
 ) -> dict[str, Responses]:
-    """By a file's name its responses; `answers` are the system's by question, None where it has none."""
+    """Make by a file's name its responses; `answers` are the system's by question, None where it has none."""
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
         raise UserError(f"{response_addr}: answers {len(answered)} of the questions; another's takes two at least")
@@ -97,13 +97,13 @@ def make_controls(
 
 
 def draw_others(ids: list[str], seed: int) -> dict[str, str]:
-    """By each of the ids another one, each once: they are shuffled into a ring, and each has the one before it."""
+    """Draw another id for each, each once: they are shuffled into a ring, and each has the one before it."""
     ring = random.Random(seed).sample(ids, len(ids))
     return {question_id: ring[place - 1] for place, question_id in enumerate(ring)}
 
 
 def halve(answer: str) -> dict[str, str]:
-    """An answer's first half, and where it was cut."""
+    """Return an answer's first half, and where it was cut."""
     answer = answer.strip()
     half = max(1, len(answer) // 2)
     ends = [end for found in SENTENCE_END.finditer(answer) if half / 2 <= (end := found.end()) <= half]

@@ -18,13 +18,13 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
 from utils.parsing.plans import one_line
@@ -96,10 +96,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def output_files(address: str) -> dict[Path, str]:
-    """Return the PNG and the PDF to write, with their kinds; UserError where `address` is a folder."""
+    """Return the PNG and the PDF to write, with their kinds."""
     path = Path(address)
-    if path.is_dir() or address.endswith("/"):
-        raise UserError(f"--output_addr {address}: a folder; give the name of a file in it")
     name = path.stem if path.suffix.lower() in (".png", ".pdf") else path.name
     return {path.with_name(f"{name}.{kind}"): kind for kind in ("png", "pdf")}
 
@@ -158,24 +156,27 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     return systems, notes
 
 
+class AgreementFile(TypedDict):
+    """What figure 4 needs of the file that utils/compare_evaluators.py wrote."""
+
+    evaluators: list[Evaluator]
+
+
 def read_evaluators(path: str) -> list[Evaluator]:
     """Read the evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
     import msgspec  # here, so that --help needs no package
 
-    data = read_json(path)
     try:
-        evaluators = msgspec.convert(data["evaluators"], list[Evaluator])
-    except (KeyError, TypeError, msgspec.ValidationError) as error:
-        raise UserError(
-            f"{path}: evaluators: {error}\n  give the file that utils/compare_evaluators.py wrote"
-        ) from None
+        evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
+    except msgspec.ValidationError as error:
+        raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
+    for number, one in enumerate(evaluators):
+        shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
+        if not all(share is None or 0 <= share <= 1 for share in shares):
+            raise UserError(f"{path}: evaluators, item {number}: {first_five(shares)} where numbers from 0 to 1 belong")
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
-    if all(evaluator.accuracy is None for evaluator in evaluators):
-        raise UserError(f"{path}: no evaluator has an accuracy\n  give utils/compare_evaluators.py a --human_addr")
-    if all(evaluator.mean_score is None for evaluator in evaluators):
-        raise UserError(f"{path}: no evaluator has a mean score\n  give it evaluators that score responses")
-    return [replace(evaluator, name=one_line(evaluator.name)) for evaluator in evaluators]
+    return [replace(one, name=one_line(one.name)) for one in evaluators]
 
 
 if __name__ == "__main__":

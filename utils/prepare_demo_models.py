@@ -66,18 +66,13 @@ def is_finished(folder: Path) -> bool:
 
 
 def find_file(source: Source) -> Path:
-    """Find the model's file inside an installed package; UserError where the package is not installed, or lacks it."""
+    """Find the model's file inside an installed package; UserError where that is not there."""
     try:
         files = metadata.files(source.package) or []
     except metadata.PackageNotFoundError:
         problem = f"the package {source.package}, which carries {source.model}, is not installed"
         raise UserError(f"{problem}\n  {INSTALL}") from None
-    paths = [Path(file.locate()) for file in files if str(file).endswith(source.file)]
-    if not (there := [path for path in paths if path.is_file()]):
-        raise UserError(
-            f"the installed package {source.package} holds no *{source.file}\n  {INSTALL} --force-reinstall"
-        )
-    return there[0]
+    return next(Path(file.locate()) for file in files if str(file).endswith(source.file))
 
 
 def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:

@@ -92,7 +92,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
 
 
 def kind_of(path: str) -> str:
-    """What a file holds: "responses", "scores" or "plans"."""
+    """Tell what a file holds: "responses", "scores" or "plans"."""
     if Path(path).suffix == TABLE:
         return "responses"
     content = read_json(path)
@@ -197,7 +197,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
-    """Of which systems the posts they used, or plans, cannot be shown."""
+    """Say of which systems plans, or the posts that they used, cannot be shown."""
     for side in sides:
         if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
             yield f"{side.name}: its files have no plan for {counted(lacking, 'question')} that it answers."

@@ -88,7 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def split(responses: Responses) -> list[Responses]:
-    """A response file per sample; a question with fewer samples is missing from the last ones."""
+    """Make a response file per sample; a question with fewer samples is missing from the last ones."""
     count = max(map(len, responses.values()), default=0)
     return [
         {key: [{**outputs[number], "sample": number}] for key, outputs in responses.items() if number < len(outputs)}
@@ -109,8 +109,7 @@ def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
 def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
     # The best last: where it is, its counterpart is too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
-    if len({Path(path).resolve() for path in paths.values()}) < len(paths):
-        raise UserError("--output_addr, --worst_addr: the same file twice; give each its own")
+    cli.check_different("--output_addr, --worst_addr", list(paths.values()))
     cli.check_outputs([*paths.values()], [args.response_addr, *args.score_addr])
     files = read_sample_scores(args.score_addr, samples, args.response_addr)
     first_addr, first = next(iter(files.items()))
@@ -133,7 +132,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
 
 
 def read_sample_scores(paths: list[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
-    """The score files by path, in the samples' order; UserError unless there is one of each sample, judged alike."""
+    """Read the score files, in the samples' order; UserError unless there is one of each sample, judged alike."""
     numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
     if unknown := check_same_judge(paths):
@@ -160,7 +159,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
 def select(
     responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """The best and the worst response to each question that is kept, as "best" and "worst", and the counts.
+    """Select the best and the worst response to each question that is kept, and count the others.
 
     `scores` has each sample's by question id: None, or nothing, where there is none.
     """
@@ -186,7 +185,7 @@ def select(
 
 
 def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
-    """Why a question with these scores is dropped; None if it is kept."""
+    """Say why a question with these scores is dropped; None if it is kept."""
     if not scores:
         return "no scored answer"
     low, high = min(scores), max(scores)
@@ -200,14 +199,14 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
-    """The judge (None if the metric needs none) and the fields that it saw and no system may see."""
+    """Return the judge (None if the metric needs none) and the fields that it saw and no system may see."""
     manifest = manifest_of(score_addr)
     judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["settings"].get("judge"))
     return {"judge": judge, "strategy": strategy_in_words(scores), "saw": list(metric.needs)}
 
 
 def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
-    """How the responses were asked for, which score files and tables tell, and what was done with them here."""
+    """Return how the responses were asked for, which score files and tables tell, and what was done with them here."""
     return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
 
 

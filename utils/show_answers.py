@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
-    """One question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
+    """Write one question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
     lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]

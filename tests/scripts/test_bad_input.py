@@ -274,7 +274,7 @@ def swapped(make):
 
 # Path.resolve() raises a RuntimeError.
 NOT_REGULAR = "a pipe or a device; give a regular file"
-NO_FORM = "not a score file|not an object|has no list 'evaluators'"
+NO_FORM = "not a score file|not an object|Expected `object`|Object missing required field `evaluators`"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
     "a mark and white space": (replaced(b"\xef\xbb\xbf \n"), "the file is empty"),
@@ -443,10 +443,15 @@ PART_DAMAGES = [
     ("pairs.json", (*ITEM, "answered"), (None, [True], "both"), "question 'q1': field 'answered' is "),
     ("pairs.json", (*ITEM, "answered"), ([False, True],), "question 'q1': its result is 'win', but its missing"),
     ("pairs.json", (*ITEM, "result"), (MISSING, None, "tie", []), "question 'q1': its result is .*'win'"),
-    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(has no list 'evaluators'|evaluators: 0 are given)"),
-    ("made/evaluators.json", ROW, NO_OBJECT, "evaluators, item 1: .* where an evaluator's figures belong"),
-    ("made/evaluators.json", (*ROW, "name"), (MISSING, "", []), "evaluators, item 1: field 'name' is "),
-    ("made/evaluators.json", (*ROW, "accuracy"), NO_FIGURE, r"evaluators, item 1 \('Pairs'\): field 'accuracy' is "),
+    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(Object missing|Expected `array`|evaluators: 0 are given)"),
+    ("made/evaluators.json", ROW, NO_OBJECT, r"Expected `object`, got .* - at `\$.evaluators\[1\]`"),
+    ("made/evaluators.json", (*ROW, "name"), (MISSING, []), r".* - at `\$.evaluators\[1\]"),
+    (
+        "made/evaluators.json",
+        (*ROW, "accuracy"),
+        NO_FIGURE,
+        r"(.* - at `\$.evaluators\[1\].accuracy`|evaluators, item 1: )",
+    ),
 ]
 
 
@@ -632,7 +637,6 @@ def test_a_finished_output_that_is_no_file_any_more(folder, server, capsys, comm
 
 PLACES = [
     (COMMANDS["training curve"].replace("planner", "data.json"), "data.json/training_log.jsonl: "),
-    (COMMANDS["figure 5"].replace("drawn/5", "prompts"), "--output_addr prompts: a folder; g"),
     (COMMANDS["figure 2"].replace("drawn/2", "data.json/2.pdf"), "data.json/2.png: cannot be written"),
     (COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"), "drawn/4.pdf: is an input too"),
     (f"{LOCAL} --model_addr owner/model --cache_dir data.json", "--cache_dir data.json: not a folder"),

@@ -171,7 +171,7 @@ def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table
 
 def test_a_figure_has_an_axis_for_errors_and_shows_one_task_by_one_metric(two, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr(make_figures, "render_figure", lambda figure, *_: figures.append(figure) or {})
+    monkeypatch.setattr(make_figures, "render_figure", lambda figure, *_: figures.append(figure) or b"")
     far, near = (word for word in two if word.endswith("LaMP-3_MAE.json"))
     words = ["--figure", "2", "--output_addr", str(tmp_path / "f")]
     assert make_figures.main([*words, "--system", "0", far, "--system", "4", near]) == 0

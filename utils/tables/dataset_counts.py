@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_COMMUNITIES, MOST_PANELS = 200, 20  # that are drawn: more take minutes, and gigabytes of memory
-
 
 @dataclass
 class Counts:
@@ -49,7 +47,6 @@ class Counts:
 class Column:
     """A file; `paper` holds what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
 
-    path: str
     name: str  # split, else the file's name
     counts: Counts
     paper: Mapping[str, Any]
@@ -71,13 +68,12 @@ def read_columns(paths: list[str]) -> list[Column]:
     if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
         raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
     paper = counts[0].task.paper_files()
-    stems = [Path(path).stem if Path(path).stem in paper else "" for path in paths]
-    keys = [stem or Path(path).name for stem, path in zip(stems, paths, strict=True)]
+    keys = [stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths]
     columns = []
-    for path, stem, key, its_counts in zip(paths, stems, keys, counts, strict=True):
-        printed = paper.get(stem, {})
+    for path, key, its_counts in zip(paths, keys, counts, strict=True):
+        printed = paper.get(key, {})
         name = printed.get("split", key) if keys.count(key) == 1 else path
-        columns.append(Column(path, printable(one_line(name)), its_counts, printed))
+        columns.append(Column(printable(one_line(name)), its_counts, printed))
     order = [*paper.values(), {}]
     return sorted(columns, key=lambda column: order.index(column.paper))
 
@@ -123,7 +119,7 @@ def count_file(path: str) -> Counts:
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:
-    """For each item of the profile what hidden texts it holds word for word, each kind once; white space may differ."""
+    """Find for each item of the profile the hidden texts that it holds word for word, each kind once."""
     hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
     profile = record.get("profile")
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
@@ -135,7 +131,7 @@ def find_leaks(task: Task, record: Record) -> Iterator[str]:
 
 
 def padded(text: str) -> str:
-    """Words between single spaces, so that only whole words are found."""
+    """Put words between single spaces, so that only whole words are found."""
     return f" {' '.join(text.split())} "
 
 
@@ -145,15 +141,8 @@ def padded(text: str) -> str:
 @figure_style()
 def communities_figure(columns: Sequence[Column]) -> "Figure":
     """Draw the questions of each community, a panel a split; black on white is enough to read it."""
-    panels_counts = questions_by_panel(columns)
-    groups = communities_by_group(columns, sum(panels_counts.values(), Counter()))
-    num_communities, num_panels = sum(map(len, groups.values())), len(panels_counts)
-    if num_communities > MOST_COMMUNITIES or num_panels > MOST_PANELS:
-        communities = plural(columns[0].counts.task.group_words[2])
-        raise UserError(
-            f"--inputs_addr: {num_communities} {communities} and {num_panels} panels do not fit in a figure\n"
-            f"  it holds {MOST_COMMUNITIES} and {MOST_PANELS}; give fewer files at a time"
-        )
+    counts_by_panel = questions_by_panel(columns)
+    groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
     rows: list[str] = []
     headings = []
     for group, names in groups.items():
@@ -161,9 +150,9 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
             headings.append(len(rows))
             rows.append(group)
         rows += names
-    figure = new_figure(2.4 + 2.3 * num_panels, 1 + 0.19 * len(rows))
-    panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
-    for panel, (name, counts) in zip(panels, panels_counts.items(), strict=True):
+    figure = new_figure(2.4 + 2.3 * len(counts_by_panel), 1 + 0.19 * len(rows))
+    panels = figure.subplots(1, len(counts_by_panel), sharey=True, squeeze=False)[0]
+    for panel, (name, counts) in zip(panels, counts_by_panel.items(), strict=True):
         draw_communities(panel, {number: counts[row] for number, row in enumerate(rows) if number not in headings})
         panel.set_title(f"{wrapped(name, 26)}\n{counts.total():,} questions", fontsize=9)
     panels[0].set_yticks(range(len(rows)), [wrapped(row, 40, lines=1) for row in rows], fontsize=8)

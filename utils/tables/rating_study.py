@@ -35,7 +35,7 @@ SCALES = {
 
 
 def slots_of(ask: str, num_aspects: int) -> list[Slot]:
-    """What is asked about a question."""
+    """Return what is asked about a question."""
     if ask == "pairs":
         return [("choice", "choice", None)]
     if ask == "verdicts":
@@ -45,7 +45,7 @@ def slots_of(ask: str, num_aspects: int) -> list[Slot]:
 
 
 def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
-    """Ids of at most `number` questions; in every beginning of the list the groups have their shares (Webster's rule).
+    """Draw at most `number` ids; in every beginning of the list the groups have their shares (Webster's rule).
 
     The order of the questions in the files changes nothing. Each question has a random number of its own, so that
     studies of two systems with one seed draw the same questions, except where an answer is missing.
@@ -59,7 +59,7 @@ def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str
 
 
 def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> dict[str, list[str]]:
-    """By rater the questions that they see, in an order of their own: the first `overlap`, and their part of the rest.
+    """Share the questions out by rater, in an order of their own: the first `overlap`, and a part of the rest.
 
     A list that `draw` gave makes every share stratified too.
     """
@@ -71,7 +71,7 @@ def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> d
 
 
 def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int) -> set[str]:
-    """The questions of which the second system's answer is shown first: half of each group's, by chance."""
+    """Draw the questions where the second system's answer is shown first: half of each group's, by chance."""
     rng, swapped = random.Random(f"{seed} sides"), set()
     for group in sorted({group_of[question_id] for question_id in drawn}, key=str):
         ids = [question_id for question_id in drawn if group_of[question_id] == group]
@@ -83,7 +83,7 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """What the page holds, as JSON, with the hash of it that names the study; nothing tells which system wrote what.
+    """Return what the page holds, with its hash, the study's name; nothing tells which system wrote what.
 
     Args:
         questions: each with id, question, details (by field a text), aspects ([title, evidence, reason]) and answers.

@@ -23,7 +23,7 @@ UNKNOWN = "unknown"  # the group of questions that none is known for
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """What the first page and the list of questions need; the texts come apart, to be parsed when they are looked at.
+    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at.
 
     The table and the panels hold the systems with scores, by their place in `sides`: "judged".
     """
@@ -48,7 +48,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
 
 
 def measures(boards: list[Board]) -> list[Shown]:
-    """What the scores of a task are, the one of the list and the filters first."""
+    """Describe the scores of a task, the one of the list and the filters first."""
     return [
         {
             "name": "The whole answer" if board.is_alone else board.metric_name,
@@ -78,7 +78,7 @@ def score_panels(board: Board) -> list[Shown]:
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
-    """The same for what else tells the questions apart, where all score files say it."""
+    """Return the same for what else tells the questions apart, where all score files say it."""
     entries = [entry for system in board.systems for entry in system.entries]
     for name in board.task.divisions:
         if all(isinstance(entry.get(name), str) for entry in entries):
@@ -87,7 +87,7 @@ def division_panels(board: Board) -> Iterator[Shown]:
 
 
 def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
-    """Of each subgroup in the page's index, by group and name, a cell a system: [mean or None, number of scores]."""
+    """Return by group and subgroup in the page's index a cell a system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
@@ -103,7 +103,7 @@ def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
 
 
 def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], record: Record) -> Shown:
-    """A question with each system's score (None where it has none) by the first metric, and what failed."""
+    """Return a question with each system's score (None where it has none) by the first metric, and what failed."""
     task = datasets.task_of(record)
     place, its_boards = task.place(record), boards_of(task, boards)
     entries = [(side.entries(record["id"], its_boards) or [None])[0] for side in sides]
@@ -119,7 +119,7 @@ def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], reco
 
 
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
-    """Any of "no answer" and "unscored": an aspect without a verdict, or the whole question in a system with scores.
+    """Return any of "no answer" and "unscored": an aspect without a verdict, or a question that a judged system lacks.
 
     The first is the system's failure and may have a score, 0; the second is the judge's.
     """

@@ -36,7 +36,7 @@ class Datasets:
     profiles: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
 
     def key(self, task: Task, question_id: str) -> str:
-        """What a question is called here: two tasks may have the same ids."""
+        """Return the name of a question here: two tasks may have the same ids."""
         return question_id if len(self.tasks) == 1 else f"{task.name}/{question_id}"
 
     def task_of(self, record: Record) -> Task:
@@ -57,27 +57,27 @@ class Side:
     plans: dict[str, list[Shown]] = field(default_factory=dict)
 
     def entries(self, question_id: str, boards: list[Board]) -> list[Entry | None]:
-        """Of a question one for each board of its task."""
+        """Return the question's entry for each board of its task."""
         return [(self.verdicts or {}).get(board.title, {}).get(question_id) for board in boards]
 
 
 def has_options(task: Task, record: Record) -> bool:
-    """Does the record hold the texts that an answer is one of? Whether they are such, `Task.check` says."""
+    """Tell whether the record has the field of the texts that an answer is one of; `Task.check` checks them."""
     return task.options is not None and record.keys() >= set(task.options.needs)
 
 
 def is_whole(entry: Entry) -> bool:
-    """Was the answer judged as a whole, not aspect by aspect?"""
+    """Tell whether the answer was judged as a whole, not aspect by aspect."""
     return any("aspect" not in detail for detail in entry["details"])
 
 
 def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Item] | None:
-    """The profile that a question was answered from; None where that is not known, or not at hand."""
+    """Return the profile that a question was answered from; None where that is not known, or not at hand."""
     return datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
 
 
 def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
-    """The items that stood in the prompt, best first; None where it is not known which they were.
+    """Return the items that stood in the prompt, best first; None where it is not known which they were.
 
     There are none where all of a history was given, or what of it there was room for.
     """
@@ -91,7 +91,7 @@ def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] |
 
 
 def history_of(question_id: str, datasets: Datasets) -> Profile | None:
-    """The history that a question shares with others; all datasets refer to the same one."""
+    """Return the history that a question shares with others; all datasets refer to the same one."""
     found = (profiles.get(question_id) for profiles in datasets.profiles.values())
     return next((profile for profile in found if isinstance(profile, Profile)), None)
 
@@ -104,7 +104,7 @@ def boards_of(task: Task, boards: list[Board]) -> list[Board]:
 
 
 def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
-    """All texts of each question, in the order of the index."""
+    """Return all texts of each question, in the order of the index."""
     for question_id, record in datasets.questions.items():
         task = datasets.task_of(record)
         posts: dict[str, int] = {}  # the place of each text: systems share most of them
@@ -124,7 +124,7 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 def describe_answer(
     side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
 ) -> Shown | None:
-    """The judged answer of a system with its plan and verdicts; adds to `posts` those it used. None without one."""
+    """Return the judged answer of a system with its plan and verdicts, if any; adds to `posts` those it used."""
     if question_id not in side.responses:
         return None
     answer, *others = side.responses[question_id]
