@@ -174,6 +174,7 @@ def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
     one = Rater(page, study.folder / "ratings")
     one.click("#main button")
     one.press("1")
+    one.wait(lambda: one.status() == "Ann: question 2, 1 of 8 done")
     other_page = open_page(study.page, profile=page.profile)
     other = Rater(other_page, study.folder / "ratings")
     other_page.send("Page.bringToFront")
@@ -184,6 +185,7 @@ def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
     one.wait(lambda: one.status() == "Ann: question 2, 3 of 8 done")  # with the other tab's two
     for key in "jj1":
         one.press(key)
+    one.wait(lambda: "4 of 8 done" in one.status())
     values = [its["decisions"]["choice"]["value"] for its in json.loads(one.download().read_text())["answers"]]
     assert values == [1, 2, 0, 1]
 

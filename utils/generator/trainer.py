@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from peft import get_peft_model
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments, set_seed
 
 from utils.cli.flags import Arguments
 from utils.generator.beams import batches, fuse, pad_passages, room_of, write
@@ -90,6 +90,7 @@ def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
     model = base_model.load_base(args.model_addr, source, dtype, attention)
     model.enable_input_require_grads()  # else nothing below the first adapter is recomputed by checkpointing
     settings = args.replaced(lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
+    set_seed(args.seed)  # the adapter is drawn here, before Trainer sets it
     return get_peft_model(model, base_model.make_lora_config(settings, model))
 
 
