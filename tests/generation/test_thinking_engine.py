@@ -84,7 +84,7 @@ def test_gpt_oss_is_held_in_its_final_channel_alone():
 def completions(tmp_path_factory):
     """What the model says to one prompt: free, held to a schema or an expression, cut, and read without a parser."""
     folder = save_thinking_chat(tmp_path_factory.mktemp("thinking"))
-    asked = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [3, VERDICT_SCHEMA]]
+    asked = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [1, VERDICT_SCHEMA]]
     asked = [[*one, TAGS, True] for one in asked] + [[64, VERDICT_SCHEMA, None, False]]
     asked += [[64, VERDICT_SCHEMA, GPT_OSS, False]]
     command = [sys.executable, ROOT / "tests/thinking_chat.py", folder, json.dumps(asked)]
@@ -107,7 +107,7 @@ def test_a_schema_begins_behind_the_thought(completions):
 
 def test_a_thought_that_is_cut_is_unfinished(completions):
     cut = completions[0][4]
-    assert (cut.text, cut.unfinished, cut.finish_reason, cut.reasoning_tokens) == ("", True, "length", 3)
+    assert (cut.text, cut.unfinished, cut.finish_reason, cut.reasoning_tokens) == ("", True, "length", 1)
 
 
 def test_without_a_parser_a_schema_begins_at_once(completions):

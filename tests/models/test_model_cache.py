@@ -81,9 +81,7 @@ def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, run, warm_engine,
     )  # fmt: skip
     adapter = tmp_path / "planner/checkpoint-1"
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == MODEL
-    for folder in (adapter, adapter.parent):
-        card = (folder / "README.md").read_text()
-        assert f"\nbase_model: {MODEL}\n" in card and f"`{snapshot.name}`" in card and str(tmp_path) not in card
+    assert not (adapter / "README.md").exists()  # PEFT's, a form that nobody fills in
     engines = run(
         "planpers.py", planner_model=adapter, model_addr=MODEL, cache_dir=cache, inputs_addr=DATA / "test.json",
         output_addr=tmp_path / "answers.json", limit=1, num_contexts=2, max_tokens_plan=24, max_tokens=24,

@@ -253,6 +253,7 @@ class Resumable:
         with writing(checkpoint):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
+            (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's, an empty form
             with suppress(OSError):  # safetensors writes files that only their owner can read; not all disks have modes
                 for weights in checkpoint.glob("*.safetensors"):
                     shutil.copymode(checkpoint / "trainer_state.json", weights)
