@@ -1,4 +1,4 @@
-"""What a training needs is tried before its first step, and what it leaves on the disk is what is needed later."""
+"""What does not fit ends a training with a remedy, and what it leaves on the disk is what is needed later."""
 
 import json
 import os
