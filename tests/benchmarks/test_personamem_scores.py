@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 from browser import browser, needs_chromium, open_page  # noqa: F401 (fixtures)
@@ -15,12 +16,12 @@ from test_report import NASTY, content
 import evaluate_responses
 from utils import export_predictions, make_table, report, show_answers
 from utils.benchmarks.personamem import TYPES
-from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of
+from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
 from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
-from utils.tables.report_texts import MOST_CHARACTERS
+from utils.tables.report_texts import MOST_CHARACTERS, show_history
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"
@@ -272,6 +273,17 @@ def test_what_the_page_holds_of_a_history(page_file, dataset):
     entries = json.loads((page_file.parent / "best_scores.json").read_text())["per_question_scores"]
     assert overall["points"][0]["interval"] == pytest.approx(interval_of(entries))
     assert all(set(its["unseen"]) == {"target"} for its in texts)
+
+
+def test_the_cited_place_is_where_its_share_of_the_text_is():
+    history = SimpleNamespace(messages=[{"role": "user", "content": "x" * length} for length in (10, 0, 30, 60)])
+    shares = (0, 0.09, 0.1, 0.39, 0.4, 0.99, 1)
+    assert [show_history(history, share, {})["cited"] for share in shares] == [0, 0, 2, 2, 3, 3, 3]
+    columns = {"distance_to_ref_in_tokens": "237", "context_length_in_tokens": "992"}
+    assert cited_share(columns) == pytest.approx(755 / 992)
+    assert cited_share({"distance_to_ref_proportion_in_context": "23.89%"}) == pytest.approx(0.7611)
+    assert cited_share({**columns, "context_length_in_tokens": "200"}) == 0
+    assert cited_share({"context_length_in_tokens": "992"}) is None
 
 
 @needs_chromium
