@@ -139,8 +139,8 @@ class Source:
                 return "".join(self.text(part, values) for part in parts)
             case ast.FormattedValue(value=value):
                 return self.text(value, values)
-            case ast.Name(id=name) if name in values:
-                return self.text(values[name], values)
+            case ast.Name(id=name) if name in values:  # within it, itself is what it was before
+                return self.text(values[name], {other: value for other, value in values.items() if other != name})
             case ast.Name(id=name) if not name.isupper():
                 return f"{{{name}}}"
             case ast.Name(id=name):

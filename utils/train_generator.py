@@ -119,7 +119,8 @@ def main(argv: list[str] | None = None) -> int:
     model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
     args.epochs = args.epochs or task.epochs
     choose_batch(args)
-    own = {"task": task.name, "metric": chosen_by(args, task)}
+    name = chosen_by(args, task)
+    own = {"task": task.name, "metric": name}
     settings = settings_of(args, SCRIPT, model.identity, digests([prompt])) | own
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
@@ -129,7 +130,6 @@ def main(argv: list[str] | None = None) -> int:
     examples, validation = build(records), build(validation_records)
     check_lengths(args, [*records, *validation_records], [*examples, *validation])
     plan_steps(args, len(examples))
-    name = chosen_by(args, task)
     selection = Selection(
         "eval_score", "best_score", f"validation {name}", not task.metrics[name].lower_is_better, args.patience, False
     )

@@ -262,6 +262,8 @@ def test_what_cannot_be_read_at_all(clone):
     ("path", "old", "new", "expected"),
     [
         (FORMATTERS, "\n_PLANNER_PROMPT", "\nOLD", "has no constant _PLANNER_PROMPT\n"),
+        (FORMATTERS, "\n_PLANNER_PROMPT", "\n_PLANNER_PROMPT = _PLANNER_PROMPT\nOLD",  # made from itself
+         "has no constant _PLANNER_PROMPT\n"),
         (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt\n"),
         (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "a text that cannot be read without running the code"),
         (FORMATTERS, "{profile}\n~ Now", "~ Now", "must hold each of {profile}, {question} exactly once"),

@@ -220,7 +220,7 @@ def test_a_dry_run_counts_the_calls(tmp_path, capsys):
 
 
 def test_killed_anywhere(built, warm, tmp_path):
-    """SIGKILL after so many requests, again and again: the same bytes, and hardly anything asked twice."""
+    """SIGKILL after a number of requests, again and again: the same bytes, and hardly anything asked twice."""
     (out := tmp_path / "out").mkdir()
     kills = (40, 400, 900, 1500)
     with serve(unsteady) as server:

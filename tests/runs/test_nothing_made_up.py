@@ -1,6 +1,7 @@
 """What goes wrong under a method: whatever its `except` and `finally` do, no answer is made up and no work is lost."""
 
 import gc
+import inspect
 import json
 import resource
 import signal
@@ -15,6 +16,8 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Failing, Scripted, reply
 
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.runs.ask import Ask
+from utils.runs.shared import TAKEN
 
 # Of a method whose bare `except` outlives its run.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -310,6 +313,10 @@ async def answer(record, ask):
 
 
 # What ask refuses
+
+
+def test_no_placeholder_has_the_name_of_a_parameter_of_ask():
+    assert set(inspect.signature(Ask.__call__).parameters) - {"values"} == TAKEN
 
 
 @pytest.mark.parametrize(

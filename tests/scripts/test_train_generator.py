@@ -437,6 +437,16 @@ def test_the_adapter_is_drawn_by_the_seed(data, tmp_path):
 # What is refused
 
 
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_a_conversation_is_no_prompt_for_an_encoder_decoder(data, tmp_path, flags):
+    source = ["--dataset", "PersonaMem-32k", "--source_dir", str(DATA / "mini_personamem")]
+    assert download_datasets.main([*source, "--output_dir", str(tmp_path)]) == 0
+    words = ["--inputs_addr", str(tmp_path / "PersonaMem_32k.json"), "--output_addr", str(tmp_path / "answers.json")]
+    with pytest.raises(UserError, match="reads plain text, but a prompt of this benchmark is a conversation"):
+        baselines.main(["--model_addr", str(data / "t5"), *words, *flags])
+    assert not (tmp_path / "answers.json").exists()
+
+
 def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_path, capsys):
     words = [*flags_of(data, tmp_path / "generator"), "--dry_run"]
     assert train_generator.main(words) == 0

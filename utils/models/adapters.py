@@ -48,6 +48,9 @@ def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return tensors
 
 
-def _inner_name(name: str) -> str:
-    """`base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`"""
+def inner_name(name: str) -> str:
+    """Return a weight's name inside the stack of layers.
+
+    `base_model.model.model.layers.0.mlp.up_proj.weight` -> `layers.0.mlp.up_proj.weight`
+    """
     return re.sub(r"^.*?(?=\b(?:layers|h|blocks)\.\d+\.)", "", name)

@@ -13,7 +13,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.models.adapters import _inner_name, adapter_base, read_headers
+from utils.models.adapters import adapter_base, inner_name, read_headers
 from utils.models.file_hashes import hash_file, is_kept
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
@@ -282,7 +282,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         raise UserError(f"{where}\n  {error}") from None
     base_folder = cached_folder(base, cache_dir)
     # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
-    shapes = {_inner_name(name): shape for name, (shape, _) in read_headers(base_folder).items()}
+    shapes = {inner_name(name): shape for name, (shape, _) in read_headers(base_folder).items()}
     if not shapes:
         return  # a hub model whose weights are still to be fetched, or none in safetensors
     for name, (shape, _) in read_headers(folder).items():
@@ -290,7 +290,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         axis = {"A.weight": 1, "B.weight": 0}.get(part)
         if axis is None:
             continue
-        found = shapes.get(_inner_name(f"{module}.weight"))
+        found = shapes.get(inner_name(f"{module}.weight"))
         if found is None or found[axis] != shape[axis]:
             what = "has no such module" if found is None else f"has {found[axis]} there, the adapter {shape[axis]}"
             raise UserError(
