@@ -178,6 +178,7 @@ def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
     other_page = open_page(study.page, profile=page.profile)
     other = Rater(other_page, study.folder / "ratings")
     other_page.send("Page.bringToFront")
+    other.wait(lambda: other.status())  # else the first key comes before the page listens
     for key, told in (("2", "question 3, 2 of 8 done"), ("0", "question 4, 3 of 8 done")):
         other.press(key)
         other.wait(lambda told=told: other.status() == f"Ann: {told}")
