@@ -19,8 +19,6 @@ systems compared in both orders (docs/evaluation.md describes all of these):
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
 """
 
-from functools import partial
-
 from utils import cli
 from utils.benchmarks import metric_names, task_of
 from utils.cli import UserError
@@ -30,7 +28,7 @@ from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.engines import print_machine, reported
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask
-from utils.runs.command import Command, execute, open_engines, writing
+from utils.runs.command import Command, execute, writing
 from utils.runs.judging import (
     calls_to,
     check_verdicts,
@@ -132,11 +130,10 @@ def prepare(args: cli.Arguments) -> Command:
         else:
             model, asked = calls_to(args, its, records, load_judge(args, chosen))
             shared = Shared(task, {"judge": Role(args, model)}, args.seed, num_contexts=0)
-            known = {"judge": [system.output.pieces for system in its]}
             done = sum(len(system.output.pieces) for system in its)
             step = Step(judge, lambda: dict(enumerate(asked)), "verdicts", {}, "judge", done=done)
             with writing(system.output for system in its):
-                device, _ = run_steps([step], shared, partial(open_engines, shared.roles, known))
+                device, _ = run_steps([step], shared)
                 for system in its:
                     publish_scores(system, task, args, reported(args, model.completions), device)
         code = max(system.output.report_failed() for system in its)

@@ -25,7 +25,7 @@ from utils.planner.model import choose_planner, flags_of_planner
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask
-from utils.runs.command import Command, calls_of, execute, open_engines, writing
+from utils.runs.command import Command, calls_of, execute, writing
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared, Step
 
@@ -133,7 +133,7 @@ def prepare(args: cli.Arguments) -> Command:
         outputs = [output for pair in left for output in reversed(pair)]
         with writing(outputs):
             planning.keep_plans(left, lead_in, planner_identity is not None)
-            run_steps(steps(shared, left), shared, partial(open_engines, shared.roles, planning.pieces_by_role(left)))
+            run_steps(steps(shared, left), shared)
         return planning.report(left, planner_identity is not None)
 
     return Command(pairs, describe, work)

@@ -1,5 +1,7 @@
 """Calls that are sent through the runner as our own scripts' are, to an engine of the test's."""
 
+import pytest
+
 from utils.benchmarks import tasks
 from utils.cli.flags import Arguments
 from utils.generation.model import Model
@@ -24,10 +26,12 @@ def run_calls(open_engine, *steps):
     roles = {role: Role(Arguments(), model) for role, model, _ in steps}
     shared = Shared(next(iter(tasks().values())), roles, 0, 0)
 
-    def open_engines(role, waiting):
+    def open_engines(_, role, waiting):
         return dict.fromkeys(roles, open_engine(sum(waiting.values())))
 
-    return run_steps([step for _, _, step in steps], shared, open_engines)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("utils.runs.runner.open_engines", open_engines)
+        return run_steps([step for _, _, step in steps], shared)[0]
 
 
 def make_model(addr, policy, completions):

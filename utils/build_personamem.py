@@ -40,7 +40,7 @@ from utils.personas.inputs import PERIODS
 from utils.personas.questions import costs_of_questions, make_questions
 from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
-from utils.runs.command import open_engines, writing
+from utils.runs.command import writing
 from utils.runs.methods import sum_calls
 from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
 from utils.runs.runner import run_steps
@@ -182,7 +182,7 @@ class Building:
         outputs = [self.outputs[name] for name in left]
         with writing(outputs):
             if left:
-                run_steps([*left.values()], self.shared, partial(open_engines, self.shared.roles, {}))
+                run_steps([*left.values()], self.shared)
         return sum(len(output.missing()) for output in outputs)
 
     def _records(self, name: str) -> dict[Key, Record]:

@@ -324,11 +324,11 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     runs.write(CRITIC)
     opened, log = [], []
 
-    def open_scripted(roles, known, asked, waiting):
+    def open_scripted(roles, asked, waiting):
         opened.append(asked[0])
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
-    monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
+    monkeypatch.setattr("utils.runs.runner.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
     assert opened == openings and log.count("some-model") == 26 and log.count("other-model") == 13
     assert list(runs.answers) == IDS

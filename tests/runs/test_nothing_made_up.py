@@ -90,7 +90,7 @@ def test_an_engine_that_raises(runs, monkeypatch, kind):
     runs.write(catching(kind))
     error = OSError(28, "No space left on device")
     engine = Failing("generator", [], lambda log: len(log) >= 6, error)
-    monkeypatch.setattr("utils.runs.own_method.open_engines", lambda *_: {"generator": engine})
+    monkeypatch.setattr("utils.runs.runner.open_engines", lambda *_: {"generator": engine})
     with pytest.raises(type(error)) as raised:
         runs.run()
     assert raised.value is error and not runs.output.exists()
@@ -204,10 +204,10 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
-    def open_scripted(roles, known, asked, waiting):
+    def open_scripted(roles, asked, waiting):
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
-    monkeypatch.setattr("utils.runs.own_method.open_engines", open_scripted)
+    monkeypatch.setattr("utils.runs.runner.open_engines", open_scripted)
     assert runs.run("--model", "critic=other-model") == 0
     assert (log.count("some-model"), log.count("other-model")) == (26, 26) and list(runs.answers) == IDS
 

@@ -30,9 +30,8 @@ def answer(text):
     return Reply(json.dumps({"personalized_answer": text}))
 
 
-def hold_first(server, count, monkeypatch):
+def hold_first(server, count):
     """With two requests at a time: the first question's first answer comes when all `count` have been asked for."""
-    monkeypatch.setattr("utils.generation.refusals.FIRST_SECONDS", 0.1)
     first_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[0], 0), 0).seed
 
     def reply(request):
@@ -82,7 +81,7 @@ def make_question(number, **fields):
 
 
 def test_one_answer_a_question(server, flags, output, capsys, monkeypatch):
-    server.reply = hold_first(server, len(IDS), monkeypatch)
+    server.reply = hold_first(server, len(IDS))
     answers = run(flags, output, "--max_concurrency", 2)
     assert list(answers) == IDS
     assert "13 questions, 13 answers, 0 without an answer" in capsys.readouterr().out
@@ -160,7 +159,7 @@ def test_an_unranked_file_is_refused_before_anything_is_asked(server, flags, out
 
 
 def test_several_answers_a_question_differ_in_their_seeds(server, flags, output, monkeypatch):
-    server.reply = hold_first(server, 39, monkeypatch)
+    server.reply = hold_first(server, 39)
     answers = run(flags, output, "--num_generated_outputs", 3, "--max_concurrency", 2)
     assert list(answers) == IDS and {len(outputs) for outputs in answers.values()} == {3}
     texts = {output["output"] for outputs in answers.values() for output in outputs}

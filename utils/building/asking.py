@@ -18,7 +18,7 @@ from utils.generation.calls import describe_calls, prices_of
 from utils.generation.engines import choose_generator, identify_model, print_machine, publish_records, reported
 from utils.generation.fitting import Fitted
 from utils.runs.ask import Ask
-from utils.runs.command import calls_of, open_engines, writing
+from utils.runs.command import calls_of, writing
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared, Step
 
@@ -103,9 +103,8 @@ class Asking:
             return 0
         one = self._step(first, lambda: records)
         other = self._step(second, lambda: self._passed(records), one)
-        known = {name: [output.pieces] for name, output in self.outputs.items()}
         with writing(self.outputs.values()):
-            run_steps([one, other], self._shared, partial(open_engines, self._shared.roles, known))
+            run_steps([one, other], self._shared)
         return sum(len(output.missing()) for output in self.outputs.values() if not output.finished)
 
     def _step(self, question: Question, records: Callable[[], list[Record]], before: Step | None = None) -> Step:

@@ -67,7 +67,7 @@ class APIEngine:
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
         # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
-        self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1], self.device)
+        self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:

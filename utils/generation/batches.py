@@ -27,6 +27,7 @@ from utils.files.writing import open_appending, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
+from utils.generation.refusals import Refusals
 from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
 
 Fields = dict[str, Any]  # a JSON object
@@ -47,6 +48,7 @@ class Asked:
     answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why a content is refused
     tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS where none takes it
     read: set[str] = field(default_factory=set)  # batches whose answers are here, by id
+    refusals: Refusals | None = None  # what the API has refused so far
 
 
 class BatchEngine(APIEngine):
@@ -55,6 +57,7 @@ class BatchEngine(APIEngine):
     def __init__(self, args: Namespace, api_key: str, asked: Asked):
         super().__init__(args, api_key)
         self._its, self._base_url = asked, args.base_url
+        self.refusals = asked.refusals = asked.refusals or self.refusals
         self._path = Path(args.completions) / "batches.jsonl"
         self._finding, self._has_found = asyncio.Lock(), False
 

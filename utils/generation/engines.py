@@ -9,7 +9,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.files.manifest import REPORTED, folder_settings
-from utils.files.output import Output, Pieces
+from utils.files.output import Output
 from utils.files.web_files import check_proxies
 from utils.generation.calls import Prices, describe_cost, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
@@ -136,13 +136,11 @@ def confirm_model(args: Namespace, model_addr: str, completions: Completions) ->
         completions.store.confirm_root(ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr)))
 
 
-def open_api(args: Namespace, known: Iterable[Pieces]) -> Engine:
-    """The engine behind an API; what that refused of the pieces that are `known` is left out from the start."""
+def open_api(args: Namespace) -> Engine:
+    """The engine behind an API."""
     from utils.generation.api_engine import APIEngine  # imports openai
 
-    engine = (make_api_engine or APIEngine)(args, read_api_key(args.api_key_addr))
-    engine.refusals.recall(piece for pieces in known for piece in pieces.values())
-    return engine
+    return (make_api_engine or APIEngine)(args, read_api_key(args.api_key_addr))
 
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:

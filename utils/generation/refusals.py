@@ -1,14 +1,11 @@
-"""What a server refuses of a request, found out once a run: parameters, and ways to hold an output to its schema.
+"""Parameters and response formats that a server refuses: the request is made again without them, or by another name.
 
-The first request of a kind goes alone. What it is refused for is left out or renamed, and it is asked again; the others
-wait for it, so that they are right the first time.
+What has helped once holds for the rest of the run.
 """
 
-import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +16,6 @@ LIMITS = ("max_tokens", "max_completion_tokens")  # one limit by its old name an
 # What the run can go on without, or by its other name. A refusal may name several ("temperature and top_p cannot both
 # be specified"): the first of these goes.
 ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", *LIMITS, "temperature", "reasoning_effort")
-FIRST_SECONDS = 15.0  # that a first request is waited for: parameters are refused before an answer is begun
 
 _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
@@ -52,22 +48,15 @@ class Refusals:
 
     Args:
         limit: the one of LIMITS that is tried first.
-        server: what notes on stderr call it.
     """
 
-    def __init__(self, limit: str, server: str):
-        self._preferred = self._limit = limit
-        self._server = server
-        self._left_out: frozenset[str] = frozenset()
-        self._format = 0
-        self._refused_limits: set[str] = set()  # in this process
-        self._firsts: dict[Way, asyncio.Event] = {}  # by way whether its first request has come back
-        self._finding = asyncio.Lock()
-        self._untold: list[str] = []  # notes on what was found out and has not helped yet
+    def __init__(self, limit: str):
+        self._preferred = limit
+        self._known = Way(limit, frozenset(), 0)
 
     def way(self, schema: Any) -> Way:
         """How an output is asked for now, which is held to `schema` if that is JSON's."""
-        return Way(self._limit, self._left_out, self._format if isinstance(schema, dict) else len(FORMATS) - 1)
+        return self._known if isinstance(schema, dict) else self._known._replace(format=len(FORMATS) - 1)
 
     def body(self, way: Way, asked: Asked, schema: Any) -> dict[str, Any]:
         """The whole body of a request."""
@@ -82,20 +71,6 @@ class Refusals:
         taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
 
-    def recall(self, records: Iterable[dict[str, Any]]) -> None:
-        """Take over what an earlier process has found out, from the records that it kept."""
-        names, formats = set(), [0]
-        for record in records:
-            names.update(record.get("refused_parameters", ()))
-            formats.append(FORMATS.index(record.get("response_format", FORMATS[0])))
-        if names & {*LIMITS}:
-            self._limit = _other(self._preferred)
-        self._left_out |= names.difference(LIMITS)
-        self._format = max(formats)
-        if refused := [*FORMATS[: self._format], *sorted(names)]:
-            what = " and ".join(refused)
-            print(f"note: the {self._server} refused {what} before; the run continues without", file=sys.stderr)
-
     async def ask(
         self, asked: Asked, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
     ) -> Completion:
@@ -103,81 +78,51 @@ class Refusals:
 
         MalformedError where it names nothing that could be changed, and takes no other response_format either.
         """
-
-        async def ask_in(way: Way) -> Completion:
-            completion = self.told(way, asked, schema, await send(self.body(way, asked, schema)))
-            self._tell()
-            return completion
-
-        while True:
-            async with self._finding:  # what is being found out is not asked by halves
-                way = self.way(schema)
-            is_first = way not in self._firsts
-            first = self._firsts.setdefault(way, asyncio.Event())
-            if not is_first and not first.is_set():
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(first.wait(), FIRST_SECONDS)
-                async with self._finding:  # it was refused, and finds out what is taken
-                    pass
-                if self.way(schema) != way:
-                    continue
-            try:
-                return await ask_in(way)
-            except MalformedError as refusal:
-                async with self._finding:
-                    if self.way(schema) == way:
-                        return await self._find(way, asked, schema, ask_in, refusal)
-            finally:
-                first.set()
-
-    async def _find(
-        self, way: Way, asked: Asked, schema: Any, ask_in: Callable[[Way], Awaitable[Completion]], refusal: Any
-    ) -> Completion:
-        """A completion that is asked for in a way that the server takes, behind one that it has refused."""
-        first, number = None, way.format  # of a refusal that may be of the response_format
+        way = self.way(schema)
+        met: dict[str, MalformedError] = {}  # what was refused, and how
         while True:
             body = self.body(way, asked, schema)
-            if (name := _named(refusal, body)) is not None:
-                self._adapt(name, refusal)
-            elif "response_format" in body:
-                first, number = first or refusal, number + 1
-            else:
-                raise refusal
-            way = Way(self._limit, self._left_out, number)
             try:
-                completion = await ask_in(way)
-            except MalformedError as error:
-                refusal = error
+                completion = await send(body)
+            except MalformedError as refusal:
+                way = _without(way, body, refusal, met)
                 continue
-            if first is not None:
-                refused = " and ".join(FORMATS[self._format : number])
-                self._untold.append(f"{first}; the run continues without {refused}")
-                self._format = number
-            self._tell()
-            self._firsts.setdefault(way, asyncio.Event()).set()
-            return completion
+            self._learn(way, met)
+            return self.told(way, asked, schema, completion)
 
-    def _adapt(self, name: str, refusal: MalformedError) -> None:
-        """Do without a parameter that was refused; the refusal where neither name of the limit is taken."""
-        if name not in LIMITS:
-            self._left_out |= {name}
-            self._untold.append(f"{refusal}; the run continues without {name}")
-            return
-        self._refused_limits.add(name)
-        self._limit = _other(name)
-        if self._limit in self._refused_limits:
+    def _learn(self, way: Way, met: dict[str, MalformedError]) -> None:
+        """Ask everything else in the way that has helped, and say what is new in it."""
+        known = self._known
+        formats = [one for one in FORMATS[known.format : way.format] if one in met]
+        for name, refusal in met.items():
+            if name == known.limit:
+                known, told = known._replace(limit=way.limit), f"with {way.limit}"
+            elif formats and name == formats[0]:
+                known, told = known._replace(format=way.format), f"without {' and '.join(formats)}"
+            elif name in way.left_out - known.left_out:
+                known, told = known._replace(left_out=known.left_out | {name}), f"without {name}"
+            else:
+                continue  # another request has met it first
+            print(f"note: {refusal}; the run continues {told}", file=sys.stderr, flush=True)
+        self._known = known
+
+
+def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
+    """The way to ask once more after a refusal, which goes into `met`; raises it if there is none."""
+    name = _named(refusal, body)
+    if name in LIMITS:
+        met[name] = refusal
+        other = LIMITS[1 - LIMITS.index(name)]
+        if other in met:
             raise refusal
-        self._untold.append(f"{refusal}; the run continues with {self._limit}")
-
-    def _tell(self) -> None:
-        """What was found out, now that it has helped."""
-        for text in self._untold:
-            print(f"note: {text}", file=sys.stderr, flush=True)
-        self._untold.clear()
-
-
-def _other(limit: str) -> str:
-    return LIMITS[1 - LIMITS.index(limit)]
+        return way._replace(limit=other)
+    if name is not None:
+        met[name] = refusal
+        return way._replace(left_out=way.left_out | {name})
+    if "response_format" not in body:
+        raise next((met[one] for one in FORMATS if one in met), refusal)
+    met[FORMATS[way.format]] = refusal
+    return way._replace(format=way.format + 1)
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ from utils.records.datasets import select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.records.stream import read_questions
 from utils.runs.ask import Ask
-from utils.runs.command import Command, calls_of, open_engines, writing
+from utils.runs.command import Command, calls_of, writing
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared, Step
 
@@ -164,8 +164,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
     def work(its: list[list[Output]]) -> int:
         shared, left = load(), [output for [output] in its]
         with writing(left):
-            known = {"generator": [output.pieces for output in left]}
-            run_steps(steps(shared, its), shared, partial(open_engines, shared.roles, known))
+            run_steps(steps(shared, its), shared)
         # Another try would write the same, and the text is scored by LaMP's own rule.
         by_beams = "num_beams" in shared.roles["generator"].model.settings
         codes = [output.report_failed() for output in left]

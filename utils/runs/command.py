@@ -11,7 +11,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
-from utils.files.output import Key, Output, Pieces
+from utils.files.output import Key, Output
 from utils.generation.calls import Call
 from utils.generation.engines import confirm_model, open_api, report_shard, share_base
 from utils.generation.requests import Engine
@@ -96,13 +96,10 @@ def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
             yield made.args[0]
 
 
-def open_engines(
-    roles: Mapping[str, Role], known: Mapping[str, Iterable[Pieces]], asked: Sequence[str], waiting: Mapping[str, int]
-) -> dict[str, Engine]:
+def open_engines(roles: Mapping[str, Role], asked: Sequence[str], waiting: Mapping[str, int]) -> dict[str, Engine]:
     """Engines by role: for those of `asked` that are behind an API, and for the first with all on the same base model.
 
     Args:
-        known: by role, existing pieces; parameters that an API refused for them are left out from the start.
         waiting: by role, how many records wait for it.
     """
     by_api: dict[tuple[str | None, str | None], Engine] = {}
@@ -112,7 +109,7 @@ def open_engines(
             place = its.args.base_url, its.args.api_key_addr
             confirm_model(its.args, its.model.addr, its.model.completions)
             if place not in by_api:
-                by_api[place] = open_api(its.args, known.get(name, ()))
+                by_api[place] = open_api(its.args)
             engines[name] = by_api[place]
     if asked[0] not in engines:
         engines |= _load(roles, asked[0], waiting)

@@ -32,7 +32,7 @@ from utils.generation.engines import (
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets
-from utils.runs.command import open_engines, writing
+from utils.runs.command import writing
 from utils.runs.methods import load_method, report_raised, sum_calls
 from utils.runs.runner import AT_ONCE, Run, Servers, end_tasks, run_steps
 from utils.runs.shared import Role, Shared, Step
@@ -69,7 +69,7 @@ def answer_by_method(args: Arguments) -> int:
         return code
 
     with writing([output]):
-        device, [run] = run_steps([step], shared, partial(open_engines, roles, {}))
+        device, [run] = run_steps([step], shared)
         publish_answers(args, task, output, run, device)
     report_shard(args, args.output_addr)
     code = 0 if device is None else output.report_failed()

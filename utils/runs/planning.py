@@ -155,11 +155,6 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
 
 
-def pieces_by_role(pairs: list[list[Output]]) -> dict[str, list[Pieces]]:
-    """What is there already, by the role that it was asked of."""
-    return {"planner": [plans.pieces for _, plans in pairs], "generator": [answers.pieces for answers, _ in pairs]}
-
-
 def report(pairs: list[list[Output]], has_planner: bool) -> int:
     """The exit code, and on stderr what is unusable of what was made, and what is missing."""
     made = [plans for _, plans in pairs if has_planner and not plans.finished] + [answers for answers, _ in pairs]

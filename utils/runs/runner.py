@@ -7,7 +7,7 @@ from its beginning once that engine is open: all that it asked before is in the 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +19,7 @@ from utils.files.output import Key, Piece
 from utils.generation.completions import Completions
 from utils.generation.requests import Engine, UnavailableError
 from utils.runs.ask import Ask, MethodError, Room
+from utils.runs.command import open_engines
 from utils.runs.methods import Method, Question, piece_of
 from utils.runs.shared import Shared, Step
 
@@ -32,19 +33,12 @@ class NotedError(Exception):
     """What the records need is noted, and the run can go on once it is answered (utils/batch.py)."""
 
 
-def run_steps(
-    steps: Sequence[Step], shared: Shared, open_engines: Callable[[Sequence[str], Mapping[str, int]], Engines]
-) -> tuple[str | None, list["Run"]]:
+def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["Run"]]:
     """Run the records of each step through its method, one step after the other.
 
     A record that a server failed to answer has no piece. If a server stops answering, all steps that ask it end early.
     The pieces of a user's method depend on the store and its file alone: if an engine was needed, all its records are
     run once more without one.
-
-    Args:
-        open_engines: takes the role that is waited for with those that the same records may ask, and by role how many
-            records wait or will; returns engines by the roles that they serve, the first one among them. It is called
-            only if the store lacks something.
 
     Returns:
         The device of the last engine, None if the store had everything; and what became of each step.
@@ -64,7 +58,7 @@ def run_steps(
             role = left[0].awaits()
             left[0].refuse_cached_only(role)
             with exit_on_signal():
-                engines = open_engines([role, *left[0].other_roles(role)], _count_waiting(left, role))
+                engines = open_engines(shared.roles, [role, *left[0].other_roles(role)], _count_waiting(left, role))
             device = engines[role].device
             left = asyncio.run(_advance(left, engines))
             if left and left[0].awaits() in engines:
