@@ -100,17 +100,16 @@ def prepare(args: cli.Arguments) -> Command:
         """All plans, then all answers: each model is loaded once."""
         first, then = [], []
         for dataset, (answers, plans) in zip(datasets, pairs, strict=True):
-            number = len(answers.keys)
             if [answers, plans] not in left:
                 continue
             if "planner" in shared.roles and (args.dry_run or not plans.finished):
                 done = partial(planning.publish_plans, plans, shared.roles["planner"])
-                first.append(Step(plan, partial(dict, dataset.asked), "plans", plans.pieces, "planner", number, done))
+                first.append(Step(plan, partial(dict, dataset.asked), "plans", plans.pieces, "planner", done))
             ready = partial(planning.with_plans, dataset.asked, plans.pieces)
             done = partial(planning.publish_answers, shared, answers)
             by_plan = partial(answer, plans.pieces)
             before = next((step for step in first if step.pieces is plans.pieces), None)
-            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", number, done, before))
+            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", done, before))
         return first + then
 
     def describe() -> None:

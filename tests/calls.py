@@ -26,8 +26,8 @@ def run_calls(open_engine, *steps):
     roles = {role: Role(Arguments(), model) for role, model, _ in steps}
     shared = Shared(next(iter(tasks().values())), roles, 0, 0)
 
-    def open_engines(_, role, waiting):
-        return dict.fromkeys(roles, open_engine(sum(waiting.values())))
+    def open_engines(*_):
+        return dict.fromkeys(roles, open_engine())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("utils.runs.runner.open_engines", open_engines)

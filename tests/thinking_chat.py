@@ -69,7 +69,7 @@ def main(folder: str, asked: str) -> None:
     )
     chat = LocalChat(folder)
     args.reasoning_parser = find_thoughts(args, chat, folder).parser
-    engine = VLLMEngine(args, [folder], 512, 6)
+    engine = VLLMEngine(args, [folder], 512)
     prompt = chat.render([{"role": "user", "content": "What is the capital of France?"}])
 
     async def complete_all() -> list:

@@ -288,7 +288,7 @@ def plan_by_server(flags: dict[str, str]) -> None:
 class ServerPlanner:
     """A planner whose plans are what an API server answers to the prompt it gets."""
 
-    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int, outputs: int):
+    def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int):
         from transformers import AutoTokenizer
 
         from utils.generation.api_engine import APIEngine

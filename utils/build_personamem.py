@@ -176,7 +176,7 @@ class Building:
             output.finished = False
             answer, records = partial(self._answer, getattr(self, f"make_{name}")), partial(self._records, name)
             left[name] = Step(
-                answer, records, output.unit, output.pieces, expected=len(output.keys),
+                answer, records, output.unit, output.pieces,
                 finish=partial(self._publish, name), after=left.get(before),
             )  # fmt: skip
         outputs = [self.outputs[name] for name in left]

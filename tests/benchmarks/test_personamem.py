@@ -21,8 +21,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import APIChat, LocalChat
-from utils.generation.turns import Accepts, find_accepts, fold
+from utils.generation.chat import Accepts, APIChat, LocalChat, find_accepts, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
@@ -455,7 +454,6 @@ def chat(tmp_path_factory):
 
 
 def test_a_history_has_the_tokens_of_its_whole_text(chat):
-    assert chat._restarts_at_lines
     for messages in HISTORIES.values():
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)

@@ -300,7 +300,7 @@ def name_of(action):
 # Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
-ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager --no-enforce_eager"
+ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
 API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
 UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
@@ -436,7 +436,7 @@ BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
     ("words", "given"),
     [
         ("--model_addr m --inputs_addr i --output_addr o", {"model_addr", "inputs_addr", "output_addr"}),
-        ("--model_addr=m --inputs_addr i --output_addr o --max_tokens 2048 --no-enforce_eager",
+        ("--model_addr=m --inputs_addr i --output_addr o --max_tokens 2048 --enforce_eager",
          {"model_addr", "inputs_addr", "output_addr", "max_tokens", "enforce_eager"}),
     ],
 )  # fmt: skip

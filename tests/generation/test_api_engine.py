@@ -17,9 +17,8 @@ from test_baselines import flags, output, run, write_json  # noqa: F401 (fixture
 import baselines
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation import api_engine
-from utils.generation import throttle as throttle_module
-from utils.generation.throttle import LONGEST_WAIT, Throttle, ThrottledClient, read_retry_after
+from utils.generation import api_engine, refusals
+from utils.generation.refusals import LONGEST_WAIT, Throttle, ThrottledClient, read_retry_after
 
 
 def reply_to(request):
@@ -51,7 +50,7 @@ def questions(tmp_path):
 def quick(monkeypatch):
     """Shorter pauses, of the library's and of ours: what is tested is that they are kept, not how long they are."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
-    for module in (api_engine, throttle_module):
+    for module in (api_engine, refusals):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
 
 
@@ -108,7 +107,7 @@ def count_given_up(monkeypatch):
 def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
-    monkeypatch.setattr(throttle_module, "RISE_AFTER", count)  # more are not tried again
+    monkeypatch.setattr(refusals, "RISE_AFTER", count)  # more are not tried again
     server.allowed, server.delay = allowed, 0.2  # so long that a slow machine, too, sends as many as it may
     answers = run(flags, output, "--max_concurrency", 32, data=questions(count))
     assert len(answers) == count and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
@@ -308,7 +307,7 @@ def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
     refuse(throttle, 32, 12)
     limits = []
     for _ in range(5):
-        take_answers(throttle, throttle_module.RISE_AFTER * throttle.limit - 1)
+        take_answers(throttle, refusals.RISE_AFTER * throttle.limit - 1)
         limits.append(throttle.limit)
         take_answers(throttle, 1)
     assert limits == [20, 25, 31, 32, 32]
@@ -332,4 +331,4 @@ def test_pauses_without_a_time_double_until_something_is_answered():
     assert pauses == [0.0, 1.0, 2.0, 7.0, 8.0, 0.0, 1.0]
     for _ in range(20):
         refuse_one()
-    assert pauses[-1] == throttle_module.LONGEST_PAUSE
+    assert pauses[-1] == refusals.LONGEST_PAUSE

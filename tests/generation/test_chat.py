@@ -11,11 +11,10 @@ import pytest
 
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
-from utils.generation.chat import APIChat, LocalChat, choose_length
+from utils.generation.chat import Accepts, APIChat, LocalChat, choose_length, fold
 from utils.generation.fitting import Fitted, fit_posts
-from utils.generation.turns import Accepts, fold
 from utils.generator.plain_text import PlainText
-from utils.models.adapters import adapter_base
+from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
 NO_SYSTEM = Accepts(system=False, later_system=False, repeats=False, assistant_first=False)
@@ -535,12 +534,11 @@ def random_text(rng):
     return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, 60)))
 
 
-@pytest.mark.parametrize(("name", "restarts"), [("Qwen", True), ("sentencepiece", False), ("across lines", False)])
-def test_a_history_has_the_tokens_of_its_text(tmp_path, name, restarts):
+@pytest.mark.parametrize("name", ["Qwen", "sentencepiece", "across lines"])
+def test_a_history_has_the_tokens_of_its_text(tmp_path, name):
     trained_tokenizer(name).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     chat, rng = LocalChat(str(tmp_path)), random.Random(0)
-    assert chat._restarts_at_lines is restarts
     texts = [random_text(rng) for _ in range(30)]
     for _ in range(60):
         roles = ["system", "user", "assistant", "user"]

@@ -87,20 +87,6 @@ def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature)
 
 
 @pytest.mark.parametrize(
-    ("outputs", "flag", "copies", "eager"),
-    [(256, None, 1, True), (257, None, 1, False), (257, None, 2, True), (1, False, 1, False), (257, True, 1, True)],
-)
-def test_few_outputs_have_no_graphs_captured(outputs, flag, copies, eager, monkeypatch):
-    args = Namespace(enforce_eager=flag, data_parallel_size=copies)
-    vllm_engine._choose_eager(args, outputs)
-    assert args.enforce_eager is eager
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")  # an output must not depend on how many others are requested
-    args.enforce_eager = None
-    vllm_engine._choose_eager(args, outputs)
-    assert args.enforce_eager is False
-
-
-@pytest.mark.parametrize(
     ("lowest", "on_gpu", "refusal"), [(7.5, True, "here it is 7.5"), (8.0, False, "none is here"), (8.0, True, None)]
 )
 def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monkeypatch):

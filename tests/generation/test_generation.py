@@ -83,7 +83,7 @@ def make_call(name, **record):
 
 
 def run(engine, calls, pieces, policy=None):
-    return run_calls(lambda outputs: engine, make_stage(calls, pieces, policy))
+    return run_calls(lambda: engine, make_stage(calls, pieces, policy))
 
 
 def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="answers"):
@@ -197,7 +197,7 @@ def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
 
         return make
 
-    def open_engine(outputs):
+    def open_engine():
         opened.append(made.clear())  # the first ones were made without an engine, to look for them in the store
         return engine
 
@@ -289,7 +289,7 @@ def test_steps_follow_each_other_on_one_engine(capsys):
     first[2].finish = lambda device: published.append((device, len(plans), len(answers)))
     then = make_stage([from_plan(name) for name in "ab"], answers, None, "generator")
     then[2].after = first[2]
-    assert run_calls(lambda outputs: engine, first, then) == "script"
+    assert run_calls(lambda: engine, first, then) == "script"
     assert engine.models == ["planner", "planner", "generator", "generator"] and published == [("script", 2, 0)]
     assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
     assert engine.closed
@@ -319,7 +319,7 @@ def test_steps_that_ask_one_server_know_of_each_other(capsys):
         make_stage([make_call(name) for name in ("a", *(f"q{n}" for n in range(9)))], first),
         make_stage([make_call(name) for name in (*(f"q{n}" for n in range(9, 15)), "kept")], second),
     ]
-    assert run_calls(lambda outputs: engine, *steps) == "script"
+    assert run_calls(lambda: engine, *steps) == "script"
     assert [key for key, _ in first] == ["a"] and [key for key, _ in second] == ["kept"]
     assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
 
@@ -332,5 +332,5 @@ def test_a_step_that_the_store_answers_has_no_device(capsys):
     steps = [(role, model, first), (role, model, make_step([make_call("b")], model, {}))]
     for number, (_, _, step) in enumerate(steps):
         step.finish = lambda device, number=number: told.append((number, device))
-    run_calls(lambda outputs: engine, *steps)
+    run_calls(lambda: engine, *steps)
     assert sorted(told) == [(0, "script"), (1, None)]

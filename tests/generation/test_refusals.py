@@ -16,8 +16,8 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.files.output import Output
 from utils.generation import refusals
-from utils.generation.refusals import LIMITS, MalformedError, Refusals
-from utils.generation.requests import Completion
+from utils.generation.refusals import MalformedError, Refusals
+from utils.generation.requests import LIMITS, Completion
 from utils.parsing.answers import ANSWER_FIELD
 from utils.parsing.choices import VERDICT_SCHEMA
 

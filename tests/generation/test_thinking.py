@@ -128,7 +128,7 @@ class Thinker:
     concurrency, device, finishes = 2, "none", staticmethod(lambda prompt, attempt: False)
     opened, tries = [], []
 
-    def __init__(self, args, models, max_model_len, outputs):
+    def __init__(self, args, models, max_model_len):
         self.opened.append((args.reasoning_parser, max_model_len))
         self.tokenizer = LocalChat(models[0]).tokenizer
         self.reader = ThoughtReader(None, lambda: self.tokenizer)

@@ -12,8 +12,7 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
-from utils.generation.fitting import fit_profile
-from utils.generation.trimming import fit_trimmed
+from utils.generation.fitting import fit_profile, fit_trimmed
 from utils.generator.encoder_decoder import text_model
 from utils.generator.plain_text import PlainText, passages_of
 

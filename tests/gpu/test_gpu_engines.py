@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gpu_runs import CHAT, NEAR, SAMPLE, lowest_between_peaks, needs_package
 
-from utils.models.adapters import read_headers
+from utils.models.loading import read_headers
 from utils.models.memory import ALLOWANCE, GB, GIB, load_config, most_allowance, read_size
 
 pytestmark = needs_package("vllm")
@@ -41,7 +41,7 @@ def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, tmp
         "planpers.py", "--planner_model", adapter, "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json",
         "--output_addr", output, "--limit", machine.pick(12, 4), "--num_contexts", 1, "--temperature", 0,
         "--unranked", "--max_tokens_plan", 24, "--max_tokens", 64, "--max_retries", 1, "--max_model_len", LENGTH,
-        "--log_level", "info", {"graphs": "--no-enforce_eager", "eager": "--enforce_eager"}[mode],
+        "--log_level", "info", *(["--enforce_eager"] if mode == "eager" else []),
     )  # fmt: skip
     figure(f"the whole run took {time.monotonic() - started:.0f} s")
     assert len(LOADING.findall(printed)) == 1

@@ -35,7 +35,7 @@ def test_vllm_starts_and_says_how(machine, tmp_path, figure):
     printed = machine.run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr",
         tmp_path / "answers.json", "--limit", 2, "--max_tokens", 16, "--constrained_decoding", "always",
-        "--max_model_len", 2048, "--no-enforce_eager", "--log_level", "info", one_gpu=True,
+        "--max_model_len", 2048, "--log_level", "info", one_gpu=True,
     )  # fmt: skip
     said = [line.partition("] ")[2] for line in printed.splitlines() if STARTUP.search(line)]
     for line in dict.fromkeys(said):

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from tiny_chat import save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
-from utils.models.adapters import read_headers
+from utils.models.loading import read_headers
 from utils.models.memory import (
     ALLOWANCE,
     ModelSize,

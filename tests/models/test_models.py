@@ -12,7 +12,6 @@ from huggingface_hub import is_offline_mode
 from safetensors.numpy import save
 
 from utils.cli import UserError
-from utils.models.adapters import adapter_base
 from utils.models.hub import (
     cached_commit,
     check_model,
@@ -21,6 +20,7 @@ from utils.models.hub import (
     model_folder,
     skipping_absent_hub,
 )
+from utils.models.loading import adapter_base
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789" * 4

@@ -50,7 +50,7 @@ def ask(tmp_path):
         call = Call(("q1", 0), array("l", [1, 2, 3]), parse)
         completions = Completions(ModelStore(tmp_path / folder, "m", {}), False, False)
         model = make_model("m", policy, completions)
-        run_calls(lambda _: engine, ("generator", model, make_step([call], model, pieces)))
+        run_calls(lambda: engine, ("generator", model, make_step([call], model, pieces)))
         return pieces["q1", 0], [is_held for _, is_held in engine.asked]
 
     return ask

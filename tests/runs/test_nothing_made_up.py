@@ -204,7 +204,7 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
-    def open_scripted(roles, asked, waiting):
+    def open_scripted(roles, asked):
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 
     monkeypatch.setattr("utils.runs.runner.open_engines", open_scripted)

@@ -10,7 +10,6 @@ take (15). All engines are loaded once; each run starts with an empty prefix cac
 import argparse
 import asyncio
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -64,7 +63,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
         answering = answer_arguments(args)
         engines: list[Any] = []
         try:
-            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH, sys.maxsize))
+            engines.append(VLLMEngine(judging, [args.model_addr], MODEL_LENGTH))
             engines += [load_bare(judging, args.model_addr, prefix_cache) for prefix_cache in (True, False)]
             rows = []
             for run in range(args.runs + 1):

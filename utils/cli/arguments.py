@@ -65,8 +65,8 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
         help="weights' type; `auto` is the model's own, on a CPU without bfloat16 float32 (%(default)s)")
-    add("--enforce_eager", action=argparse.BooleanOptionalAction,
-        help="no CUDA graphs: starts sooner, runs slower (default: where the outputs are few; always so on a CPU)")
+    add("--enforce_eager", action="store_true",
+        help="no CUDA graphs: starts sooner, runs slower (off; always so on a CPU)")
     add("--reasoning_parser", metavar="NAME",
         help="vLLM's parser that separates thoughts from the answer, or `none`; with --openai only deepseek_r1, for "
         "texts that begin inside a thought (default: by the model's template; with --openai by the marks in the text)")
@@ -109,7 +109,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     )
     parser.without_effect(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype"
-        " --enforce_eager --no-enforce_eager",
+        " --enforce_eager",
         # A planner runs here all the same, unless it has an address.
         lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
         "with --openai, for no model is loaded here",

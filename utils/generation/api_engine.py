@@ -25,10 +25,9 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
-from utils.generation.refusals import LIMITS, Asked, MalformedError, Refusals
-from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
+from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError
 from utils.generation.thinking import THINKING_NAMES
-from utils.generation.throttle import LONGEST_PAUSE, ThrottledClient
 from utils.parsing.thoughts import Split, split_thoughts
 
 T = TypeVar("T")

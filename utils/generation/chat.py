@@ -10,7 +10,8 @@ from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ from prompts import Messages
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
-from utils.generation.turns import Accepts, Remembered, encode_lines, find_accepts, fold
-from utils.models.adapters import adapter_base
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import TOKENIZER_FILES, blaming, loading
+from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, loading
 
 Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
 
@@ -31,11 +30,81 @@ VERDICT_TOKENS = 512  # that a judge's output may have
 LENGTH_STEP = 64  # a judge's length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
+COUNTED = 50_000  # messages whose lengths are remembered
 FETCH_SECONDS = 20  # for tiktoken's table
-# What may stand before a line break and behind one, for finding out how a tokenizer takes them.
-LINE_ENDS = ["word", "Word", ".", ":", "**", "7", "é", "漢", "😀", "```json", "<|im_end|>", "a b", "http://x", "'", "_"]
-LINE_STARTS = [*LINE_ENDS, "'s", "- x", "# X", "|", "1234", "\u0301", "{", '"', "THE", "://", "</s>"]
 BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
+
+
+@dataclass(frozen=True)
+class Accepts:
+    """What a chat template takes without an error, and without dropping or moving text."""
+
+    system: bool  # a system message at the beginning
+    later_system: bool  # one behind others
+    repeats: bool  # two messages in a row of one role
+    assistant_first: bool  # an assistant's ahead of all user's
+
+
+def find_accepts(render: Callable[[Messages], str]) -> Accepts:
+    """What a template takes, by trying; where it does not, `render` raises what a template may: anything.
+
+    A UserError of `render` ends the run.
+    """
+
+    def takes(*roles: str) -> bool:
+        messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
+        try:
+            text = render(messages)
+        except UserError:
+            raise
+        except Exception:
+            return False
+        places = [text.find(message["content"]) for message in messages]
+        # Where a single question has its system message is the template's affair.
+        return -1 not in places and (len(roles) == 2 or places == sorted(places))
+
+    return Accepts(
+        takes("system", "user"),
+        takes("system", "user", "assistant", "system", "user"),  # some have the last system message alone, first
+        takes("user", "user", "assistant", "assistant", "user"),
+        takes("assistant", "user"),
+    )
+
+
+def fold(messages: Messages, accepts: Accepts) -> Messages:
+    """Messages as a template takes them, each text in its order.
+
+    A system message that it refuses is put ahead of the next user's text, or stands for a user's where none follows at
+    once; an assistant's ahead of all users' stands for a user's too; neighbours of one role become one message.
+    """
+    folded: Messages = []
+    ahead: list[str] = []
+    for number, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if role == "system" and not (accepts.system if number == 0 else accepts.later_system):
+            ahead.append(content)
+            continue
+        if role == "user":
+            folded.append({"role": role, "content": "\n\n".join([*ahead, content])})
+        else:
+            folded += [{"role": "user", "content": "\n\n".join(ahead)}] if ahead else []
+            folded.append({"role": role, "content": content})
+        ahead = []
+    if not accepts.assistant_first:
+        first = next((message for message in folded if message["role"] != "system"), None)
+        if first is not None and first["role"] == "assistant":
+            folded[folded.index(first)] = {**first, "role": "user"}
+    return folded if accepts.repeats else merge_neighbours(folded)
+
+
+def merge_neighbours(messages: Messages) -> Messages:
+    merged: Messages = []
+    for message in messages:
+        if merged and merged[-1]["role"] == message["role"]:
+            merged[-1] = {**message, "content": f"{merged[-1]['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
@@ -94,7 +163,6 @@ class LocalChat:
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
-        self._lines = Remembered(self._encode_all)
         self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
         if not only_known:
             refuse_unknown(variables or {}, self.variables, self._template)
@@ -113,10 +181,7 @@ class LocalChat:
 
     def render(self, messages: Messages) -> array:
         """Token ids of the whole prompt, up to where the assistant begins to speak."""
-        text = self._text(messages)
-        if len(messages) > 2 and self._restarts_at_lines:  # a history, whose beginning other questions have too
-            return encode_lines(text, self._lines)
-        return self._encode_all([text])[0]
+        return self._encode_all([self._text(messages)])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
         """`render` of every prompt, tokenized together: on all cores."""
@@ -151,19 +216,6 @@ class LocalChat:
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
             return [array("i", encoding.ids) for encoding in encodings]
         return [array("i", ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-    @cached_property
-    def _restarts_at_lines(self) -> bool:
-        """Is a text behind a line break tokenized as if it stood alone?
-
-        So it is by the byte-level BPEs of today's models: no pattern of theirs that begins in or before a single line
-        break goes on behind it, or looks back. Others are found out by trying.
-        """
-        pairs = [(before, behind) for before in LINE_ENDS for behind in LINE_STARTS]
-        whole = self._encode_all([f"{before}\n{behind}" for before, behind in pairs])
-        firsts = self._encode_all([f"{before}\n" for before, _ in pairs])
-        seconds = self._encode_all([behind for _, behind in pairs])
-        return all(a == b + c for a, b, c in zip(whole, firsts, seconds, strict=True))
 
     @cached_property
     def _accepts(self) -> Accepts:
@@ -201,9 +253,10 @@ class LocalChat:
         """The tokens of a text that stands somewhere in a message."""
         return len(self._encode_all([text])[0])
 
-    def count_again(self, text: str) -> int:
-        """`count`, nearly, of a text that is met often."""
-        return len(encode_lines(text, self._lines)) if self._restarts_at_lines else self.count(text)
+    @cached_property
+    def count_again(self) -> Callable[[str], int]:
+        """`count` for messages of a history, which several questions share."""
+        return lru_cache(COUNTED)(self.count)
 
 
 class APIChat:
@@ -213,7 +266,6 @@ class APIChat:
 
     def __init__(self, model: str):
         self._encode = _tiktoken_encoder(model)
-        self._counts = Remembered(lambda texts: list(map(self.count, texts)))
         self.counter = "tiktoken" if self._encode else f"estimate: 1 token per {BYTES_PER_TOKEN} bytes"
 
     def render(self, messages: Messages) -> Messages:
@@ -230,9 +282,10 @@ class APIChat:
         """As `LocalChat.count`."""
         return len(self._encode(text)) if self._encode else math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
 
-    def count_again(self, text: str) -> int:
-        """`count` of a text that is met often."""
-        return self._counts.of([text])[0]
+    @cached_property
+    def count_again(self) -> Callable[[str], int]:
+        """As `LocalChat.count_again`."""
+        return lru_cache(COUNTED)(self.count)
 
 
 Chat = LocalChat | APIChat

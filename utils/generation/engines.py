@@ -19,7 +19,6 @@ from utils.generation.requests import Engine
 from utils.generation.store import ModelStore
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.vllm_engine import is_batch_invariant
-from utils.models.adapters import adapter_base
 from utils.models.hub import (
     check_model,
     model_file,
@@ -28,7 +27,7 @@ from utils.models.hub import (
     skipping_absent_hub,
     suggesting_openai,
 )
-from utils.models.loading import loading
+from utils.models.loading import adapter_base, loading
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 

@@ -15,10 +15,9 @@ from utils.cli import UserError
 from utils.files.output import Key
 from utils.generation.chat import Chat
 from utils.generation.completions import Completions
-from utils.generation.fitting import Fitted, fit_items
+from utils.generation.fitting import Entry, Fitted, fit_items, fit_trimmed
 from utils.generation.requests import FURTHER, Engine, Sampling
 from utils.generation.thinking import Thoughts
-from utils.generation.trimming import Entry, fit_trimmed
 
 
 @dataclass(frozen=True)

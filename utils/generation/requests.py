@@ -10,6 +10,7 @@ from utils.generation.chat import Rendered
 # Flags beside temperature, top_p and seed, as they are called in a request: of sampling, and all of them.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
+LIMITS = ("max_tokens", "max_completion_tokens")  # one limit by its old name and by OpenAI's new one
 FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an output to, the best first
 
 

@@ -30,10 +30,9 @@ from utils.generation.vllm_setup import (
     set_up_engine_process,
     tie_engine_processes,
 )
-from utils.models.adapters import adapter_base, adapter_config
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:
@@ -50,13 +49,12 @@ GONE_SECONDS = 30  # to wait for an engine's process that was told to end
 class VLLMEngine:
     """One base model, as it is or with a LoRA adapter on it, request by request."""
 
-    def __init__(self, args: Namespace, models: list[str], max_model_len: int, outputs: int):
+    def __init__(self, args: Namespace, models: list[str], max_model_len: int):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
             models: which can be asked: one base model (hub name or folder) and adapter folders on it.
-            outputs: how many are to be written; where these are few, and `args.enforce_eager` is None, it becomes True.
 
         UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
         for, or cannot do VLLM_BATCH_INVARIANT=1.
@@ -71,7 +69,6 @@ class VLLMEngine:
         base = next((model for model in models if model not in adapters), None) or adapter_base(models[0])
         if on_gpu:
             _check_gpus(args, base)
-            _choose_eager(args, outputs)
         set_defaults(on_gpu, args.data_parallel_size)
 
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -196,7 +193,7 @@ def engine_settings(
         "tensor_parallel_size": args.tensor_parallel_size,
         "data_parallel_size": args.data_parallel_size,  # vLLM's client gives a request to the engine with the fewest
         "gpu_memory_utilization": args.gpu_memory_utilization,
-        "enforce_eager": bool(args.enforce_eager) or not on_gpu,
+        "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
         # Of a step, as LLM.generate takes them on an A100. The asynchronous engine's own are a fraction; LLM.generate's
         # on an H100 are more, and come out of the KV cache, which utils/models/memory.py foresees.
@@ -240,19 +237,6 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
 def is_batch_invariant() -> bool:
     """Does the user's environment tell vLLM to compute an output as if it stood alone in its batch?"""
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
-
-
-def _choose_eager(args: Namespace, outputs: int) -> None:
-    """Do without CUDA graphs, where the user says neither, for what one batch of each engine holds.
-
-    A guess, for no GPU has been measured (tests/gpu does): compiling and capturing take half a minute and more, and
-    graphs save up to 10 ms a step, of which such a batch has as many as its longest output has tokens. With
-    VLLM_BATCH_INVARIANT=1 an output must not depend on how many others are requested.
-    """
-    if args.enforce_eager is None:
-        args.enforce_eager = outputs <= AT_A_TIME * args.data_parallel_size and not is_batch_invariant()
-        if args.enforce_eager:
-            announce(f"no CUDA graphs for {outputs} outputs: starts sooner (--no-enforce_eager captures them)")
 
 
 def _check_gpus(args: Namespace, base: str) -> None:

@@ -17,10 +17,9 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import choose_length
 from utils.generation.engines import open_completions, trained_settings
-from utils.generation.fitting import fit_profile
+from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Sampling
-from utils.generation.trimming import Entry, Trimmed, fit_trimmed
 from utils.generator.plain_text import Passages, PlainText
 from utils.models.hub import model_folder
 from utils.models.machine import describe_weights

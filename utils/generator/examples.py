@@ -12,7 +12,7 @@ from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model
-from utils.models.adapters import adapter_base
+from utils.models.loading import adapter_base
 
 
 @dataclass(frozen=True)

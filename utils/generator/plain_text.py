@@ -29,7 +29,6 @@ class PlainText(LocalChat):
     def __init__(self, model_addr: str, cache_dir: str | None = None):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
         self.model_limit = None  # T5's positions are relative
-        self._restarts_at_lines = False
         check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
 
     def render(self, messages: Messages) -> array:

@@ -13,8 +13,8 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.models.adapters import adapter_base, inner_name, read_headers
 from utils.models.file_hashes import hash_file, is_kept
+from utils.models.loading import adapter_base, inner_name, read_headers
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.

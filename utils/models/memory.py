@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.cli.errors import kind
-from utils.models.adapters import read_headers
 from utils.models.devices import ask_nvidia_smi
 from utils.models.hub import find_headers
-from utils.models.loading import loading
+from utils.models.loading import loading, read_headers
 
 GB = 10**9
 GIB = 2**30

@@ -146,7 +146,6 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
                 "answers",
                 output.pieces,
                 "generator",
-                expected=len(output.keys),
                 finish=partial(_publish, args, shared, output),
             )
             for one, output in zip(datasets, outputs, strict=True)

@@ -96,11 +96,10 @@ def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
             yield made.args[0]
 
 
-def open_engines(roles: Mapping[str, Role], asked: Sequence[str], waiting: Mapping[str, int]) -> dict[str, Engine]:
+def open_engines(roles: Mapping[str, Role], asked: Sequence[str]) -> dict[str, Engine]:
     """Engines by role: for those of `asked` that are behind an API, and for the first with all on the same base model.
 
     Args:
-        waiting: by role, how many records wait for it.
     """
     by_api: dict[tuple[str | None, str | None], Engine] = {}
     engines: dict[str, Engine] = {}
@@ -112,11 +111,11 @@ def open_engines(roles: Mapping[str, Role], asked: Sequence[str], waiting: Mappi
                 by_api[place] = open_api(its.args)
             engines[name] = by_api[place]
     if asked[0] not in engines:
-        engines |= _load(roles, asked[0], waiting)
+        engines |= _load(roles, asked[0])
     return engines
 
 
-def _load(roles: Mapping[str, Role], role: str, waiting: Mapping[str, int]) -> dict[str, Engine]:
+def _load(roles: Mapping[str, Role], role: str) -> dict[str, Engine]:
     """One engine for a role's model and all that can run on it."""
     its = roles[role]
     if (own := its.model.open_engine(its.args)) is not None:
@@ -130,8 +129,7 @@ def _load(roles: Mapping[str, Role], role: str, waiting: Mapping[str, int]) -> d
     parsers = [model.policy.reasoning_parser for model in served.values()]
     parser = next((one for one in parsers if one not in (None, NO_PARSER)), its.model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(model.addr for model in served.values()))
-    outputs = sum(waiting.get(name, 0) for name in served)
     # The engine notes what it chooses in the flags it is given.
     args = its.args if its.args.reasoning_parser == parser else its.args.replaced(reasoning_parser=parser)
-    engine = VLLMEngine(args, addrs, max(model.length for model in served.values()), outputs)
+    engine = VLLMEngine(args, addrs, max(model.length for model in served.values()))
     return dict.fromkeys(served, engine)

@@ -58,7 +58,7 @@ def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["
             role = left[0].awaits()
             left[0].refuse_cached_only(role)
             with exit_on_signal():
-                engines = open_engines(shared.roles, [role, *left[0].other_roles(role)], _count_waiting(left, role))
+                engines = open_engines(shared.roles, [role, *left[0].other_roles(role)])
             device = engines[role].device
             left = asyncio.run(_advance(left, engines))
             if left and left[0].awaits() in engines:
@@ -75,14 +75,6 @@ def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["
         for role in shared.roles.values():
             role.model.completions.store.close()
     return device, runs
-
-
-def _count_waiting(left: list["Run"], role: str) -> Mapping[str, int]:
-    """By role, the records that wait for it, or will."""
-    counts: Counter[str] = Counter()
-    for run in left:
-        counts[run.step.role or role] += run.num_left if run.has_begun else run.step.expected
-    return counts
 
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
@@ -142,10 +134,6 @@ class Run:
         self._in_a_row = 0  # records that the server failed to answer, since the last one that ended
         self._error: Exception | None = None  # what ends the run
         self._is_stopped = False  # of a function of ours: its engine is not open, so no record gets any further
-
-    @property
-    def has_begun(self) -> bool:
-        return self._left is not None
 
     @property
     def num_left(self) -> int:

@@ -172,7 +172,6 @@ class Step:
         unit: plural noun for its pieces.
         pieces: filled with what becomes of the records.
         role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.
-        expected: number of records, if known before the step begins.
         finish: called when all is answered, with the device if something was requested.
         after: the step that has to be complete before this one begins.
         done: pieces that are there without being asked for.
@@ -183,7 +182,6 @@ class Step:
     unit: str
     pieces: Pieces
     role: str | None = None
-    expected: int = 0
     finish: Callable[[str | None], None] = lambda device: None
     after: "Step | None" = None
     done: int = 0

@@ -5,8 +5,7 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.files.manifest import REPORTED, differing_names, manifest_of, tell_apart
-from utils.generation.refusals import LIMITS
-from utils.generation.requests import FURTHER
+from utils.generation.requests import FURTHER, LIMITS
 
 # Of a score file's settings what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
