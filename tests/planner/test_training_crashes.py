@@ -113,17 +113,17 @@ def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
 MOMENTS = {  # name: ([(method of the trainer, after which step, signal)], checkpoints that are there then, message)
     "in a step's last batch": (
-        [("compute_loss", 3, 0), ("compute_loss", 3, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept",
+        [("compute_loss", 2, 0), ("compute_loss", 2, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept",
     ),
-    "by Ctrl-C": ([("compute_loss", 5, INT)], [2, 4, 5], "stopped after step 5; checkpoint-5 is kept"),
-    "in the first step": ([("compute_loss", 0, TERM)], [], "stopped before the end of the first step, so nothing is"),
+    "by Ctrl-C": ([("compute_loss", 4, INT)], [2, 4, 5], "stopped after step 5; checkpoint-5 is kept"),
+    "in the first step": ([("compute_loss", 0, TERM)], [1], "stopped after step 1; checkpoint-1 is kept"),
     "in a checkpoint": ([("_save_checkpoint", 2, TERM)], [2], "stopped after step 2; checkpoint-2 is kept"),
     "in the last evaluation": ([("_target_loss", 6, TERM)], [2, 4, 6], "stopped after step 6; checkpoint-6 is kept"),
     "killed in a batch": ([("compute_loss", 3, KILL)], [2], None),
     "killed in a checkpoint": ([("_save_rng_state", 4, KILL)], [2], None),
     "killed in an evaluation": ([("_target_loss", 4, KILL)], [2, 4], None),
     "twice": (
-        [("compute_loss", 3, TERM), ("_save_rng_state", 3, TERM)], [2], "stopped after step 3; checkpoint-2 is kept",
+        [("compute_loss", 2, TERM), ("_save_rng_state", 3, TERM)], [2], "stopped after step 3; checkpoint-2 is kept",
     ),
 }  # fmt: skip
 
@@ -151,7 +151,7 @@ TAMPERED = {"optimizer.pt": b"no such archive", "scheduler.pt": None, "trainer_s
 
 def test_a_tampered_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
     output = tmp_path / "planner"
-    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 3, TERM)])
+    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 2, TERM)])
     checkpoint = output / "checkpoint-3"
     for name, content in TAMPERED.items():
         before = (checkpoint / name).read_bytes()
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
     """Evaluated at every step: step 3 has a loss of its own, and a checkpoint after the signal."""
     outputs = {name: tmp_path / name for name in ("stopped", "whole")}
     more = ["--eval_steps", "1"]
-    finish(zygote, flags, outputs["stopped"], *more, code=130, signal_itself=[("compute_loss", 3, TERM)])
+    finish(zygote, flags, outputs["stopped"], *more, code=130, signal_itself=[("compute_loss", 2, TERM)])
     assert (outputs["stopped"] / "checkpoint-3").is_dir()
     assert (outputs["stopped"] / "best").readlink().name == "checkpoint-2"
     for output in outputs.values():
@@ -183,7 +183,7 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
 def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote, tmp_path):
     """transformers would go on with the --save_steps of the checkpoint, which its trainer_state.json holds."""
     output = tmp_path / "planner"
-    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 2, TERM)])
+    finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 1, TERM)])
     finish(zygote, flags, output, "--save_steps", "3")
     saved = whole_checkpoints(output)
     assert sorted(saved) == [2, 3, 6] and saved[6] == uninterrupted["adapters"][6]
@@ -267,5 +267,5 @@ cli.run_script(main)
 def test_an_echo_of_the_first_signal_is_none():
     """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
     done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
-    stopping = "stopping: a checkpoint of step 3 comes after this batch; a second signal leaves now\n"
+    stopping = "stopping after this step, with a checkpoint; a second signal leaves now\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

@@ -84,7 +84,7 @@ class ByLengthInSteps(SeedableRandomSampler):
 
 
 class Resumable:
-    """Goes before a Trainer: it saves before it evaluates, and on a signal, a checkpoint of the last finished step.
+    """Goes before a Trainer: it saves before it evaluates, and on a signal after the step that is under way.
 
     A trainer of this kind says what an evaluation is to find (`figures`) and what it is called (`counts`), and by which
     flag its sequences are shorter.
@@ -97,7 +97,6 @@ class Resumable:
         self.add_callback(recorder)
         self.remove_callback(PrinterCallback)
         self._recorder, self._stopper, self._lengths = recorder, recorder.stopper, lengths
-        self._random = [torch, torch.cuda] if torch.cuda.is_available() else [torch]  # which dropout draws from
 
     def learn(self, run: Run, told: str) -> dict[str, Any]:
         """Train, on from the run's checkpoint where it has one, up to --max_steps or the end of its patience.
@@ -160,19 +159,15 @@ class Resumable:
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         what = f"a batch of shape {tuple(inputs['input_ids'].shape)}, on {self.accelerator.device}"
         with fitting(what, self._remedy()):
-            loss = super().training_step(model, inputs, *args, **kwargs)
-        self._stop_if_asked()
-        return loss
+            return super().training_step(model, inputs, *args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        # What a run that goes on from this step has to begin with.
-        self._random_states = [source.get_rng_state() for source in self._random]
         super()._maybe_log_save_evaluate(*args, **kwargs)
         self._tr_loss.zero_()  # it is logged; transformers subtracts it from itself, by which a NaN would stay
         if self.state.global_step < self.state.max_steps:
             is_unsaved = self.state.global_step > self._stopper.saved
             if is_unsaved and self._any(time.monotonic() - self._saved_at >= INTERIM_SECONDS):
-                self._save_finished_step()
+                self._save_now()
             self._stop_if_asked()
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> float:
@@ -195,14 +190,14 @@ class Resumable:
         return norm
 
     def _stop_if_asked(self) -> None:
-        """Leave where a signal has come to any process, with a checkpoint of the last finished step.
+        """Leave if a signal has come to any process, with a checkpoint of the step that has just ended.
 
         All processes ask at the same places, and leave at the same one: saving takes all of them.
         """
         if not self._any(self._stopper.asked):
             return
         if self.state.global_step > self._stopper.saved:
-            self._save_finished_step()
+            self._save_now()
             self.accelerator.wait_for_everyone()  # for the first, which calls it whole: the launcher ends what is left
         self._stopper.leave()
 
@@ -212,18 +207,14 @@ class Resumable:
             return wanted
         return self.accelerator.reduce(torch.tensor(int(wanted), device=self.accelerator.device), "sum").item() > 0
 
-    def _save_finished_step(self) -> None:
-        """A checkpoint of the last finished step, while the next is under way or an evaluation is about to begin."""
-        self.current_flos = 0  # those of the step under way
-        for source, state in zip(self._random, self._random_states, strict=True):
-            source.set_rng_state(state)
+    def _save_now(self) -> None:
         self._save_checkpoint(self.model, None)
         self.control = self.callback_handler.on_save(self.args, self.state, self.control)
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         started = time.monotonic()
         if self.state.global_step > self._stopper.saved:  # first, so that a kill in the minutes to come costs nothing
-            self._save_finished_step()
+            self._save_now()
         self._stop_if_asked()
         announce(f"step {self.state.global_step}: evaluating ({self.counts()})")
         self.model.eval()

@@ -1,9 +1,4 @@
-"""How a training leaves on SIGTERM or Ctrl-C: with a checkpoint of the last step that was finished.
-
-A step of a large model takes a minute, and a checkpoint of some gigabytes on a network's disk as long; what sent the
-signal kills after a while. So a step that is under way is given up when its present batch is done: until the optimizer
-moves, weights and optimizer are those of the step before, and that is what is saved.
-"""
+"""How a training leaves on SIGTERM or Ctrl-C: after the step that is under way, with a checkpoint of it."""
 
 import os
 import signal
@@ -73,8 +68,8 @@ class Stopper:
         self.asked, self._first = True, time.monotonic()
         if self._at_once:
             self.leave()
-        if cli.is_first_process() and self.step != self.saved:
-            _tell(f"stopping: a checkpoint of step {self.step} comes after this batch; a second signal leaves now")
+        if cli.is_first_process():
+            _tell("stopping after this step, with a checkpoint; a second signal leaves now")
 
 
 def _tell(text: str) -> None:
