@@ -60,26 +60,13 @@ def _change(old: Any, new: Any) -> str:
 
 
 def tell_apart(one: str, other: str, length: int = 60) -> tuple[str, str]:
-    """Two different texts as they are shown: of long ones the part that differs, and of hashes the beginning."""
+    """Two different texts as they are shown: of long ones what begins shortly before the difference, hashes short."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
     one, other = short if short[0] != short[1] else (one, other)
-    before = _num_alike(one, other)
-    after = _num_alike(one[before:][::-1], other[before:][::-1])
-    return _part(one, before, after, length), _part(other, before, after, length)
-
-
-def _num_alike(one: str, other: str) -> int:
-    """How many of their first characters are the same."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _part(text: str, before: int, after: int, length: int) -> str:
-    """At most `length` characters of a text, of which the first `before` and the last `after` matter least."""
-    if len(text) <= length:
-        return text
-    start = max(before - length // 3, 0)
-    end = min(len(text) - after + length // 3, start + length, len(text))
-    return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
+    alike = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    start = max(alike - length // 3, 0) if max(len(one), len(other)) > length else 0
+    parts = ((text, text[start : start + length]) for text in (one, other))
+    return tuple("…" * (start > 0) + part + "…" * (start + length < len(text)) for text, part in parts)
 
 
 def file_hash(path: str | Path) -> str:
@@ -137,16 +124,20 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
     that dies in between leaves both halves, and `prepare_output` finishes the renaming.
     """
-    writing.write_synced(staged_path(path), json.dumps(data, ensure_ascii=False, indent=2) + "\n")
+    writing.write_synced(staged_path(path), as_json(data))
     publish_staged(path, manifest)
+
+
+def as_json(value: Any) -> str:
+    """The text of a JSON file."""
+    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
 def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     """The rest of `publish`, for a file whose content is whole at `staged_path`."""
     path, staged = Path(path), staged_path(path)
-    manifest = {**manifest, "output_sha256": file_hash(staged)}
     try:
-        write_atomically(_manifest_path(path), json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+        write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
     except OSError:
         staged.unlink()  # on a full disk it is in the way
         raise
@@ -157,11 +148,9 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
     """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
     files: dict[Path, bytes] = {}  # a manifest before what it tells of
     for path, content in contents.items():
-        text = json.dumps(
-            {**manifest, "output_sha256": hashlib.sha256(content).hexdigest()}, ensure_ascii=False, indent=2
-        )
+        text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
         # The name of an input may be no text in UTF-8: its half characters stay escaped.
-        files |= {_manifest_path(path): f"{text}\n".encode(errors="backslashreplace"), path: content}
+        files |= {_manifest_path(path): text.encode(errors="backslashreplace"), path: content}
     try:
         for path, content in files.items():
             with open_whole(staged_path(path), "wb") as file:
@@ -221,7 +210,7 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
     """Put a manifest into a folder that is an output as a whole: written last, it says that the folder is finished."""
-    write_atomically(Path(folder) / "manifest.json", json.dumps(manifest, ensure_ascii=False, indent=2) + "\n")
+    write_atomically(Path(folder) / "manifest.json", as_json(manifest))
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:

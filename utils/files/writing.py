@@ -221,10 +221,8 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{output}: {_holder(file)} is writing it; wait for it, or end it") from None
-        except OSError:  # a file system that knows no locks: all there is to go by is the name in the file
-            if not _is_gone(file):
-                problem = f"{_holder(file)} is writing it\n  if that process is gone, delete {path}"
-                raise UserError(f"{output}: {problem}") from None
+        except OSError:  # a file system that knows no locks
+            return file
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
@@ -238,23 +236,10 @@ def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
     file.close()
 
 
-def _read_holder(file: IO[bytes]) -> tuple[str, int] | None:
-    """Host and pid in a lock file, None where nobody has written theirs yet."""
-    file.seek(0)
-    try:
-        holder = json.loads(file.read())
-        return holder["host"], holder["pid"]
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
 def _holder(file: IO[bytes]) -> str:
     """Who holds a lock, in words."""
-    holder = _read_holder(file)
-    return f"process {holder[1]} on {holder[0]}" if holder else "another process"
-
-
-def _is_gone(file: IO[bytes]) -> bool:
-    """Nobody is named in a lock file, or a process of this host that is gone."""
-    holder = _read_holder(file)
-    return holder is None or (holder[0] == socket.gethostname() and not Path(f"/proc/{holder[1]}").exists())
+    file.seek(0)
+    with suppress(ValueError, TypeError, KeyError):  # nobody has written theirs yet
+        holder = json.loads(file.read())
+        return f"process {holder['pid']} on {holder['host']}"
+    return "another process"
