@@ -64,7 +64,7 @@ def prepare(args: cli.Arguments) -> Command:
     task = datasets[0].task
 
     async def answer(record: Record, ask: Ask) -> Piece:
-        """Paper, figures 13 and 14: the question, with --rag behind the asker's best posts."""
+        """Paper, figures 13 and 14: the question, with --rag after the asker's best posts."""
         if args.choose:
             return await ask.record(method, items=task.best_items(record, number), options=task.options.texts(record))
         if args.trim_items:  # as LaMP's code does

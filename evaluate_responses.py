@@ -65,7 +65,7 @@ def build_parser() -> cli.FlagParser:
         help="take the expectation over the verdicts that a judge may give, by their likelihoods; no text is generated "
         "(off: the verdict that the judge writes)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
-        help="verdicts on each aspect, of which the mean is taken; more than one need a --temperature (%(default)s)")
+        help="verdicts per aspect, which are averaged; more than one need a --temperature (%(default)s)")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
     judge_help = "judge: hub name, model folder, or API model (needed unless scores are computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
@@ -81,7 +81,7 @@ def build_parser() -> cli.FlagParser:
         "leave out --verdicts",
     )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "their hashes do")
-    parser.decides_nothing("--reading", "the strategy that it stands for does")
+    parser.decides_nothing("--reading", "the strategy that it selects does")
     parser.decides_nothing("--allow_partial", "which pieces an output has; it remembers them")
     # fmt: on
     return parser

@@ -72,7 +72,7 @@ def prepare(args: cli.Arguments) -> Command:
     pairs = planning.name_outputs(args, datasets, given, prompts, identity, planner_identity, lead_in)
 
     async def plan(record: Record, ask: Ask) -> Piece:
-        """Paper, figure 15: the planner reads the question behind the asker's best posts."""
+        """Paper, figure 15: the planner reads the question after the asker's best posts."""
         return await ask.record("planner", items=task.best_items(record, args.num_contexts), model="planner")
 
     async def answer(plans: Pieces, record: Record, ask: Ask) -> Piece:

@@ -93,7 +93,7 @@ def build_parser() -> cli.FlagParser:
         "give --validation_addr",
     )
     parser.decides_nothing("--planner_target", "the lead-in does")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "what is seen of a training")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "which figures are shown")
     # fmt: on
     return parser
 
@@ -133,7 +133,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def fill_in_defaults(args: argparse.Namespace) -> None:
-    """Set the defaults that hang on other flags; UserError where flags don't go together."""
+    """Set the defaults that depend on other flags; UserError if flags contradict each other."""
     args.eval_steps = args.eval_steps or args.save_steps
     if args.warmup_steps is None:
         args.warmup_steps = args.max_steps // 10

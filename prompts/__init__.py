@@ -3,10 +3,10 @@
 A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. The file that is shipped says by its
 `{names}` what a prompt is filled with, each exactly once; one of the user's own has to hold the same.
 
-Where the user's history is turns of a conversation, they stand at a line `[history]`, before the `[user]` part; such a
+If the user's history is turns of a conversation, they go to a line `[history]`, before the `[user]` part; such a
 file needs no `[system]` part.
 
-A paragraph that begins with `[after "title"]` is inserted into the other text behind the first "title", or at the end
+A paragraph that begins with `[after "title"]` is inserted into the other text after the first "title", or at the end
 if there is none: LaMP puts the titles of a user's papers there.
 
 A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
@@ -50,7 +50,7 @@ class History:
     items: Sequence[Sequence[int]]
 
     def first(self, number: int) -> Messages:
-        """The turns where only so many items stay."""
+        """Return the turns with only this number of items."""
         kept = sorted([*self.fixed, *(place for item in self.items[:number] for place in item)])
         return [self.messages[place] for place in kept]
 
@@ -63,9 +63,9 @@ class Prompt:
     system: str | None  # None where turns of a history begin it
     user: str
     digest: str
-    placeholders: frozenset[str]  # what it is filled with
+    placeholders: frozenset[str]  # the names of its placeholders
     exact: bool = False  # the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold
-    lead_in: str | None = None  # what the planner's target begins with in the public code: its `[assistant]` part
+    lead_in: str | None = None  # the beginning of the planner's target in the public code: the `[assistant]` part
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
         """The chat messages with every placeholder replaced by its value, in one pass, and `turns` before the last one.
@@ -139,7 +139,7 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
 
 
 def own_prompt(text: str) -> Prompt:
-    """A prompt from a text of the user's own, whose placeholders are all its `{names}`; without parts all is [user]."""
+    """Return a prompt from a user's text; all `{names}` are placeholders, and without parts everything is [user]."""
     parts = _PARTS.fullmatch(text.strip("\n"))
     system, user = parts.groups() if parts else (None, text.strip("\n").removeprefix("[user]\n"))
     names = frozenset(_NAME.findall(f"{system or ''}\n{user}"))
@@ -193,5 +193,5 @@ def _check_folder(folder: Path, shipped: Path) -> None:
     known = {path.name for path in shipped.glob("*.txt")}
     names = {file.name for file in folder.glob("*.txt")}
     if not names or names - known:
-        problem = f"{min(names - known)} is no prompt's name" if names else "holds no prompt"
+        problem = f"{min(names - known)} is not the name of a prompt" if names else "holds no prompt"
         raise UserError(f"--prompts_dir {folder}: {problem}; a prompt is one of {', '.join(sorted(known))}")

@@ -22,7 +22,7 @@ from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, loading
 
-FULL_LENGTH = 512  # tokens: what one unit of --batch_size stands for
+FULL_LENGTH = 512  # tokens in one unit of --batch_size
 GPU_BATCH_SIZE = 64
 # On a CPU more is slower, for buffers outgrow its caches and padding grows: on two cores, BERT-base took 10.5 s with
 # a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Less gains little, and loses where other work shares the cores.
@@ -31,7 +31,7 @@ FULL_ENOUGH = 1 / 4  # of a batch's budget: from there on padding costs more tha
 ALIKE = 0.95  # of the longest text's length: as little padding is taken
 WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
 QUEUED = 4  # batches for each of several models: so that none waits for the others, or for the next window
-UNUSUAL = "text 漢 \u0378"  # shows that a vocabulary lacks the token for what it lacks
+UNUSUAL = "text 漢 \u0378"  # shows whether a vocabulary has a token for unknown characters
 TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> A
 def most_tokens(config: Any) -> int | None:
     """The tokens of the longest text that a model reads; None where its transformers config sets no limit.
 
-    The likes of RoBERTa (XLM-R, MPNet) count positions from behind the padding token's number: of BGE-M3's 8194 a text
+    The likes of RoBERTa (XLM-R, MPNet) count positions from after the padding token's number: of BGE-M3's 8194 a text
     can have 8192.
     """
     import torch
@@ -155,7 +155,7 @@ def pick_devices(device: str) -> list[str]:
 def embed_texts(
     encoder: Encoder, texts: Sequence[str], batch_size: int | None = None, progress: Progress | None = None
 ) -> tuple[np.ndarray, int]:
-    """Embed every text: of its last hidden states what the encoder's pooling makes of them.
+    """Embed every text, by pooling its last hidden states.
 
     Args:
         batch_size: how many texts of 512 tokens a batch may hold (of shorter ones more). None is 64 on a GPU, and
@@ -281,7 +281,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
     size = count * longest / FULL_LENGTH  # in units of --batch_size
     remedy = "give another --device, --dtype bfloat16 or a smaller --max_length"
     if count > 1 and size > 1:
-        remedy = f"give --batch_size {max(1, int(size / 2))}; what is ranked so far is kept"
+        remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
     what = f"{count} texts of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # the latter here, for it holds for one thread
         if (highest := input_ids.max()) >= (

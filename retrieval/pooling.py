@@ -38,7 +38,7 @@ MEAN = Pooling()  # Contriever's
 def choose_pooling(
     name: str, cache_dir: str | None = None, mode: str | None = None, normalize: bool | None = None
 ) -> Pooling:
-    """What the user asks for, and where that is None what the model's files say; call `check_model` first.
+    """Return the pooling that the user asks for, or else that of the model's files; call `check_model` first.
 
     Raises:
         UserError: they are damaged, or say what `Pooling` cannot do and `mode` does not replace; or the hub is in

@@ -1,4 +1,4 @@
-"""Profiles as they are ranked: whose each question gets, their texts and their dates."""
+"""Profiles for ranking: which user's profile each question gets, texts and dates."""
 
 import argparse
 import random
@@ -24,7 +24,7 @@ class Source:
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError where it is none, or has no profiles to swap, or they were swapped before."""
+        """Check the dataset; UserError if it is not one, or its profiles cannot be swapped or were swapped before."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
@@ -36,7 +36,7 @@ class Source:
             users.append(user_of(self.dataset.task, record))
             if "profile_owner" in record:
                 swapped.append(record["id"])
-        self._owners = list(range(len(sizes)))  # by number, whose profile each question gets
+        self._owners = list(range(len(sizes)))  # by number, the question that has the profile
         if args.random_profile:
             if self.dataset.task.history is not None:
                 shared = "several questions share a user's history, so another question's may be the same user's"
@@ -53,7 +53,7 @@ class Source:
                 raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
             self._owners = draw_owners(users, args.seed)
         self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
-        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # of which no date is known
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # without a date
         self.by_date = goes_by_date(args, self.dataset.task)
 
     def read(self, number: int) -> Record:
@@ -72,7 +72,7 @@ def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
 
 
 def with_dates(task: Task) -> Task:
-    """The task whose items have their date behind their text, as in LaMP's code; those without a date stay the same."""
+    """Return a task with each item's date after its text, as in LaMP's code; items without a date stay the same."""
 
     def item_text(item: Item) -> str:
         date = f" date: {item[task.date_field]}" if task.item_date(item) else ""
@@ -82,11 +82,11 @@ def with_dates(task: Task) -> Task:
 
 
 def describe_dates(path: str, counts: dict[str, int]) -> str:
-    """What the latest of a profile are told by."""
+    """Return how the latest items of a profile are found."""
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
         return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
-    behind = f"; of {undated} of {posts} posts none can be read: they stand behind all others" if undated else ""
+    behind = f"; {undated} of {posts} posts have no readable date and come last" if undated else ""
     return f"note: {path}: the latest posts by their dates{behind}"
 
 

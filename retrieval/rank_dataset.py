@@ -9,7 +9,7 @@ The control with another user's posts (the paper's "random profile") is a ranked
       --random_profile --seed 0
 
 --ranker recency goes by the items' dates where the benchmark has any, the latest first, and of the same date by the
-file's order, its last item first; those without a date that can be read stand behind all others and are counted.
+file's order, its last item first; items without a readable date come last and are counted.
 --ranker hybrid alternates between the dense and the recency order, as in LaMP, and skips items already taken; the dense
 order comes first.
 
@@ -72,8 +72,8 @@ def build_parser() -> FlagParser:
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
     add("--unit", choices=UNITS,
-        help="what is ranked of a history of conversations: its messages or its sessions (message)")
-    add("--seed", type=int, default=0, help="seed of what is random (%(default)s)")
+        help="rank a history's messages or its sessions (message)")
+    add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser, parser)
     add_dry_run_argument(parser, parser, "say what would be ranked and what this machine lacks for it; load no "
@@ -160,7 +160,7 @@ def order_all(
     pooling: "Pooling | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with the order of every profile: what the store has, and what it lacks, which it then keeps.
+    """Fill `ranked` with the order of every profile, from the store or newly ranked and then stored.
 
     Returns the device; `counts` gets what was embedded.
     """
@@ -184,7 +184,7 @@ def order_all(
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
-    """The manifest's counts of what is ranked; notes on stderr say how the dates are used, if they are."""
+    """Return the manifest's counts, and print notes on the use of dates."""
     counts = {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
     if source.by_date or use_date:
         counts["undated_posts"] = sum(source.undated)
@@ -216,7 +216,7 @@ def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) ->
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """How the encoder pools, which is then also what the manifest has of the flags; UserError without such a model."""
+    """Return how the encoder pools, also for the manifest; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
     check_model(args.model_name, args.cache_dir)

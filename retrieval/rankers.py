@@ -71,7 +71,7 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
 
 
 def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
-    """Latest first; of the same date the last one in the file, and behind all dates those of which none is known.
+    """Order by date, latest first; of equal dates the last in the file, and items without a date come last.
 
     So a profile without any dates is in the file's order, its last post first, as LaMP has it.
     """
@@ -91,7 +91,7 @@ def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def rank_at_random(num_posts: int, seed: int, question_id: str) -> list[int]:
-    """A random order that hangs on the seed and the question alone, not on the other questions of the file."""
+    """Return a random order that depends on the seed and the question only."""
     return random.Random(f"{seed} {question_id}").sample(range(num_posts), num_posts)
 
 

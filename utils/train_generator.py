@@ -1,6 +1,6 @@
 """Fine-tune a generator on a task with references, such as LaMP's: FlanT5 with items of the profile in its prompt.
 
-With --lora_rank it is a chat model, of which an adapter is learnt.
+With --lora_rank it trains an adapter of a chat model.
 
   python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 4 --trim_items \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
@@ -13,8 +13,8 @@ With --lora_rank it is a chat model, of which an adapter is learnt.
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
 After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat model greedily; the best
-checkpoint is linked as <output_dir>/best, which is a model for baselines.py. Of the others the last is kept. The same
-command again goes on from there; a SIGTERM or Ctrl-C leaves a checkpoint of the last finished step.
+checkpoint is linked as <output_dir>/best, which is a model for baselines.py. The last one is kept too. Run the
+same command again to resume; on SIGTERM or Ctrl-C the current step is finished and saved.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def build_parser() -> cli.FlagParser:
     cli.add_unranked_argument(parser)
     add("--fusion", choices=["none", "decoder"], default="none",
         help="decoder: each item is encoded with the question by itself, and one decoder attends to all; none: all "
-        "stand in one prompt (%(default)s)")
+        "share one prompt (%(default)s)")
     add("--trim_items", action="store_true",
         help="over the token budget cut each item at its end, then the question, as LaMP's code does (off: the "
         "lowest-ranked items are left out)")
@@ -96,7 +96,7 @@ def build_parser() -> cli.FlagParser:
         help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
     add("--epochs", type=cli.positive_int, help="times through the data (default: the task's, for LaMP 10 or 20)")
     add("--patience", type=cli.positive_int, metavar="N",
-        help="stop after so many epochs without a better one (default: never)")
+        help="stop after this number of epochs without a better one (default: never)")
     parser.without_effect(
         "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
     )
@@ -172,7 +172,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
 
 
 def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
-    """The model as it reads and writes; UserError where it is none of the kind that is trained."""
+    """Return the model for building examples; UserError if it is not of the kind that is trained."""
     check_base(args)
     written, fused = args.max_target_length, args.fusion == "decoder"
     if args.lora_rank is None:
@@ -200,7 +200,7 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
 
 
 def choose_batch(args: argparse.Namespace) -> None:
-    """Set the defaults of the batch: what a GPU of 24 GB holds at a time, and the paper's questions a step."""
+    """Set the batch's defaults: what a GPU with 24 GB holds, and the paper's questions per step."""
     if args.per_device_train_batch_size is None:
         args.per_device_train_batch_size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.gradient_accumulation_steps is None:

@@ -72,7 +72,7 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
         assert [item["id"] for item in after["profile"]][len(known) :] == unknown[::-1]
     posts = sum(len(record["profile"]) for record in records)
     assert counts(tmp_path, "recency")["undated_posts"] == 2
-    told = f"the latest posts by their dates; of 2 of {posts} posts none can be read: they stand behind all others\n"
+    told = f"the latest posts by their dates; 2 of {posts} posts have no readable date and come last\n"
     assert told in capsys.readouterr().err
 
 

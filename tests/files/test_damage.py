@@ -182,9 +182,7 @@ def test_a_damaged_line_is_named_and_what_is_left_without_it_is_enough(case, zyg
         damaged[dice.randrange(len(damaged) - 1)] ^= 1 << dice.randrange(8)
         store.write_bytes(b"".join([*lines[:number], bytes(damaged), *lines[number + 1 :]]))
         error = error_of(case.start(zygotes))
-        assert error == (
-            f"{store}: line {number + 1} is damaged\n  delete that line: what it holds is then made again\n"
-        )
+        assert error == (f"{store}: line {number + 1} is damaged\n  delete that line to request its completion again\n")
         assert len(server.requests) == asked and not case.outputs[-1].exists()
     store.write_bytes(b"".join([*lines[:number], *lines[number + 1 :]]))  # as the message says
     case.finish(zygotes)

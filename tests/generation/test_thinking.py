@@ -258,7 +258,7 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     words = ["--model_addr", thinker, "--inputs_addr", data]
     ask(baselines, *words, "--output_addr", tmp_path / "a.json", "--max_retries", "0", code=1)
     assert thinking.opened == [("deepseek_r1", 4096)] and thinking.tries[0].max_tokens == 2048 + 1024
-    told = "--max_tokens 3072, of which 1024 are for thoughts (a guess)"
+    told = "--max_tokens 3072, including 1024 for thoughts (a guess)"
     assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}\n" in capsys.readouterr().err
     ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 100, code=1)
     assert thinking.tries[1].max_tokens == 100
@@ -313,7 +313,7 @@ SENT = [
     (Reply(f"analysis{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(DRAFT, "length"), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),
     # Nothing marks it, but it breaks off in prose.
-    (Reply(DRAFT, "length"), [], "the text breaks off in prose, so what it holds may be a draft", None, None),
+    (Reply(DRAFT, "length"), [], "the text breaks off in prose, so it may be a draft", None, None),
 ]
 
 

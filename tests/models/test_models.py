@@ -226,7 +226,7 @@ def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commi
     with serve(FILES) as hub:
         hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
         refused = find(hub.url, tmp_path / "cache", code=2)
-        assert refused == f"error: {MODEL}: the connection to the hub broke off; the same command goes on from there\n"
+        assert refused == f"error: {MODEL}: the connection to the hub broke off; run the same command again to resume\n"
         [commit] = hub.commits
         hub.commit({**FILES, "model.safetensors": b"trained again"})
         hub.fault = lambda method, path: FINE
@@ -252,7 +252,7 @@ MODEL_FLAGS = {  # with --openai, and without
     "retrieval/rank_dataset.py": ("--model_name", f"--input_dataset_addr {SAMPLE} --output_dataset_addr OUT", False),
     "train_planner.py": ("--model_addr", f"--unranked --inputs_addr {SAMPLE} --output_dir OUT", False),
 }  # fmt: skip
-OUR_FLAG = "  or is it a model behind an API: did you mean --openai?\n"
+OUR_FLAG = "  for an API model add --openai\n"
 
 
 def run_counting(tmp_path, script, model, endpoint):
@@ -292,7 +292,7 @@ def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "o3", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"])
 def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
     told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
-    assert told == f"error: {name}: no folder here, and not what a model on the hub is called\n{OUR_FLAG}"
+    assert told == f"error: {name}: neither a local folder nor a hub name (owner/model)\n{OUR_FLAG}"
     assert connections == 0
 
 

@@ -141,5 +141,5 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
         load_prompt("lampqa/no_personalization", tmp_path)
     own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
-    with pytest.raises(UserError, match=r"aspect_jugde\.txt is no prompt's name; .*aspect_judge\.txt"):
+    with pytest.raises(UserError, match=r"aspect_jugde\.txt is not the name of a prompt; .*aspect_judge\.txt"):
         load_prompt("lampqa/no_personalization", tmp_path)

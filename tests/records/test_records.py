@@ -102,7 +102,7 @@ WHOLE = json.dumps([record()], indent=1)
         ('{"id": 1}\n{"id": 2}\n', "more than one JSON value (line 2, column 1); name JSON Lines *.jsonl"),
         ([], "holds no questions"),
         ({"data": [record()]}, "holds an object; a dataset is a JSON array of questions"),
-        ('[{"id": "q1", "id": "q2"}]', "'id' stands twice in one object; names are unique"),
+        ('[{"id": "q1", "id": "q2"}]', "duplicate key 'id'"),
         (b'["caf\xe9"]', "not UTF-8 text (byte 5)"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_file_cut_short_anywhere_is_refused_with_the_place(tmp_path):
     ("second_line", "expected"),
     [
         ('{"id": "q2", "question"', "line 2 is not JSON: Expecting ':' delimiter at column 24"),
-        ('{"id": "q2", "id": "q3"}', "line 2: 'id' stands twice; names are unique"),
+        ('{"id": "q2", "id": "q3"}', "line 2: duplicate key 'id'"),
         ("[1, 2]", "record 1: a list where a question object belongs"),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
         ({"q1": [{"output": "a"}, {"text": "b"}]}, "id 'q1': response 1 has no field 'output'"),
         ({"q1": [{"output": 5}]}, "id 'q1': response 0: 'output' is 5, not a text"),
         ({"q1": [{"output": "a", "raw": False}]}, "id 'q1': response 0: 'raw' is false, not a text"),
-        ('{"q1": [{"output": "a"}], "q1": []}', "'q1' stands twice in one object; names are unique"),
+        ('{"q1": [{"output": "a"}], "q1": []}', "duplicate key 'q1'"),
     ],
 )
 def test_a_file_that_holds_no_responses(tmp_path, content, expected):

@@ -139,7 +139,7 @@ def test_a_batch_that_the_memory_does_not_hold_is_told_with_a_size_that_it_may(e
         embed_texts(encoder, texts, batch_size=4)
     assert str(error.value) == (
         "out of memory: 4 texts of up to 512 tokens at a time, on cpu\n"
-        "  give --batch_size 2; what is ranked so far is kept"
+        "  give --batch_size 2; finished rankings are kept"
     )
     np.testing.assert_allclose(embed_texts(encoder, texts, batch_size=2)[0], np.repeat(exact, 4, axis=0), atol=1e-4)
 

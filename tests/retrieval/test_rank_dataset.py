@@ -254,7 +254,7 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
     assert done.returncode == 2
     assert done.errors.endswith(
         "error: out of memory: 6 texts of up to 302 tokens at a time, on cpu\n"
-        "  give --batch_size 1; what is ranked so far is kept\n"
+        "  give --batch_size 1; finished rankings are kept\n"
     )
     assert "Traceback" not in done.errors
     assert not output.exists()

@@ -180,7 +180,7 @@ async def answer(record, ask):
 """)
     assert runs.run("--limit", 2, code=1) == 40
     errors = capsys.readouterr().err
-    assert "more than 20 calls: is there a loop without an end?" in errors and "calls 40" in errors
+    assert "more than 20 calls: does it have an endless loop?" in errors and "calls 40" in errors
 
 
 # The same on every run

@@ -291,7 +291,7 @@ FILE_DAMAGES = {
     "null": (replaced(b"null"), rf"(holds missing or null;|{NO_FORM})"),
     "an unknown object": (replaced(b'{"version": 2}'), rf"(holds an object;|id 'version': 2 where|{NO_FORM})"),
     "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: 1 where|holds a list;|{NO_FORM})"),
-    "a key twice": (replaced(b'{"q0": [], "q0": []}'), "'q0' stands twice in one object; names are unique"),
+    "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
     "a folder": (swapped(Path.mkdir), "a folder; give the file"),
     "a pipe": (swapped(os.mkfifo), NOT_REGULAR),
@@ -316,7 +316,7 @@ def test_a_file_that_is_none_of_its_kind(inputs, server, capsys, command, name, 
 
 LINES_DAMAGES = {
     "a line cut short": ('{"id": "q2", "quest', "line 3 is not JSON: Unterminated string"),
-    "a key twice": ('{"id": "q2", "id": "q3"}', "line 3: 'id' stands twice; names are unique"),
+    "a key twice": ('{"id": "q2", "id": "q3"}', "line 3: duplicate key 'id'"),
     "too deep": ("[" * 100_000, "line 3: nested too deeply"),
     "the whole array": (json.dumps(RECORDS), "record 2: a list where a question object belongs"),
     "two on one line": ('{"id": "q2"} {"id": "q3"}', "line 3 is not JSON: Extra data at column 14"),

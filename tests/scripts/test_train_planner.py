@@ -339,7 +339,7 @@ def test_checkpoints_of_other_settings_and_of_something_else_are_refused_and_sta
     for flags in ([], ["--no-resume"]):
         assert refusal(open_run, parse(*flags, output=folder), {**SETTINGS, "seed": 1}) == (
             f"{folder}: a run with other settings: seed: 0, now 1\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
         )
     assert listing(folder) == before
     other = folder.with_name("other")

@@ -40,7 +40,7 @@ seed_or_none = or_word("none", non_negative_int)
 
 
 def make_parser(doc: str) -> FlagParser:
-    """A parser whose --help opens with the script's own docstring."""
+    """Return a parser with the script's docstring at the top of its --help."""
     return FlagParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
 
 
@@ -117,7 +117,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
-    """What the API's tokens cost; no setting of the output. `whose` stands in front of the names."""
+    """Add the prices of an API's tokens, which decide nothing about the output; `whose` is a prefix of their names."""
     for name, what in (
         ("in", "a million tokens of input"),
         ("out", "a million tokens of output, thoughts included"),
@@ -171,7 +171,7 @@ def add_template_argument(add: Callable[..., object]) -> None:
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
-    """Which part of the data to work on, and what to do with what is already there."""
+    """Add the flags that select a part of the data and say what may be overwritten."""
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
@@ -248,7 +248,7 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
 
 
 def _settle_shard(args: argparse.Namespace) -> None:
-    """Check the flags of a shard; what stands in `args` is then what holds."""
+    """Check the flags of a shard, and set them from a SLURM array where they are not given."""
     array_size, place = slurm_shard()
     if args.num_shards == 1 and args.shard_index == place:
         args.shard_index = 0  # --num_shards 1 alone, in an array
@@ -282,7 +282,7 @@ def check_different(flag: str, outputs: list[str]) -> None:
 
 
 def check_completions(folder: str, outputs: list[str]) -> None:
-    """Raise UserError where --completions names what is no folder, or what an output is to be."""
+    """Raise UserError if --completions is not a folder, or is an output's path."""
     if not folder.strip():
         raise UserError("--completions: names no folder")
     if os.path.realpath(folder) in map(os.path.realpath, outputs):

@@ -1,4 +1,4 @@
-"""How a run ends: exit codes, signals, and what is told of an error."""
+"""How a run ends: exit codes, signals, and error messages."""
 
 import atexit
 import errno
@@ -16,10 +16,10 @@ from utils.cli.flags import USER_ERROR, is_first_process
 
 # Exit code: a server left requests unanswered; the same command asks again. Also where most outputs are unusable.
 SERVER_FAILED = 1
-INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; the same command goes on
+INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
 UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
-LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill what is still there after ten or more
+LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill a process after ten or more
 
 
 def run_script(main: Callable[[], int]) -> None:
@@ -50,7 +50,7 @@ def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
         if sys.stdout is not None:  # it is, where the shell closed it
-            sys.stdout.flush()  # here its error is told like any other's
+            sys.stdout.flush()  # here its error is reported like any other's
         return code
     except UserError as error:
         if is_first_process():  # one tells it for all
@@ -88,7 +88,7 @@ def _on_signals(handler: Callable[[int, object], None]) -> None:
 
 
 def report_missing(count: int, unit: str) -> int:
-    """A run's exit code, and a line on stderr where a server failed to give `count` of what `unit` calls one."""
+    """Return a run's exit code, and print how many outputs (`unit`, in the singular) a server failed to give."""
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
@@ -112,14 +112,14 @@ def exit_on_signal() -> Iterator[None]:
 
 
 def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
-    os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # print may be what the signal came into
+    os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # the signal may have interrupted print
     os._exit(INTERRUPTED)
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
     """A signal that came while an object was being finalized: Python swallows its exception, so it acts here.
 
-    Nothing is said of a method whose bare `except` keeps it from ending (utils/runs): it was let go.
+    Ignore methods with a bare `except` that keep their coroutine from ending (utils/runs).
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)

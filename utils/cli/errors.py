@@ -26,7 +26,7 @@ def first_five(ids: Iterable[str]) -> str:
 
 
 def quote(value: Any) -> str:
-    """A value as it is shown in an error message: in one line, and not all of a long one."""
+    """Return a value for an error message: in one line, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 

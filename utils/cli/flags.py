@@ -1,4 +1,4 @@
-"""A script's flags: what a value may be, which of them have an effect together, and what is said of a mistake."""
+"""A script's flags: types of values, combinations without effect, and messages about mistakes."""
 
 import argparse
 import difflib
@@ -86,7 +86,7 @@ class FlagParser(argparse.ArgumentParser):
         parsed = super().parse_args(args, namespace)
         given = self._given_words()
         rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
-        # A later rule about the same flag says what is to be given first.
+        # A later rule about the same flag names another flag to give first.
         if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
             self.refuse(next(iter(refusals.values())))
         return parsed
@@ -110,7 +110,7 @@ class FlagParser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> None:
-        """What argparse calls over any mistake; where a flag is misspelt, that is told rather than what it led to."""
+        """Report a mistake; argparse calls this. A misspelt flag is reported instead of its consequences."""
         flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values: one may be a key
         looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # not -1, nor a value with spaces in it
         if unknown := [flag for flag in flags if looks_like_one(flag) and flag not in self._option_string_actions]:
@@ -124,12 +124,12 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def is_text(word: str) -> bool:
-    """Can be written to a file: not so a name whose bytes are not UTF-8."""
+    """Return whether it can be written to a file; a name with bytes that are not UTF-8 cannot."""
     return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def is_first_process() -> bool:
-    """Of the processes that accelerate launch starts, the one that speaks and writes for all; True without it."""
+    """Return whether this process prints and writes for all that accelerate launch started (True without it)."""
     return os.environ.get("RANK", "0") == "0"
 
 

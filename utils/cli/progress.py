@@ -18,7 +18,7 @@ LARGE = 100 * 10**6  # bytes: such a file takes seconds to read or to write
 
 
 def announce(phase: str) -> None:
-    """Say what the next seconds go into, terminal or not: silence looks like a hang.
+    """Print what takes the next seconds, because silence looks like a hang.
 
     Control characters are spelled out: a server's or a file's text must not steer the terminal.
     """
@@ -35,7 +35,7 @@ def announce(phase: str) -> None:
 
 def announce_file(doing: str, path: str | Path, size: int | None = None) -> None:
     """`announce` that a file is read or written, where its size in bytes (default: as it is now) makes that long."""
-    with suppress(OSError):  # what is wrong with it is told by whoever opens it
+    with suppress(OSError):  # the reader reports what is wrong with it
         size = Path(path).stat().st_size if size is None else size
         if size >= LARGE:
             announce(f"{doing} {path} ({size / 1e6:.0f} MB)")

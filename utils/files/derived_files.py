@@ -27,7 +27,7 @@ def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output_arguments(parser: FlagParser, what: str) -> None:
-    """An output that may be left out, for what it would hold is printed; `what` is its help."""
+    """Add an optional output, whose content is printed anyway; `what` is its help."""
     parser.add_argument("--output_addr", metavar="FILE", help=what)
     add_overwrite_argument(parser)
     parser.without_effect(
@@ -38,7 +38,7 @@ def add_output_arguments(parser: FlagParser, what: str) -> None:
 def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:
     """Make sure that `script`, a path such as "utils/make_table.py", may write these files.
 
-    UserError where one cannot be written; or, without `overwrite`, is there and not as `script` wrote it.
+    UserError if one cannot be written, or, without `overwrite`, exists and is not as `script` wrote it.
     """
     for path in map(Path, paths):
         check_writable(path)
@@ -59,7 +59,7 @@ def is_own(path: Path, script: str) -> bool:
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
     """Put derived files in place, each with its manifest: all of them or none.
 
-    In the manifest is the hash of every file that a flag names: what the derived ones were made from.
+    The manifest has the hash of every input file that a flag names.
     """
     inputs = {word: manifest.file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
     inputs = {path: digest for path, digest in inputs.items() if Path(path) not in contents}

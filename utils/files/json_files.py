@@ -1,4 +1,4 @@
-"""JSON, JSON Lines and TOML read from files: what is wrong with one is said with the place."""
+"""Read JSON, JSON Lines and TOML; errors name the file and the place in it."""
 
 import json
 import tomllib
@@ -13,7 +13,7 @@ LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmar
 
 
 def read_json(path: str | Path) -> Any:
-    """The JSON value in a file; UserError where there is none (says where it breaks off)."""
+    """Return the JSON value in a file; UserError if it is not JSON (says where it breaks off)."""
     text = _read_filled(path)
     try:
         return json.loads(text, object_pairs_hook=refuse_repeated_names)
@@ -25,7 +25,7 @@ def read_json(path: str | Path) -> Any:
             raise UserError(f"{path}: the JSON breaks off at {where}: the file is cut short") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
     except _RepeatedNameError as error:
-        raise UserError(f"{path}: {quote(error.args[0])} stands twice in one object; names are unique") from None
+        raise UserError(f"{path}: duplicate key {quote(error.args[0])}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: {beyond_python(error)}") from None
 
@@ -41,7 +41,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def beyond_python(error: Exception) -> str:
-    """Why Python does not take what is JSON or TOML otherwise."""
+    """Return why Python rejects valid JSON or TOML."""
     return "nested too deeply" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
 
 
@@ -50,7 +50,7 @@ class _RepeatedNameError(ValueError):
 
 
 def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For json's object_pairs_hook: the object, ValueError where a name stands twice in it."""
+    """Return the object (json's object_pairs_hook); ValueError if it has a duplicate key."""
     result = dict(pairs)
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
@@ -69,14 +69,14 @@ def read_json_lines(path: Path) -> list[Any]:
         except json.JSONDecodeError as error:
             raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
         except _RepeatedNameError as error:
-            raise UserError(f"{path}: line {number}: {quote(error.args[0])} stands twice; names are unique") from None
+            raise UserError(f"{path}: line {number}: duplicate key {quote(error.args[0])}") from None
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: line {number}: {beyond_python(error)}") from None
     return records
 
 
 class LongLineError(UserError):
-    """A file of lines is none: read on, it would fill the memory."""
+    """A line is too long for JSON Lines: reading it would fill the memory."""
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -115,7 +115,7 @@ def check_readable(path: Path) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """The bytes of a file; UserError where it is not there, is no regular file, or may not be read."""
+    """Return the bytes of a file; UserError if it does not exist, is not a regular file, or cannot be read."""
     path = Path(path)
     try:
         check_readable(path)

@@ -27,7 +27,7 @@ NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings in which two outputs differ; what one of them has not found out is no difference."""
+    """Return the settings in which two outputs differ, without those that one run has not found out."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
@@ -43,7 +43,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] =
 
 
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, old and new value of each setting that differs, None where there is none; also within a setting."""
+    """Yield name, old and new value (None if absent) of each setting that differs, also within settings."""
     for name in differing_names(old, new):
         one, other = old.get(name), new.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
@@ -113,7 +113,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 
 def not_ours(path: str | Path) -> str:
-    """What is wrong with an output of which `manifest_of` tells nothing."""
+    """Return what is wrong with an output without a valid manifest."""
     manifest = _manifest_path(Path(path))
     return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
 
@@ -146,7 +146,7 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
 
 def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
     """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
-    files: dict[Path, bytes] = {}  # a manifest before what it tells of
+    files: dict[Path, bytes] = {}  # each manifest before its file
     for path, content in contents.items():
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
         # The name of an input may be no text in UTF-8: its half characters stay escaped.
@@ -180,7 +180,7 @@ def _manifest_path(path: Path) -> Path:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
-    """The manifest beside an output, None where there is none that can be read."""
+    """Return the manifest beside an output, None if there is no readable one."""
     manifest = _read(_manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
@@ -196,7 +196,7 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 
 
 def manifest_of(path: str | Path) -> dict[str, Any] | None:
-    """`read_manifest`, but None too where the output was changed since: then it tells nothing of what is there."""
+    """`read_manifest`, but None too if the output was changed since."""
     manifest = read_manifest(path)
     if manifest is None or not Path(path).is_file():  # a pipe or a device would be read for ever
         return None
@@ -214,7 +214,7 @@ def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """The manifest in a folder, None where there is none that can be read."""
+    """Return the manifest in a folder, None if there is no readable one."""
     return _read(Path(folder) / "manifest.json")
 
 
@@ -242,7 +242,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
-    """Raise UserError if a dataset whose best posts are wanted is not ranked; with --unranked only say so."""
+    """Raise UserError if a dataset is not ranked; with --unranked print a note instead."""
     if "ranker" in noted_settings(path):
         return
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
@@ -267,7 +267,7 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """An address without the user and password that may stand in it; also within lists and objects."""
+    """Return an address without user and password; also within lists and objects."""
     if isinstance(value, dict):
         return {name: without_password(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

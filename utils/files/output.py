@@ -35,11 +35,11 @@ Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
 INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files: they may change
-NUM_REASONS = 3  # that are told where most pieces are unusable
+NUM_REASONS = 3  # that are printed if most pieces are unusable
 
 
 def is_failed(piece: Piece) -> bool:
-    """The model gave nothing that can be used; what stands in for a verdict on no answer has `answered`."""
+    """Return whether the model gave nothing usable; the verdict on a missing answer has `answered`."""
     return piece["value"] is None and "answered" not in piece
 
 
@@ -60,11 +60,11 @@ class Output:
     keys: list[Key]  # of the pieces that it is to have in the end
     # From pieces, in the order of the keys, to the file's content; an iterator makes a list, an item at a time.
     collect: Callable[[Pieces], Any]
-    unit: str  # what the pieces are called, in the plural
+    unit: str  # plural noun for the pieces
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
     may_shrink: bool = False  # it may be replaced by one with fewer pieces
-    # Called with the manifest of what is to be replaced without --overwrite; UserError, to which the path is added.
+    # Called with the manifest of a file that is replaced without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
 
     def __post_init__(self) -> None:
@@ -81,8 +81,8 @@ class Output:
     def is_finished(self) -> bool:
         """Did this very command make it whole? Nothing is changed, so that a dry run may ask too.
 
-        It is not where an input has changed since, where a server failed to give some of it, or where something was
-        unusable and --max_retries is higher now: then it is made again, which requests what the store lacks.
+        It is not if an input has changed, if a server failed on part of it, or if something was unusable and
+        --max_retries is higher now. Then it is made again, and requests only what the store lacks.
 
         Raises:
             UserError: it cannot be written; another process is writing it; or --overwrite is not given, and it was made
@@ -137,12 +137,12 @@ class Output:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
-        """Put the file in place, with a manifest that tells how it was made and what it took; True if that is done.
+        """Put the file in place, with its manifest; return whether that was done.
 
         One with more in it stays where a server failed to give what this run lacks; else UserError.
 
         Args:
-            found: what the run has found out about its models, to stand among the settings.
+            found: settings that the run has found out about its models.
         """
         if self.is_shard:
             return False
@@ -180,7 +180,7 @@ class Output:
         return 0
 
     def report_failed(self) -> int:
-        """The exit code for what the model gave: 1 if at least half of the pieces it was asked for are unusable.
+        """Return the exit code: 1 if at least half of the requested pieces are unusable.
 
         Then stderr has the commonest reasons, each with a sample and what to try.
         """
@@ -200,7 +200,7 @@ class Output:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def _again(self) -> str:
-        """How to ask for what is unusable once more; of a greedy model nothing helps, it repeats itself."""
+        """Return how to retry unusable pieces; nothing for a greedy model, which would repeat itself."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy else "; a higher --max_retries asks for them again"
 
@@ -208,12 +208,12 @@ class Output:
         if number < there:
             raise UserError(
                 f"{self.path}: has {there} {self.unit}, and this command makes {number}\n"
-                "  give another output, or --overwrite to replace it; what was asked is kept"
+                "  give another output, or --overwrite to replace it; completions are kept"
             )
 
 
 def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any], unit: str) -> list[str]:
-    """Two lines for each of the three commonest reasons: how many, of the first what the model wrote; what to try."""
+    """Return two lines for each of the three most common reasons: the count with a sample, and a remedy."""
     alike: dict[tuple[str, str], list[Key]] = {}
     for key in failed:
         reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))

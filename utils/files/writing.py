@@ -65,7 +65,7 @@ def check_regular(path: Path) -> None:
 def open_appending(path: Path) -> IO[bytes]:
     """A file to read and to append to, without a buffer: what could not be written is not written later.
 
-    UserError where something else than a file has this name: another file behind a link is not ours to write to.
+    UserError if it is not a regular file, or a symbolic link: the link's target is not ours to write to.
     """
     check_regular(path)
     try:
@@ -130,7 +130,7 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file that is on disk, whole, when this is left; there is none where it could not be written."""
+    """Open a file that is whole on disk when this is left; it is deleted if it could not be written."""
     try:
         path.unlink(missing_ok=True)  # left by a killed run, or a link that somebody else put there: not to be followed
         with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
@@ -144,7 +144,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 @contextmanager
 def fill_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder beside `folder`, which is renamed when this is left: it is there whole or not at all.
+    """Make an empty folder beside `folder` and rename it when this is left, so it is there whole or not at all.
 
     UserError where it cannot be made; the flag that names it is --output_dir.
     """
@@ -231,7 +231,7 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
 
 def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
     if os.getpid() == pid:  # not a fork of the holder
-        with suppress(OSError):  # the folder may not be writable any more; what is left over is taken over
+        with suppress(OSError):  # the folder may no longer be writable; the next run takes the lock over
             path.unlink()
     file.close()
 

@@ -1,4 +1,4 @@
-"""The engine behind an OpenAI-compatible chat API, and how it bears with a server in trouble. It imports openai.
+"""The engine for OpenAI-compatible chat APIs, and its retries. It imports openai.
 
 What passes is waited for, in three layers. `Throttle` holds requests back when the API says that they are too many.
 The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
@@ -40,7 +40,7 @@ MOST_TOKENS = 10**12  # of a count that is believed: files take no numbers beyon
 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
 PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
-MALFORMED = (400, 422)  # statuses of a request that the API does not take as it is
+MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 
 
@@ -75,7 +75,7 @@ class APIEngine:
         RefusedError where the API refuses this prompt's content, UnavailableError where it failed on every try,
         UserError for what no further try can mend (key, model, parameters).
         """
-        # An API can be told a JSON schema, but no regular expression: such an output is asked for freely.
+        # APIs take a JSON schema, but no regular expression: such an output is not constrained.
         return await self._insist(lambda: self._complete_once(model, prompt, sampling))
 
     async def close(self) -> None:
@@ -103,7 +103,7 @@ class APIEngine:
         raise UnavailableError(problem)
 
     async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """As `complete`, asked once, or as often as it takes to find out what the API refuses of it."""
+        """`complete` without retries after failures; parameters that the API refuses are left out."""
         asked = self._asked(model, prompt, sampling)
         return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
@@ -121,7 +121,7 @@ class APIEngine:
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
         """The completion for a request's body."""
         named = {name: body[name] for name in ("model", "messages")}
-        further = {name: value for name, value in body.items() if name not in named}  # also what the library knows not
+        further = {name: value for name, value in body.items() if name not in named}
         asked = self._client.chat.completions.with_raw_response.create(**named, extra_body=further)
         return self._read((await self._explained(asked)).content, sampling, body)
 
@@ -174,7 +174,7 @@ class APIEngine:
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
         body = error.body if isinstance(error.body, dict) else {}
-        # Servers of other makes say it in ways of their own: what is wrong with a request is shown as they have it.
+        # Other servers have other formats: a refusal of a request is shown as they wrote it.
         whole = str(error.body) if error.body else error.message
         found = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
         return self._problem(error.status_code, error.code, found, error.param, whole)
@@ -184,7 +184,7 @@ class APIEngine:
     ) -> Exception:
         """An error status as RefusedError, UnavailableError, MalformedError, AbsentError or another UserError.
 
-        `found` is what is shown of it, `param` the parameter that it names, `whole` all that came with it.
+        `found` is the message, `param` the parameter that it names, `whole` the whole body.
         """
         message = self._one_line(found)
         if status == 400 and code in REFUSED:
@@ -216,7 +216,7 @@ class APIEngine:
 
 
 def address_of(base_url: str | None) -> dict[str, Any]:
-    """Of --base_url what the client library takes: its query, such as Azure's api-version, goes with every request."""
+    """Return --base_url as the client library takes it; its query, such as Azure's api-version, is sent each time."""
     if base_url is None:
         return {}
     parts = urlsplit(base_url)
@@ -226,7 +226,7 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     """What a server has loaded a model from, by its list of models, as vLLM's own tells it.
 
-    None where the list has no more than the name, or is not to be had: many proxies have none, and a server that is
+    None if the list has only the name, or there is no list: many proxies have none, and a server that is
     away may be back for the requests proper.
     """
     with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
@@ -242,7 +242,7 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
 
 
 def field_of(value: Any, name: str, kind: type[T]) -> T | None:
-    """A field of a JSON object; None unless it is there and of that type."""
+    """Return a field of a JSON object, None unless it exists and has that type."""
     found = value.get(name) if isinstance(value, dict) else None
     return found if isinstance(found, kind) else None
 
@@ -277,7 +277,7 @@ def _written(usage: dict[str, Any] | None) -> int | None:
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
-    """What servers on the way are told in confidence: the key, and user and password in their addresses."""
+    """Return what must not be printed: the key, and user and password in addresses of servers and proxies."""
     secrets = [api_key]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])

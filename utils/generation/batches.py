@@ -47,7 +47,7 @@ class Asked:
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests that are still to be sent
     answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why a content is refused
     tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS where none takes it
-    read: set[str] = field(default_factory=set)  # batches whose answers are here, by id
+    read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
 
 
@@ -64,7 +64,9 @@ class BatchEngine(APIEngine):
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """As `APIEngine.complete`; NotStoredError where no batch has an answer yet."""
         its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
-        async with self._finding:  # the first that no batch takes finds out what the API takes: the others have that
+        async with (
+            self._finding
+        ):  # the first request outside a batch finds out what the API refuses; the others wait for it
             way = self.refusals.way(schema)
             body = self.refusals.body(way, asked, schema)
             # The seed counts also where none is sent: without it two samples would be one request.
@@ -87,7 +89,7 @@ class BatchEngine(APIEngine):
         raise NotStoredError
 
     async def answer_noted(self) -> None:
-        """Have what is noted answered by batches, first by those that were sent before."""
+        """Get the noted requests answered by batches, first by those that were sent before."""
         its, left = self._its, dict(sorted(self._its.noted.items()))  # of the same requests the same content
         its.noted.clear()
         for batch_id, requests in self._sent().items():
@@ -100,7 +102,7 @@ class BatchEngine(APIEngine):
             await self._ask_for(part)
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
-        """Have these answered by one batch, or by as many as the API's queue has room for."""
+        """Get these requests answered by one batch, or by several smaller ones if the API's queue is full."""
         shared = {"method": "POST", "url": "/v1/chat/completions"}
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
         batch_id = await self._insist(lambda: self._submit(content, list(part)))
@@ -145,7 +147,7 @@ class BatchEngine(APIEngine):
             hint = "\n  is it one with a batch interface? if not, run the command without utils/batch.py"
             raise UserError(f"{error}{hint}") from None
         if not isinstance(batch_id, str):
-            raise UnavailableError(f"the {self.device} does not say what it calls a batch")
+            raise UnavailableError(f"the {self.device} returned a batch without an id")
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open_appending(self._path) as file:
             line = _encode({"id": batch_id, "sha256": digest, "requests": requests})
@@ -179,7 +181,7 @@ class BatchEngine(APIEngine):
                 await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
 
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
-        """Take what a batch that has ended says of these requests; one that expired has a part."""
+        """Read the answers of a finished batch to these requests; an expired one has only some."""
         its = self._its
         for file_id in filter(None, (field_of(batch, f"{name}_file_id", str) for name in ("output", "error"))):
             found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))  # noqa: B023
@@ -211,7 +213,7 @@ def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
     """As few batches as the limits allow."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
-        its = len(_encode(body)) + 200  # what stands around the body
+        its = len(_encode(body)) + 200  # for the fields around the body
         if size + its > MOST_BYTES or len(parts[-1]) == MOST_REQUESTS:
             parts.append({})
             size = 0

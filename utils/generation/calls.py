@@ -1,4 +1,4 @@
-"""A call: one output to be had, asked for until its text can be used; and what the calls of a run cost."""
+"""A call: a request for one output, repeated until its text is usable; and the cost of a run's calls."""
 
 import math
 from argparse import Namespace
@@ -53,9 +53,9 @@ def describe_cost(cost: float | None) -> str:
 
 @dataclass(frozen=True)
 class Call:
-    """One output to be had."""
+    """A request for one output."""
 
-    key: Key  # of which its seeds are made
+    key: Key  # its seeds are derived from it
     prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
     parse: Parser  # what reads its text
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
@@ -169,7 +169,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in asked for name in refused})
-    # Not a setting: a server's may change from week to week, and what it has answered stays good.
+    # Not a setting: a server's may change from week to week, and earlier answers stay valid.
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
     unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
@@ -189,7 +189,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def describe_calls(
     calls: Iterable[Call], chat: Chat, policy: Policy, prices: Prices | None, item_words: str = "posts"
 ) -> str:
-    """What a run would ask (--dry_run): prompts, tokens, what would be cut, the calls, and what they may cost."""
+    """Describe what a run would request (--dry_run): prompts, tokens, cuts, calls and cost."""
     lengths, over, dropped, cut, options = [], [], 0, 0, 0
     for call in calls:
         if call.prompt is None:
@@ -212,5 +212,5 @@ def describe_calls(
     return (
         f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
         f"{dropped} {item_words} left out for length, {cut} cut at the end; {too_long}\n"
-        + (f"{options} options, of which no text is generated" if options else told)
+        + (f"{options} options to score; no text is generated" if options else told)
     )

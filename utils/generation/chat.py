@@ -40,13 +40,13 @@ class Accepts:
     """What a chat template takes without an error, and without dropping or moving text."""
 
     system: bool  # a system message at the beginning
-    later_system: bool  # one behind others
+    later_system: bool  # one after others
     repeats: bool  # two messages in a row of one role
-    assistant_first: bool  # an assistant's ahead of all user's
+    assistant_first: bool  # an assistant's message before any user's
 
 
 def find_accepts(render: Callable[[Messages], str]) -> Accepts:
-    """What a template takes, by trying; where it does not, `render` raises what a template may: anything.
+    """Try out what a template accepts; `render` may raise anything for what it does not.
 
     A UserError of `render` ends the run.
     """
@@ -74,8 +74,8 @@ def find_accepts(render: Callable[[Messages], str]) -> Accepts:
 def fold(messages: Messages, accepts: Accepts) -> Messages:
     """Messages as a template takes them, each text in its order.
 
-    A system message that it refuses is put ahead of the next user's text, or stands for a user's where none follows at
-    once; an assistant's ahead of all users' stands for a user's too; neighbours of one role become one message.
+    A system message that it refuses is put before the text of the next user message, or becomes a user message. So does
+    an assistant's message before any user's. Neighbours of one role are merged.
     """
     folded: Messages = []
     ahead: list[str] = []
@@ -140,17 +140,17 @@ class LocalChat:
     Attributes:
         model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
         counter: how tokens are counted, for the manifest.
-        variables: what the template is told besides the messages.
-        prompt_end: what the template has behind the user's text.
+        variables: the template's variables besides the messages.
+        prompt_end: what the template adds after the user's text.
         own_parser: which of vLLM's reasoning parsers it has, by its files.
 
     Raises:
         UserError: model files are damaged; the chat template is missing, fails, or leaves out the
-            user's text, or does not know one of the `variables`; with `only_known` it is told the others.
+            user's text, or does not know one of the `variables` (ignored with `only_known`).
     """
 
     counter = "the model's tokenizer"
-    behind = ""  # what prompts are given behind what the template makes
+    behind = ""  # added to each prompt
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class LocalChat:
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _check_template(self) -> str:
-        """What a prompt has behind the user's text."""
+        """Return what the template adds after the user's text."""
         question = "c0ffee question"
         with self._blaming_template():
             text = self._apply([{"role": "user", "content": question}])
@@ -223,14 +223,13 @@ class LocalChat:
         return find_accepts(self._apply)
 
     def render_reply(self, text: str) -> array:
-        """Token ids of what the assistant says after `render`'s prompt, with the token that ends its turn."""
+        """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
         return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn])
 
     def render_option(self, text: str) -> array:
-        """Token ids of what the assistant might begin to say after `render`'s prompt; its turn need not end there.
+        """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.
 
-        A prompt ends where a turn begins, so a text behind it has the tokens that it has alone, and none that reaches
-        back into the prompt.
+        The prompt ends where a turn begins, so the text has the same tokens after it as alone.
         """
         return self._encode_all([text])[0]
 
@@ -301,7 +300,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
         with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
             found.append(tiktoken.encoding_for_model(model))
 
-    # In a thread, for tiktoken sets no time limit: behind some firewalls its request would hang for ever.
+    # In a thread, because tiktoken sets no time limit: with some firewalls its request would hang for ever.
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(FETCH_SECONDS)
@@ -311,7 +310,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
 
 
 def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:
-    """`render_groups` for so many groups that not all of them are to be held as text."""
+    """Render many groups without holding all of them as text."""
     groups = iter(groups)
     while batch := list(islice(groups, RENDERED_AT_ONCE)):
         yield from chat.render_groups(batch)

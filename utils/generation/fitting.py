@@ -8,7 +8,7 @@ from prompts import History, Messages, Prompt
 from utils.generation.chat import Chat, Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # the text, and from what is left of it the entry
+Entry = tuple[str, Callable[[str], str]]  # the text, and a function from the kept part of it to the entry
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def fit_profile(
 
 
 def longest(most: int, render: Callable[[int], T | None]) -> tuple[int, T | None]:
-    """The largest n of 0..most whose text fits, and what `render` makes of it, None if it does not; else (0, None)."""
+    """Return the largest n in 0..most for which `render(n)` is not None, and that value; (0, None) if there is none."""
     if (prompt := render(most)) is not None:
         return most, prompt
     low, high, best = 0, most, render(0)
@@ -118,7 +118,7 @@ def guess_number(history: History, chat: Chat, budget: int) -> int:
 def largest(most: int, guess: int, fit: Callable[[int], Any]) -> tuple[int, Any]:
     """The largest number of 0..most for which `fit` gives something, and that; (0, None) where none does.
 
-    It looks near the guess first, then ever farther off, and in the end halves what is left between.
+    It tries the guess, then doubles the distance from it, and finally bisects.
     """
     best = fit(guess)
     low, high, step = (guess, most + 1, 1) if best is not None else (-1, guess, 1)
@@ -179,14 +179,14 @@ def fit_trimmed(
 
 
 def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: Callable[[str], int]) -> list[str]:
-    """The entries within what the budget leaves them, each with an equal share and what those before it did not need.
+    """Trim entries to the budget: each has an equal share, plus what earlier ones did not need.
 
     The prompt without entries comes first, but gets at most 0.6 of the budget; where an entry is over its share without
     any text, at most 0.5, and so on down to 0. No entries where that does not help.
 
     Args:
         alone: tokens of the prompt without entries.
-        seams: tokens of what stands between and around the entries where there are some.
+        seams: tokens between and around the entries.
         budget: most tokens the prompt may have.
         count: the tokens of a text.
     """
@@ -199,7 +199,7 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
 
 
 def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) -> list[str] | None:
-    """The entries in shares of so many tokens; None where one has more in its words alone."""
+    """Trim each entry to its share of tokens; None if the fixed words of one are longer."""
     stated: list[str] = []
     saved = 0
     for entry in entries:

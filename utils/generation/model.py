@@ -87,7 +87,7 @@ class Model:
     chat: Chat
     length: int  # tokens of prompt and output together
     policy: Policy
-    completions: Completions | None = None  # what it has been asked before; None in a training
+    completions: Completions | None = None  # its earlier completions; None in a training
     trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
 
     @property

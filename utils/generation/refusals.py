@@ -20,22 +20,22 @@ import openai
 from utils.cli import UserError
 from utils.generation.requests import FORMATS, LIMITS, Completion
 
-# What the run can go on without, or by its other name. A refusal may name several ("temperature and top_p cannot both
-# be specified"): the first of these goes.
+# Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
+# specified"), the first of these is left out.
 ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", *LIMITS, "temperature", "reasoning_effort")
 
 _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
 )
 
-Asked = dict[str, Any]  # a request's body but for its response_format, with the limit as max_tokens
+Asked = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
 LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come after 5, 25, 125, 300, ...
 LONGEST_WAIT = 600.0  # seconds, for the time that a refusal names; the library waits two minutes at most
 RISE_AFTER = 10  # answers, for each request that may be under way, before more are tried
 
 
 class MalformedError(UserError):
-    """The API does not take a request as it is, for a parameter, its response_format or anything else in it.
+    """The API refuses a request because of a parameter, its response_format, or something else in it.
 
     `param` is the parameter that it names as such, `found` all that it says.
     """
@@ -76,7 +76,7 @@ class Refusals:
         return {**limited, **({"response_format": held} if held else {})}
 
     def told(self, way: Way, asked: Asked, schema: Any, completion: Completion) -> Completion:
-        """A completion that says what the server did not take of what it was asked by."""
+        """Return the completion with the parameters and format that the server refused."""
         refused = [*(way.left_out & asked.keys()), *([self._preferred] if way.limit != self._preferred else [])]
         taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
@@ -101,7 +101,7 @@ class Refusals:
             return self.told(way, asked, schema, completion)
 
     def _learn(self, way: Way, met: dict[str, MalformedError]) -> None:
-        """Ask everything else in the way that has helped, and say what is new in it."""
+        """Use the way that worked for all later requests, and print what is new in it."""
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]
         for name, refusal in met.items():
@@ -118,7 +118,7 @@ class Refusals:
 
 
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
-    """The way to ask once more after a refusal, which goes into `met`; raises it if there is none."""
+    """Return how to repeat a refused request, and add the refusal to `met`; raise it if nothing can be changed."""
     name = _named(refusal, body)
     if name in LIMITS:
         met[name] = refusal
@@ -137,7 +137,7 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     """The parameter in a request's body that its refusal names, None where it names none of ADAPTABLE."""
-    found = _ALLOWED.split(refusal.found)[0]  # what it would take instead may follow
+    found = _ALLOWED.split(refusal.found)[0]  # a list of accepted names may follow
     words = set(re.findall(r"\w+", refusal.param)) & body.keys() or set(re.findall(r"\w+", found))
     if "response_format" in words & body.keys():
         return None
@@ -145,7 +145,7 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
 
 
 def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
-    """The parameter for one of FORMATS, None where there is none.
+    """Return the parameter for one of FORMATS, None for "none".
 
     Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
     """

@@ -1,4 +1,4 @@
-"""What an engine is asked for and what it gives back; vllm_engine.py and api_engine.py are the engines."""
+"""Requests to engines and their results; the engines are vllm_engine.py and api_engine.py."""
 
 from array import array
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from utils.generation.chat import Rendered
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # one limit by its old name and by OpenAI's new one
-FORMATS = ("json_schema", "json_object", "none")  # what a server may hold an output to, the best first
+FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Sampling:
 class Completion:
     """One output."""
 
-    text: str  # what stands behind the thoughts
+    text: str  # after the thoughts
     finish_reason: str
     prompt_tokens: int | None  # all three counts: None where a server doesn't tell
     cached_tokens: int | None  # of the prompt's those not computed again
     completion_tokens: int | None
     response_format: str | None = None  # the one of FORMATS that a server took in place of the schema it refused
     refused_parameters: tuple[str, ...] = ()  # that it was asked for without, or by another name
-    system_fingerprint: str | None = None  # what a server calls the state it answered in, None where it doesn't say
+    system_fingerprint: str | None = None  # as the server reports it
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # of the output's, those of its thoughts; None where that is not told
     unfinished: bool = False  # it ends inside a thought
@@ -57,11 +57,11 @@ class Scored:
 
 
 class RefusedError(Exception):
-    """The engine will never answer this one request; others go on."""
+    """The engine will never answer this request; others continue."""
 
 
 class UnavailableError(Exception):
-    """A server did not answer this one request, however often it was asked; it may later. Others go on."""
+    """A server did not answer this request on any try, but may later; others continue."""
 
 
 class Engine(Protocol):

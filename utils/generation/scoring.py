@@ -1,4 +1,4 @@
-"""Likelihoods of continuations by vLLM, whose prefix cache has the prompt that they share computed once.
+"""Likelihoods of continuations by vLLM; its prefix cache computes their shared prompt once.
 
 vLLM 0.32 reads that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False; then it
 gives log-probabilities of the tokens behind what was cached, and for those before it none or meaningless numbers. So
@@ -37,7 +37,7 @@ Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token 
 async def score_continuations(
     ask: Ask, prompt: array, continuations: Sequence[array], by_token: bool = False
 ) -> Scored:
-    """The mean log-probability of each continuation's tokens, of which it has one at least, behind `prompt`.
+    """Return the mean log-probability of each continuation's tokens (at least one) after `prompt`.
 
     by_token: each token is a node, so that no `prompt_logprobs` are wanted, of which vLLM 0.32 dies with a LoRA adapter
     on a CPU; far more requests, of a block each.
@@ -48,7 +48,7 @@ async def score_continuations(
     results: list[RequestOutput] = []
 
     async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
-        """By continuation behind a node the sum over its tokens but those that are `told`."""
+        """Return, by continuation of a node, the sum over its tokens without the first ones, which are `told`."""
         size = len(node)
         branches = {first: list(its) for first, its in groupby(group, key=lambda tokens: tokens[size : size + 1])}
         ended = branches.pop((), [])
@@ -91,7 +91,7 @@ def _shared(group: list[Tokens]) -> Tokens:
 async def _ask_node(
     ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
 ) -> "RequestOutput":
-    """How likely `nexts` are behind a node, and its own tokens behind those that are `told`."""
+    """Ask for the log-probabilities of `nexts` after a node, and of its own tokens after the ones in `told`."""
     wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
     if len(node) > len(told):
         wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # of each position the one of its own token
@@ -118,7 +118,7 @@ async def _sum_told(
 
 
 def _told_next(result: "RequestOutput", token: int) -> float:
-    """The log-probability of a token behind what was asked."""
+    """Return the log-probability of a token after the request's tokens."""
     [found, *_] = result.outputs[0].logprobs or [{}]
     if token not in found:
         raise UserError(f"vLLM gave no log-probability of token {token}, which it was asked for; set {FIRST_RUNNER}")
@@ -138,6 +138,6 @@ def _params(**wanted: Any) -> "SamplingParams":
     """For a prompt; vLLM generates one token at least, which nobody reads."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    # Without text: what stands for tokens that were cached may be no token's number.
+    # Without text: cached positions may hold numbers that are not token ids.
     kind = RequestOutputKind.FINAL_ONLY
     return SamplingParams(temperature=0, max_tokens=1, detokenize=False, output_kind=kind, **wanted)

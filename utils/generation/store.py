@@ -46,7 +46,7 @@ OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100
 
 
 class ModelStore:
-    """What one model has given, by the key of what it was sent; or one ranker, by the key of what it ranked.
+    """One model's completions by the key of their request, or one ranker's orders.
 
     Attributes:
         folder: the model's folder; made with the first completion.
@@ -67,7 +67,7 @@ class ModelStore:
         self._synced_at = 0.0
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The fields kept under a key, None where there are none; UserError where a file is damaged."""
+        """Return the fields stored under a key, None if there are none; UserError if a file is damaged."""
         if time.monotonic() - self._read_at >= REFRESH_SECONDS:
             self._read_new()
         place = self._places.get(bytes.fromhex(key))
@@ -94,7 +94,7 @@ class ModelStore:
         check_could_write(self.folder / "model.json")
 
     def confirm_root(self, root: str | None) -> None:
-        """Note which model a server reports behind its name; UserError where earlier completions are of another.
+        """Record which model a server reports for its name; UserError if earlier completions are from another.
 
         None: the server does not say.
         """
@@ -110,7 +110,7 @@ class ModelStore:
             self._make_folder(root=root)
 
     def root(self) -> str | None:
-        """Which model a server has reported behind its name, None where none has."""
+        """Return the model that a server has reported for its name, None if it has not."""
         path = self.folder / "model.json"
         try:
             return json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
@@ -207,7 +207,7 @@ class _Lines:
         self._file: IO[bytes] | None = None
 
     def read(self, offset: int, length: int) -> bytes:
-        """What is there; the file is then open until `close`."""
+        """Read bytes; the file then stays open until `close`."""
         if self._file is None:
             self._file = self._open(buffering=0)
         return os.pread(self._file.fileno(), length, offset)
@@ -215,8 +215,8 @@ class _Lines:
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Key, offset and length of each line that was added; a last line without its end is still being written.
 
-        UserError where a line is not as it was written. A torn line is what a killed process left: nobody appends to
-        its file any more. A line that is whole but for its line break has lost that by damage.
+        UserError if a line is damaged. A torn last line was left by a killed process, and nobody appends to that file.
+        A whole line without its line break is damaged too.
         """
         found = []
         with self._open(buffering=1 << 20) as file:
@@ -253,7 +253,7 @@ class _Lines:
 
     def _refuse(self) -> None:
         raise UserError(
-            f"{self.path}: line {self._number + 1} is damaged\n  delete that line: what it holds is then made again"
+            f"{self.path}: line {self._number + 1} is damaged\n  delete that line to request its completion again"
         )
 
 

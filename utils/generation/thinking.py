@@ -18,19 +18,19 @@ from utils.cli.progress import announce
 from utils.files.manifest import read_folder_manifest
 from utils.parsing.thoughts import CLOSING, OPENING
 
-SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a template here is told
+SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a local model's template gets
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
 ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # an empty one, as Qwen3's template has it
 TO_ANSWER = "<|channel|>final<|message|>"  # where gpt-oss' prompts end
-THOUGHT_TOKENS = 8192  # room for thoughts, on top of what an output may have: a guess
+THOUGHT_TOKENS = 8192  # for thoughts, in addition to the output's tokens: a guess
 # "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
 # https://developers.openai.com/api/docs/guides/reasoning. What is not used costs nothing there. The chat variants of
 # gpt-5 write 16,384 tokens at most.
 OPENAI_TOKENS, OPENAI_NAMES = 25_000, re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5(?!.*-chat))")
-# Families that think behind an API, by the names that their makers give them.
+# Names of API models that think.
 THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
-TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts whose models answer at once
+TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts that train models to answer without thinking
 
 
 def template_variables(args: Namespace) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Thoughts:
 
 
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
-    """How the model behind a chat thinks; UserError over a parser that has no meaning behind an API."""
+    """Return how a chat's model thinks; UserError for a parser that an API cannot use."""
     asked = args.reasoning_parser
     if not hasattr(chat, "prompt_end"):
         return _thoughts_of_api(model_addr, asked, vars(args).get("reasoning_effort"))
@@ -123,7 +123,7 @@ def opening_of(end: str) -> str | None:
 
 
 def is_closed(end: str) -> bool:
-    """Does a prompt with this end stand behind a thought?"""
+    """Return whether a prompt with this end has a closed thought."""
     return CLOSING.search(end) is not None and opening_of(end) is None
 
 
@@ -140,6 +140,6 @@ def settle_tokens(
     tokens = getattr(args, flag)
     room = thoughts.room(flag in args.given, args.max_model_len, limit)
     setattr(args, flag, tokens + room)
-    told = f", of which {room} are for thoughts (a guess)" if room else ", including its thoughts"
+    told = f", including {room} for thoughts (a guess)" if room else ", including its thoughts"
     announce(f"{model_addr} thinks{how}: --{flag} {tokens + room}{told}")
     return room

@@ -1,4 +1,4 @@
-"""What a model that runs here wrote, told apart by vLLM's reasoning parsers, and gpt-oss held to a schema behind it."""
+"""Separate a local model's thoughts from its answer by vLLM's reasoning parsers, and constrain gpt-oss's answer."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class ThoughtReader:
         tokenizer = load_tokenizer()
         try:
             self._parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
-        except (RuntimeError, ValueError) as error:  # as they raise where marks are no tokens
+        except (RuntimeError, ValueError) as error:  # raised if the marks are not tokens
             raise UserError(f"--reasoning_parser {name}: not for this model: {error}") from None
         self._request = ChatCompletionRequest(messages=[])
         added, vocabulary = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.get_vocab()
@@ -73,7 +73,7 @@ class ThoughtReader:
 
 
 def harmony_tag(schema: dict[str, Any] | str) -> str:
-    """What holds gpt-oss' final channel to a schema, behind an analysis that is free, as vLLM's `structural_tag`."""
+    """Return vLLM's `structural_tag` that constrains gpt-oss's final channel, after an unconstrained analysis."""
     held = (
         {"type": "regex", "pattern": schema}
         if isinstance(schema, str)

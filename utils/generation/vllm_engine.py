@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine, and what is checked and set before it loads weights. vllm is imported when one opens."""
+"""vLLM's asynchronous engine, and the checks before it loads weights. vllm is imported when an engine opens."""
 
 import asyncio
 import multiprocessing
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
-BATCH_INVARIANT_FROM = 8.0  # compute capability; below, vLLM 0.32 goes on without a word and promises nothing
+BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
 AT_A_TIME = 256  # requests in a step on a GPU
-GONE_SECONDS = 30  # to wait for an engine's process that was told to end
+GONE_SECONDS = 30  # to wait for an engine's process to end
 
 
 class VLLMEngine:
-    """One base model, as it is or with a LoRA adapter on it, request by request."""
+    """One base model, with or without LoRA adapters, request by request."""
 
     def __init__(self, args: Namespace, models: list[str], max_model_len: int):
         """Load the base model and the adapters.
@@ -81,7 +81,7 @@ class VLLMEngine:
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
-            config.model_config.try_get_generation_config()  # else read only beside what is not the files' fault
+            config.model_config.try_get_generation_config()  # here, to report an error in it as the file's
         self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
         tie_engine_processes("spawn" if on_gpu else "fork")
         try:
@@ -89,7 +89,7 @@ class VLLMEngine:
         except RuntimeError:  # what its process died of stands above
             check_weights(Path(settings["model"]))
             raise
-        # Twice what the schedulers run at a time: a finished request is followed by one that already waits.
+        # Twice as many as the schedulers run at a time, so that a waiting request follows each finished one.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {cores()} cores"
         self.device = f"{name}, {str(config.model_config.dtype).removeprefix('torch.')}"
@@ -102,7 +102,7 @@ class VLLMEngine:
         self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        # A schema holds what stands behind the thoughts; gpt-oss' has them in it.
+        # A schema applies after the thoughts; gpt-oss's tag includes them.
         thinks = sampling.reasoning_parser not in (None, NO_PARSER, GPT_OSS)
         own = self._own_sampling if None in (sampling.temperature, sampling.top_p) else {}
         params = sampling_params(sampling, own)
@@ -127,7 +127,7 @@ class VLLMEngine:
         return self._engine.model_config.get_diff_sampling_param()
 
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
-        """How likely each of several texts is behind a prompt, all as token ids; no text is generated."""
+        """Return how likely each of several texts is after a prompt, all as token ids; no text is generated."""
         async with self._scored_at_once:
             self._scored += 1
             # All of it by the same copy of the model, for each has a prefix cache of its own.
@@ -158,7 +158,7 @@ class VLLMEngine:
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
         except EngineDeadError:
-            raise RuntimeError("vLLM's engine process died; what it said of it stands above") from None
+            raise RuntimeError("vLLM's engine process died; its message is above") from None
         return result
 
     async def close(self) -> None:
@@ -195,8 +195,8 @@ def engine_settings(
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
-        # Of a step, as LLM.generate takes them on an A100. The asynchronous engine's own are a fraction; LLM.generate's
-        # on an H100 are more, and come out of the KV cache, which utils/models/memory.py foresees.
+        # Per step, as LLM.generate has them on an A100. The asynchronous engine's own are smaller; LLM.generate's on an
+        # H100 are larger and reduce the KV cache (utils/models/memory.py).
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed or 0,
@@ -235,7 +235,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
 
 
 def is_batch_invariant() -> bool:
-    """Does the user's environment tell vLLM to compute an output as if it stood alone in its batch?"""
+    """Return whether the environment asks vLLM for outputs that do not depend on their batch."""
     return os.environ.get(BATCH_INVARIANT, "0") not in ("", "0")
 
 

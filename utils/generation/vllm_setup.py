@@ -1,4 +1,4 @@
-"""What vLLM is told before it starts: its settings on a GPU and on a CPU, its log, and the end of its processes."""
+"""vLLM's environment before it starts: settings for GPUs and CPUs, its log, and the end of its processes."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ def cores() -> int:
 
 
 def set_defaults(on_gpu: bool, engines: int) -> None:
-    """vLLM's settings for so many engines at a time, where the user has not set them.
+    """Set vLLM's variables for this number of engines, unless the user has set them.
 
     On a GPU without what FlashInfer compiles at each start: for that it needs nvcc and ninja, which vLLM 0.32 looks for
     before its other uses of FlashInfer, but not before these two: it would die of it. The sampler serves only requests
@@ -60,10 +60,10 @@ def tie_engine_processes(method: str) -> None:
 
 
 def _set_up_fork() -> None:
-    """`set_up_engine_process`, without what a fork has of the script, and a spawned process hasn't."""
+    """`set_up_engine_process`, after removing what a fork inherits from the script."""
     import torch
 
-    set_up_engine_process()  # first: what follows may fail, and nothing is to be left behind
+    set_up_engine_process()  # first, because the rest may fail, and no process may be left over
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)

@@ -17,14 +17,14 @@ from transformers.modeling_outputs import BaseModelOutput
 from utils.generator.plain_text import Passages, passages_of
 
 CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # a GPU is idle with less
-CUDA_SHARE = 1 / 2  # of the free memory: the rest is for what a step computes, and for gaps between tensors
+CUDA_SHARE = 1 / 2  # of the free memory: the rest is for a step's computation and gaps between tensors
 SCORES = 3  # of attention scores in the encoder: with the positions' bias, the softmax and its input
 
 
 def pad_passages(prompts: Sequence[Sequence[Sequence[int]]], pad: int, device: Any) -> dict[str, torch.Tensor]:
     """Prompts of passages as one batch: `input_ids` and `attention_mask`, both (prompts, passages, tokens).
 
-    A prompt with fewer passages than another has empty ones, whose mask is 0 throughout.
+    Prompts with fewer passages are filled up with empty ones, masked by 0.
     """
     most = max(map(len, prompts))
     longest = max(len(passage) for passages in prompts for passage in passages)
@@ -41,7 +41,7 @@ def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> d
     """What a model is called with in place of a batch of `pad_passages`, or asked to `generate` from.
 
     Returns:
-        `encoder_outputs`, with all passages of a prompt behind each other (B, P * T, width), and their `attention_mask`
+        `encoder_outputs`, with all passages of a prompt concatenated (B, P * T, width), and their `attention_mask`
         (B, P * T). Empty passages are not encoded.
     """
     batch, passages, length = input_ids.shape
@@ -123,10 +123,10 @@ def write(
 ) -> list[tuple[list[int], bool]]:
     """The likeliest text of each prompt by beam search, as token ids without padding, and whether it was cut.
 
-    What they are called together changes none of them, but for what rounding does to two that are as likely.
+    The batch does not change the texts, except for rounding where two are equally likely.
 
     Args:
-        stop: asked at each token; once it says so, what is written is cut.
+        stop: called at each token; generation ends once it returns True.
     """
     batch = pad_passages([passages_of(prompt) for prompt in prompts], tokenizer.pad_token_id, model.device)
     config = GenerationConfig(
@@ -145,7 +145,7 @@ def write(
     found = model.generate(
         **fuse(model, **batch), generation_config=config, stopping_criteria=StoppingCriteriaList([is_stopped])
     )
-    texts = [ids[1:] for ids in found.tolist()]  # behind the token that begins all
+    texts = [ids[1:] for ids in found.tolist()]  # after the token that begins all texts
     ended = [tokenizer.eos_token_id in ids for ids in texts]
     kept = [
         ids[: ids.index(tokenizer.eos_token_id)] if has_end else ids for ids, has_end in zip(texts, ended, strict=True)

@@ -26,7 +26,7 @@ from utils.models.machine import describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
 
 NUM_BEAMS = 4  # as LaMP's code has it
-INPUT_TOKENS, TARGET_TOKENS = 512, 128  # of LaMP's paper: what a model reads and writes
+INPUT_TOKENS, TARGET_TOKENS = 512, 128  # LaMP's paper: lengths of input and output
 WAITING = 4  # times the prompts of a batch: requests that one of like length is chosen from
 ANY_LENGTH = 2**31  # tokens
 
@@ -90,7 +90,7 @@ class TextModel(Model):
 def text_model(
     addr: str, identity: str, chat: PlainText, read: int, written: int, fused: bool, schema: Any
 ) -> TextModel:
-    """Make a model that reads and writes so many tokens; beam search draws nothing, so it is never asked again."""
+    """Make a model with these lengths; beam search draws nothing, so outputs are never retried."""
     policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
     return TextModel(addr, identity, chat, read + written, policy, fused=fused)
 

@@ -22,7 +22,7 @@ class Example:
     record: Record
     fitted: Fitted
     target: array  # token ids of the reference, and the end of the text
-    is_cut: bool  # the reference is longer than what is written
+    is_cut: bool  # the reference is longer than an output may be
 
     @property
     def prompt(self) -> Any:
@@ -38,9 +38,9 @@ class Example:
 def build_examples(
     task: Task, records: Sequence[Record], prompt: Prompt, model: Model, num_contexts: int, trim_items: bool
 ) -> list[Example]:
-    """Make an example of each question, with the prompt that baselines.py asks; its target is cut to what is written.
+    """Make an example of each question, with the prompt of baselines.py; its target is cut to the output's length.
 
-    Where a prompt doesn't fit a causal model there is none.
+    Questions with a prompt that does not fit a causal model are left out.
     """
     examples = []
     for record in records:
@@ -63,7 +63,7 @@ def describe_examples(path: str, examples: Sequence[Example]) -> str:
     return (
         f"{path}: {len(examples)} questions; {sum(prompts)} tokens, the longest {max(prompts, default=0)}, and in the "
         f"targets {sum(len(example.target) for example in examples)}\n"
-        f"  {sum(one.num_contexts_used for one in fitted)} posts, of which {num_trimmed} trimmed; "
+        f"  {sum(one.num_contexts_used for one in fitted)} posts, {num_trimmed} of them trimmed; "
         f"{sum(one.num_contexts_dropped for one in fitted)} left out for length; cut at the end: "
         f"{sum(getattr(one, 'question_cut', False) for one in fitted)} questions, "
         f"{sum(example.is_cut for example in examples)} targets"
@@ -71,7 +71,7 @@ def describe_examples(path: str, examples: Sequence[Example]) -> str:
 
 
 def check_base(args: Namespace) -> None:
-    """Raise UserError where --model_addr is none of the kind that is trained with --lora_rank, or without it."""
+    """Raise UserError if this kind of --model_addr is not trained with --lora_rank, or not without it."""
     is_text_model = is_encoder_decoder(args.model_addr, args.cache_dir)
     if args.lora_rank is None and not is_text_model:
         hint = "\n  --lora_rank 16 fine-tunes a chat model"

@@ -1,4 +1,4 @@
-"""The generator's training loop: transformers' Trainer, evaluated by what the model writes.
+"""The generator's training loop: transformers' Trainer, evaluated by the model's texts.
 
 Imported by utils/train_generator.py once everything is checked, for it loads torch and transformers.
 """
@@ -27,7 +27,7 @@ from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
 Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
-Written = tuple[Example, Any, bool]  # token ids of what was written to it, and whether that was cut
+Written = tuple[Example, Any, bool]  # the example, the token ids written for it, and whether they were cut
 
 
 def train(
@@ -41,7 +41,7 @@ def train(
     score: Score,
     selection: Selection,
 ) -> dict[str, Any]:
-    """Train from the model as it is, or on from the run's checkpoint, up to --max_steps or the end of its patience.
+    """Train from the base model or the run's checkpoint, up to --max_steps or until patience runs out.
 
     Returns:
         steps, best_step, best_score (None where nothing was evaluated).
@@ -51,7 +51,7 @@ def train(
     recorder = Recorder(run, manifest, selection)
     if args.lora_rank is None:
         kind = EncoderDecoderTrainer
-        # The weights are float32, which steps of 5e-5 need: bf16 is what is computed in.
+        # Steps of 5e-5 need float32 weights; computing is in bf16.
         model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
     else:
         kind, model = CausalTrainer, load_with_lora(args, source, bf16)
@@ -84,7 +84,7 @@ def in_own_type(model: Any) -> Iterator[Any]:
 
 
 def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
-    """A causal model with the adapter that is learnt, by the planner's settings but for its rank."""
+    """Load a causal model with a new adapter, with the planner's settings except for the rank."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, dtype, attention)
@@ -95,9 +95,9 @@ def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
 
 
 class GeneratorTrainer(Resumable, Trainer):
-    """Trainer with loss on the target alone, and an evaluation by the task's metric on what the model writes.
+    """Trainer with loss on the target alone, evaluated by the task's metric on the model's texts.
 
-    One of a kind says how a batch is made (`collate`), what a batch's loss is (`summed_loss`), and what is written
+    Subclasses define how a batch is made (`collate`), its loss (`summed_loss`), and how texts are written
     (`write_all`).
     """
 

@@ -70,7 +70,7 @@ def has_bf16() -> bool:
 
 
 def settle_dtype(wanted: str) -> str:
-    """--dtype as it is loaded: for `auto` on a CPU without bfloat16 float32, which is about three times as fast."""
+    """Return the dtype to load: for `auto` on a CPU without bfloat16 float32, which is about three times as fast."""
     import torch
 
     return "float32" if wanted == "auto" and not torch.cuda.is_available() and not has_bf16() else wanted
@@ -112,7 +112,7 @@ def _call_nvidia_smi(*arguments: str) -> list[str] | None:
 
 
 def _cpu_is_meant() -> bool:
-    """CUDA_VISIBLE_DEVICES begins with what is no GPU ("", "-1"): CUDA takes none that stands behind it."""
+    """Return whether CUDA_VISIBLE_DEVICES does not begin with a GPU ("", "-1"), which hides all after it."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and re.match(r"\s*(\d|GPU-|MIG-)", visible) is None
 
@@ -122,7 +122,7 @@ def _find_gpu() -> str | None:
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"{listed[0].partition(' (UUID')[0]} is here"
-    # By their manuals sbatch and srun set this one, for the step and its node. SLURM_JOB_GPUS also stands in the shell
+    # By their manuals, sbatch and srun set this one for the step and its node. SLURM_JOB_GPUS is also set in the shell
     # that salloc opens on a login node.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None

@@ -19,10 +19,10 @@ from utils.models.loading import adapter_base, inner_name, read_headers
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
-# Of a hub model what vLLM reads, in its topmost folder: no pickled weights, and none a second time in another format.
+# Files of a hub model that vLLM reads, in its top folder: no pickled weights, and none twice in another format.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
-# Of models behind APIs; no model on the hub has such a name without its owner's.
+# API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
@@ -35,17 +35,17 @@ class NoModelError(UserError):
 
 @contextmanager
 def suggesting_openai() -> Iterator[None]:
-    """For scripts that have the flag: a model that is nowhere may be one behind an API."""
+    """For scripts with --openai: a model that is not found may be an API's."""
     try:
         yield
     except NoModelError as error:
-        raise UserError(f"{error}\n  or is it a model behind an API: did you mean --openai?") from None
+        raise UserError(f"{error}\n  for an API model add --openai") from None
 
 
 def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
     """Make sure that a model can be loaded, with a LoRA adapter its base model, before anything expensive starts.
 
-    Of a hub model that is not cached only the config is fetched, which pins the commit.
+    For a hub model that is not cached, only the config is fetched, which pins the commit.
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
@@ -64,7 +64,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
         check_cache_dir(cache_dir)
         folder = cached_folder(name, cache_dir)
         if folder is None and API_NAMES.match(name):
-            raise NoModelError(f"{name}: no folder here, and not what a model on the hub is called")
+            raise NoModelError(f"{name}: neither a local folder nor a hub name (owner/model)")
         if not constants.HF_HUB_OFFLINE:
             if folder is None:
                 _fetch_config(name, cache_dir)
@@ -131,7 +131,7 @@ def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | Non
     if found is None and not is_hub_away():
         with _hub_errors(name), suppress(RemoteEntryNotFoundError):
             found = hf_hub_download(name, file, revision=commit, cache_dir=cache_dir)
-    return Path(found) if isinstance(found, str) else None  # else what stands for a file that the hub has not
+    return Path(found) if isinstance(found, str) else None  # else the marker of a file that the hub does not have
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def skipping_absent_hub(name: str) -> Iterator[None]:
 
 
 def is_hub_away() -> bool:
-    """Is there no way to the hub (refused, no such host, no route)? One that is slow, or in trouble, is there.
+    """Return whether the hub cannot be reached (refused, no such host, no route); a slow or failing hub can.
 
     One try: its client makes seven, in 23 s and more.
     """
@@ -190,7 +190,7 @@ def check_cache_dir(cache_dir: str | None) -> None:
 
 
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
-    """What tells this model from any other, wherever it lies: `owner/model@commit`, or `sha256:...` for a folder.
+    """Return a model's identity, independent of its place: `owner/model@commit`, or `sha256:...` for a folder.
 
     The hash is over names and all bytes of its settings and weights files. Call `check_model` first.
     """
@@ -273,7 +273,7 @@ def _check_folder(folder: Path, remedy: str) -> None:
 
 
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
-    """Raise UserError unless the base model is there and has the modules, of the shapes, that the adapter changes."""
+    """Raise UserError unless the base model exists and has the adapter's modules with their shapes."""
     base = adapter_base(str(folder))
     try:
         check_model(base, cache_dir, safetensors_only)
@@ -281,10 +281,10 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None
     base_folder = cached_folder(base, cache_dir)
-    # By the name inside the stack of layers: what stands before it differs between checkpoints of one architecture.
+    # By the name inside the stack of layers: the prefix differs between checkpoints of one architecture.
     shapes = {inner_name(name): shape for name, (shape, _) in read_headers(base_folder).items()}
     if not shapes:
-        return  # a hub model whose weights are still to be fetched, or none in safetensors
+        return  # a hub model without fetched weights, or without safetensors
     for name, (shape, _) in read_headers(folder).items():
         module, _, part = name.partition(".lora_")
         axis = {"A.weight": 1, "B.weight": 0}.get(part)
@@ -322,7 +322,9 @@ def _hub_errors(name: str) -> Iterator[None]:
     """Make the hub's errors over a model the user's."""
     from huggingface_hub import errors
 
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it warns of every retry; the outcome is told below
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.ERROR
+    )  # it warns of every retry; the outcome is reported below
     try:
         yield
     except errors.GatedRepoError:
@@ -331,8 +333,8 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise NoModelError(f"{name}: neither a folder here nor a model on the hub") from None
     except errors.LocalEntryNotFoundError:
         raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
-    except errors.HfHubHTTPError as error:  # its text may repeat what was sent, the token too
+    except errors.HfHubHTTPError as error:  # its text may repeat the request, with the token
         status = error.response.status_code
         raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
     except (errors.HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
-        raise UserError(f"{name}: the connection to the hub broke off; the same command goes on from there") from None
+        raise UserError(f"{name}: the connection to the hub broke off; run the same command again to resume") from None

@@ -1,4 +1,4 @@
-"""A model's files that a library reads: what it raises over them is reported as their fault. And LoRA adapters."""
+"""Reading of a model's files by libraries, with errors reported as the files' fault; and LoRA adapters."""
 
 import json
 import re
@@ -16,7 +16,7 @@ MODEL_FILES = ("config.json", "generation_config.json", "weights")
 
 @contextmanager
 def loading(name: str | Path, *files: str) -> Iterator[None]:
-    """For a library's call that reads these files of a model, and for nothing else: our own faults are no user's.
+    """Wrap a library's call that reads these files of a model, and nothing else.
 
     Raises:
         UserError: the library raises anything; the message names the first file that is no JSON object, else all.

@@ -132,7 +132,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
 
 @_or_missing
 def _check_bfloat16(dtype: str) -> list[str]:
-    """UserError if --dtype is bfloat16 and a GPU cannot compute in it; otherwise a note on what is used instead."""
+    """UserError if --dtype is bfloat16 and a GPU cannot compute in it; else a note on the dtype used instead."""
     for gpu, capability in find_capabilities().items():
         if capability < MEANT:
             what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"

@@ -1,4 +1,4 @@
-"""GPU memory: what the GPUs here have, and what a model needs of it in vLLM. Loads no weights.
+"""GPU memory: of the GPUs here, and needed by a model in vLLM. Loads no weights.
 
 Sizes are bytes; GB is 10^9 of them.
 """
@@ -32,7 +32,7 @@ ALLOWANCE = 3 * GIB
 MOST_ALLOWANCE = int(4.2 * GIB)
 MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)
 
-_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' names of what --dtype changes; quantized weights stay
+_CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype changes; quantized weights stay
 _BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of the others; 1 where it is not here
 
 
@@ -164,7 +164,7 @@ def check_before_fetching(
 
     Args:
         gpu_memory: bytes of a GPU; None is not checked.
-        value_bytes: what a number of its weights takes, where they are learnt with its gradient and AdamW's averages.
+        value_bytes: bytes per weight; in a training of all weights with gradient and AdamW's averages.
         told: `refuse_too_large`'s remedy.
     """
     if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
@@ -200,7 +200,7 @@ def check_weights(folder: Path) -> None:
 
 
 def find_gpus() -> list[Gpu]:
-    """The GPUs that this process may use, in torch's order, if any; UserError where one is there but cannot be used."""
+    """Return the GPUs that this process may use, in torch's order; UserError if one exists but cannot be used."""
     import torch
 
     try:

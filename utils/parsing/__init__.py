@@ -1,6 +1,6 @@
 """What a language model wrote, as data: answers, verdicts, plans. Pure.
 
-A parser is given what stands behind the thoughts, which thoughts.py tells from the answer.
+Parsers get the text after the thoughts, which thoughts.py separates.
 """
 
 from dataclasses import dataclass

@@ -30,7 +30,7 @@ ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
 def parse_answer(text: str, cut: bool = False) -> Parsed:
     """Read the string field "personalized_answer"; the value is never empty.
 
-    cut: the generation ended at max_tokens, so the end of the text is no sign that the answer ended.
+    cut: the generation ended at max_tokens, so the end of the text does not mean that the answer ended.
     """
     if cut and may_be_draft(text):
         return nothing(DRAFT)

@@ -3,9 +3,9 @@
 White space at both ends is dropped. A label or a rating is "strict" where nothing
 else is there. Else ("repaired") it is the one that the text names, in whatever case and with a space for a hyphen or
 the other way round: a text that names two different ones, or none, holds nothing. A label inside a longer one, as
-comedy in dark comedy, is not named. A text is taken whole, as it stands.
+comedy in dark comedy, is not named. A text is taken whole.
 
-Of a text that max_tokens cut a label or a rating counts only where the text begins with it and goes on behind it: what
+In a text that max_tokens cut, a label or rating counts only if the text begins with it and continues after it: what
 prose names may be one that it rejects.
 """
 

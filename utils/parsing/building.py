@@ -1,7 +1,7 @@
 """What a model says of a post while a dataset is built, read as json_text.py says. Pure.
 
-Needs: the boolean "needs_personalization", also as the text "true" or "false"; without a valid object it is read behind
-its name, where all that stand there agree.
+Needs: the boolean "needs_personalization", also as the text "true" or "false"; without a valid object it is read after
+its name, if all values there agree.
 
 Aspects: an object with the boolean "enough_details" and, where that is true, "aspects", each with the texts "aspect",
 "evidence" and "reason". None of them empty but the reason, and at least one aspect, or the output cannot be used; only
@@ -60,7 +60,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
     if how_enough != "none" and _boolean(enough) is None:
         return _no_boolean(_ENOUGH)
     if not isinstance(listed, list) or not listed:
-        return nothing("aspects is no list, or an empty one, though there are enough details")
+        return nothing("aspects is not a list, or is empty, though there are enough details")
     aspects = [_aspect(item) for item in listed]
     if None in aspects:
         return nothing(f"aspect {aspects.index(None)} has not the texts aspect, evidence and reason")

@@ -7,13 +7,13 @@ is a last attempt ("repaired"): the text is a verdict, a level or a preference a
 Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused in any
 dress. Outside an object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. Without the
 name a verdict counts where nothing but the remains of a fence, quotes or braces stands around it, as in `json 2`, `2}`
-and `"2"}`; but "2", a whole string, is refused. A number at the end of a text that max_tokens cut may go on, so it is
-none of these.
+and `"2"}`; but "2", a whole string, is refused. A number at the end of a text that max_tokens cut does not count,
+since it may continue.
 
 Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the
 integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response"; "A" is none of
 the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
-be quoted or start a line and have a colon or "=" behind it, and nothing else may stand in the value's line.
+be quoted or start a line, with a colon or "=" after it, and nothing else may be in the value's line.
 """
 
 import json
@@ -38,7 +38,7 @@ _NUMBERED = r"(?:response[ _]?)?[12]"
 _IN_WORDS = r"(?:the )?(?:first|second)(?: response)?"  # only in quotes
 _PREFERENCE = rf"(?:{_NUMBERED}|{QUOTE}(?:{_NUMBERED}|{_IN_WORDS}){QUOTE})"
 _ENDS_VALUE = rf"(?!\w)(?=[ \t*`]*+(?:\Z|[\n\r}}]|,\s*+(?:\Z|\}}|{QUOTE})))"
-# What may follow a number that max_tokens cut: it may have gone on as 1.5, as 1/2, or as 1 out of 2.
+# What may follow a number that max_tokens cut: it may have continued as 1.5, 1/2, or 1 out of 2.
 _CUT_NUMBER = re.compile(r"[ \t*`]*+(?:[-–/,.|~+][ \t]*+)?\Z")
 _FENCES = r"(?:```|/?json\b|\s|\ufeff)*+"
 _REMAINS = rf"(?:`|/?json\b|[{{}}]|{QUOTE}|\s|\ufeff)*+"
@@ -48,7 +48,7 @@ _STRING = rf"{_FENCES}{QUOTE}{_LONE_VERDICT}{QUOTE}{_FENCES}\Z"
 
 @dataclass(frozen=True)
 class Choice:
-    """A field whose value is one of a few, and how it is read."""
+    """A field with one of a few values, and how it is read."""
 
     field: Field
     value: re.Pattern[str]  # as it is written
@@ -84,14 +84,14 @@ class Choice:
         return self._chosen([self._value_at(text, start, cut) for start in starts], "repaired")
 
     def _value_at(self, text: str, start: int, cut: bool = False) -> int | float | str:
-        """The value that starts there, or a description of what does."""
+        """Return the value that starts there, or a description of other text."""
         found = self.value.match(text, start)
         if found is None:
             return json_text.describe(text, start)
         return "cut off" if cut and _breaks_off(text, found.end()) else self.read(found[0])
 
     def _chosen(self, found: list[int | float | str], how: str) -> Parsed:
-        """The one value in found, which holds values and descriptions of what is none."""
+        """Return the only value in `found`, which has values and descriptions of other text."""
         if len(set(found)) > 1:
             named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
             return nothing(f"{self.field.name} is contradictory: {named}")

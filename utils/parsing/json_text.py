@@ -4,13 +4,13 @@ The first attempt that finds the field decides:
 
 1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white space and a
    fence around it or half a fence.
-2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; what stands around
-   it is dropped. From here on raw newlines may stand in strings and the name may be spelled otherwise ("Match Score").
+2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; the text around
+   it is dropped. From here on strings may contain raw newlines, and the name other spellings ("Match Score").
 3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value is read
    from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
 
-A text that max_tokens cut, and that has prose before its objects and behind them, may be a thought that nothing marks:
-what it holds may be a draft, so it is not read.
+A text that max_tokens cut, with prose before and after its objects, may be an unmarked thought with a draft, so it is
+not read.
 """
 
 import json
@@ -39,7 +39,7 @@ class Field:
     unbraced: re.Pattern[str]  # without braces, up to its value
 
     def schema(self, value: dict[str, Any]) -> dict[str, Any]:
-        """What constrained decoding holds an output to: an object with this field alone, whose value is as given."""
+        """Return the schema for constrained decoding: an object with this field only, and the given type of value."""
         properties = {self.name: value}
         return {"type": "object", "properties": properties, "required": [self.name], "additionalProperties": False}
 
@@ -81,7 +81,7 @@ _ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re
 _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
 
 
-DRAFT = "the text breaks off in prose, so what it holds may be a draft"
+DRAFT = "the text breaks off in prose, so it may be a draft"
 
 
 def missing(text: str, field: Field) -> Parsed:
@@ -96,7 +96,7 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def may_be_draft(text: str) -> bool:
-    """Does prose stand before the objects of a text and behind them?"""
+    """Return whether a text has prose before and after its objects."""
     before, _, rest = text.partition("{")
     return "}" in rest and is_prose(before) and is_prose(rest.rpartition("}")[2])
 
@@ -126,7 +126,7 @@ def from_object(text: str, field: Field) -> tuple[object, str]:
 
 
 def value_starts(text: str, field: Field, first_object: bool = False) -> list[int]:
-    """Where the field's values start: behind keys in objects or, without any, behind unbraced names.
+    """Return where the field's values start: after keys in objects, or else after names without braces.
 
     first_object: of several objects only the first one that has the key counts.
     """
@@ -174,7 +174,7 @@ def read_text(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
 def _closing_quote(
     text: str, opening: re.Match[str], first: re.Pattern[str], later: re.Pattern[str], weak_end: bool = False
 ) -> tuple[int, int] | None:
-    """The span of the quote that closes the string: the first one that `first` or `later` matches behind.
+    """Return the span of the quote that closes the string: the first one followed by a match of `first` or `later`.
 
     Inside braces that the string itself opened, as in code that it quotes, only the first quote closes. Where
     that leaves none, weak_end takes the first one that a closing brace and a new line or the like follow.
@@ -197,7 +197,7 @@ def _closing_quote(
 
 
 def _read_items(text: str, start: int) -> tuple[str, bool]:
-    """(text, truncated) of a list or dict: a line an item, "key: value" for a dict, what is nested below."""
+    """Return (text, truncated) of a list or dict: a line per item, "key: value" for a dict, nested items below."""
     parts: list[str] = []
     depth, pos = 0, start
     while (token := _ITEM_TOKEN.match(text, pos)) is not None:

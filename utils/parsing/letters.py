@@ -1,13 +1,13 @@
 """The letter of an option as a model wrote it, (a) to (d). Pure, and without knowing which one is right.
 
-The letter right behind the last `<final_answer>` counts; without one there, the letter of the "final answer" or in
+The letter right after the last `<final_answer>` counts; without one there, the letter of the "final answer" or in
 `\\boxed{}`; else the only letter that is named: in parentheses, or as "option b", "answer: b", "b is correct", "go with
 b", "b)" at the beginning of a line, or as the whole text. A text that names two different letters, as "(a) or (b)",
 "(a)(b)" or "A: no. B: yes.", or none, holds nothing. Nor does a text that max_tokens cut before its marker: what it
 names may be an option that it rejects.
 
-The article "a" is not a letter: a lower-case "a" with a word behind it on the same line, unless an article cannot stand
-before that word ("a because"). Right behind the marker, "option", "letter" or "answer:" it is always the letter.
+The article "a" is not a letter: a lower-case "a" with a word after it on the same line, unless no article can be
+before that word ("a because"). Right after the marker, "option", "letter" or "answer:" it is always the letter.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
@@ -33,7 +33,7 @@ _IS = r"(?:\s++is\b)?+"
 _UP_TO_LETTER = rf"[\s:={_MARKS}]*+"
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
 _AFTER_MARKER = pattern(rf"{_OPENS}(?:(?:option|answer|response)\s*+[{_MARKS}(\[]*+)?{_LETTER}")
-_BRACKETED = r"[(\[]([a-d])[)\]]"  # behind a line break it is another one only if no word follows
+_BRACKETED = r"[(\[]([a-d])[)\]]"  # after a line break it is another one only if no word follows
 _ANOTHER = pattern(
     rf"(?:[^\S\n]|[{_MARKS})\]}}])*+{_BRACKETED}|[\s{_MARKS})\]}}]*+(?:{_BRACKETED}(?![^\S\n]*+\w)"
     rf"|(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE})"
@@ -61,7 +61,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     """Read the letter; the value is "a" to "d".
 
     cut: the generation ended at max_tokens, so a letter at the end of the text may be the first of a word, and only a
-    letter behind the marker counts.
+    letter after the marker counts.
     """
     body = writable(text).strip()
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
@@ -77,7 +77,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     elif alone:
         letters, how = [alone[1].lower()], "strict"
     elif cut:
-        return nothing(f"the text breaks off before a letter behind {MARKER}")
+        return nothing(f"the text breaks off before a letter after {MARKER}")
     else:
         tolds = (behind.partition(_CLOSING)[0], body)
         letters, how = next(filter(None, map(_named, tolds)), []), "repaired"
@@ -89,7 +89,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
 
 
 def _named(text: str) -> list[str]:
-    """The letters that a text without a letter behind the marker names as the answer."""
+    """Return the letters named as the answer in a text without a letter after the marker."""
     final = _letters_of(_FINAL.finditer(text), text)
     return final or _letters_of([*_IN_PARENTHESES.finditer(text), *_NAMED.finditer(text)], text)
 
@@ -104,7 +104,7 @@ def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
 def read_officially(text: str, right: str) -> bool:
     """Does the public code count this text right?
 
-    It does where the letters behind the last marker are the right one and no other, else where those of the whole text
+    It does if the letters after the last marker are the right one and no other, or else if those of the whole text
     are. Letters are those in parentheses; where there are none, every word "a" to "d". That code also cuts a closing
     tag at the end of the text, which makes no difference: the tag holds no such word.
     """

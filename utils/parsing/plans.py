@@ -1,15 +1,15 @@
-"""Plans of PlanPers, lists of aspect titles: read from what a model wrote, written, and how two of them match. Pure.
+"""Plans of PlanPers, lists of aspect titles: reading them from a model's text, writing, and matching. Pure.
 
 A model was asked for titles, one a line. Fences are dropped, and so is what marks a line as an item of a list ("- ",
 "1. ", bold face), and a first line that ends in a colon where it introduces the others: it says so ("Here are the
 aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items follow and it is none, or
 it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array of texts is a plan too. A
-title that stands there before (whatever its case) is not repeated, and one that max_tokens may have cut is left out
+repeated title (whatever its case) is left out, and one that max_tokens may have cut is left out
 unless it is the only one.
 
 In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4); `lead_in` is
 then None. With --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in
-the generator's prompt it is then the planner's text as it came.
+the generator's prompt it is then the planner's unchanged text.
 """
 
 import re
@@ -31,7 +31,7 @@ _HEADING = re.compile(r"#|\*\*[^*]++\*\*\s*+:?\s*+\Z")
 _FENCE = re.compile(r"```(?:json|text|txt|plaintext|markdown|md)?(?=\s|\Z)")
 _ARRAY = re.compile(r"\[\s*+(?=\")")
 _ARRAY_TEXT = re.compile(r"\"((?:[^\"\\]|\\.)*+)\"\s*+(?:(,)\s*+)?", re.DOTALL)
-# What a first line says that introduces a plan: that something follows, what a plan is called, or half a sentence.
+# A first line that introduces a plan: it says that something follows, names the plan, or is half a sentence.
 _INTRODUCES = pattern(
     r"\bhere(?:['’]s| is| are)\b|\bthe following\b|\b(?:follows|below)\W*+\Z"
     r"|\A(?:(?:the|these|key|main|most|important|relevant|user['’]s|\d+) )*+"
@@ -42,7 +42,7 @@ _INTRODUCES = pattern(
 
 WORDS_THRESHOLD = 0.6
 
-# Words that say nothing of what an aspect is about. "User" stands in many titles and in none alone.
+# Words without a meaning of their own in a title. "User" is in many titles, and never alone.
 _LISTED = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
@@ -102,7 +102,7 @@ def _line_form(line: str) -> str:
 
 
 def _array_texts(text: str, pos: int) -> list[str]:
-    """The whole texts of a JSON array whose first one starts at `pos`."""
+    """Return the complete texts of a JSON array; the first starts at `pos`."""
     found = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
         found.append(unescape(match[1]))
@@ -153,7 +153,7 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 
 
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
-    """A plan as a piece; `reason` is why there is none, where there is none.
+    """Return a plan as a piece; `reason` says why there is no plan.
 
     With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
     """

@@ -3,7 +3,7 @@
 Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss' channels, of which only the final one is
 the answer: as they are, or as they are left where a server drops special tokens, `analysis...assistantfinal...`.
 
-A thought that does not end is no answer, nor is what stands before it. In a text that was not cut an opening mark
+A thought that does not end is not an answer, nor is the text before it. In a text that was not cut an opening mark
 counts only at the beginning of a line, for an answer may speak of it. A text that is one JSON object has no marks.
 """
 
@@ -29,8 +29,8 @@ UNFINISHED_COUNT = "unfinished_thoughts"  # in a manifest, how many pieces have 
 class Split:
     """A text in two."""
 
-    answer: str  # as it came; empty where the thoughts do not end
-    reasoning: str = ""  # the thoughts without their marks and outer white space, empty where there are none
+    answer: str  # unchanged; empty if the thoughts do not end
+    reasoning: str = ""  # the thoughts without their marks and outer white space, if any
     unfinished: bool = False  # the text ends inside a thought
 
 
@@ -63,13 +63,13 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
 
 def describe_unfinished(count: int) -> str:
-    """What the last line says of them, nothing where there are none."""
+    """Return the text about them in a run's last line, empty if there are none."""
     return f"; {count} unfinished thought{'s' if count > 1 else ''}: try {THINK_LONGER}" if count else ""
 
 
 def _split_channels(text: str) -> Split:
     """As gpt-oss writes them; a final channel that comes last is the answer."""
-    _, *told = _CHANNEL.split(text)  # a channel's name and what is said in it, by turns
+    _, *told = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = told[::2], [_ENDS_MESSAGE.split(message)[0] for message in told[1::2]]
     reasoning = "\n".join(said.strip() for name, said in zip(names, messages, strict=True) if name != "final")
     if names and names[-1] == "final":
@@ -82,7 +82,7 @@ def _without_marks(text: str) -> str:
 
 
 def _is_object(text: str) -> bool:
-    """The text is one JSON object, in a fence or not; marks inside are what it speaks of."""
+    """Return whether the text is one JSON object, in a fence or not; marks inside it are part of its content."""
     body = _FENCE.sub("", text).strip()
     if not (body.startswith("{") and body.endswith("}")):
         return False

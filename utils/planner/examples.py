@@ -1,6 +1,6 @@
 """What the planner learns from: prompts and targets as token ids.
 
-What plans begin with is the planner's target, by the flag or by what a planner or its plans remember.
+The planner's target, titles alone or with a lead-in, comes from the flag, or from a planner's or its plans' manifest.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from utils.training import NO_LOSS
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
-    """What the chat template was told when a planner was trained; None for a model that was not trained as one."""
+    """Return the chat template's variables in a planner's training; None for any other model."""
     settings = folder_settings(planner_model)
     return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
 

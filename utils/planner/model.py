@@ -1,4 +1,4 @@
-"""The planner as planpers.py asks it: by its own flags, here or behind an API of its own."""
+"""The planner in planpers.py, with its own flags, local or behind its own API."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -15,7 +15,7 @@ from utils.planner.examples import trained_variables
 
 
 def flags_of_planner(args: Arguments) -> Arguments:
-    """The flags as they hold for the planner: it runs here, or has an API of its own, wherever the generator is."""
+    """Return the planner's flags: it is local or has its own API, independent of the generator."""
     openai = bool(args.planner_base_url)
     own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
     own |= {"model_id": None}
@@ -29,7 +29,7 @@ def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model
     if args.openai:
         chat, told = open_chat(args, args.planner_model), template_flags(args)
     else:
-        trained = trained_variables(args.planner_model)  # another model is told what its template knows of the flags
+        trained = trained_variables(args.planner_model)  # another model gets those variables that its template knows
         variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
         chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
         told = {"chat_template_kwargs": chat.variables} if chat.variables else {}

@@ -1,4 +1,4 @@
-"""The planner's training loop: TRL's SFTTrainer on LoRA, with its own evaluation and files a run can go on from.
+"""The planner's training loop: TRL's SFTTrainer on LoRA, with its own evaluation and resumable checkpoints.
 
 Imported by train_planner.py once everything is checked, for it loads torch, transformers, peft and trl.
 """
@@ -41,9 +41,9 @@ def train(
 
     Args:
         source: of the base model, as `pinned_source` gives it.
-        validation: where there is none, nothing is evaluated.
+        validation: if empty, nothing is evaluated.
         manifest: what goes beside every adapter.
-        lead_in: what the targets begin with (utils/parsing/plans).
+        lead_in: the beginning of the targets (utils/parsing/plans).
 
     Returns:
         steps, best_step, best_loss (None where nothing was evaluated).

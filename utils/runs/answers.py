@@ -82,7 +82,7 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
     """The datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
 
     Args:
-        most_items: of a profile what a prompt may take; None: all of it.
+        most_items: how many profile items a prompt may use; None for all.
     """
     if len(args.inputs_addr) != len(args.output_addr):
         given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.output_addr)} --output_addr"

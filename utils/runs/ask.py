@@ -25,7 +25,7 @@ from utils.parsing import writable
 from utils.runs.shared import ParserError, Shared
 
 MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
-TURNS = 20  # of the event loop, in which a method goes on that has what it awaits
+TURNS = 20  # of the event loop, in which a method whose calls have returned continues
 PATIENCE = 60  # seconds before a method that is busy between calls counts as making different calls
 UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
 CHARACTERS_PER_TOKEN = 4  # about, of English
@@ -77,7 +77,7 @@ class Ask:
         asked: hashes of its calls, the same call a second time by another one.
         calls: role and record of each call that gave one, in the order in which they were made.
         ended: why the record ends for now.
-        needs: the role whose engine is not open.
+        needs: the role that it waits for; its engine is not open.
         asks_otherwise: it asks something new, and not all that it asked before.
         gave_up: the method cancelled a call.
     """
@@ -94,9 +94,9 @@ class Ask:
     ):
         """
         Args:
-            room: what is under way in all records together.
+            room: limits what is under way in all records together.
             before: `asked` of the record when it was run before; None: the method is trusted to ask the same.
-            landed: called when an engine or the store has given what a call asks for.
+            landed: called when a call has its result from an engine or the store.
         """
         self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
         self.asked: set[str] = set()
@@ -217,7 +217,7 @@ class Ask:
         self._under_way.add(task)
         task.add_done_callback(partial(self._land, role, call.prompt is not None))
         try:
-            record = await asyncio.shield(task)  # what a method cancels is paid for all the same, and kept
+            record = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
         except asyncio.CancelledError:
             self.gave_up = True
             raise
@@ -241,7 +241,7 @@ class Ask:
         self._stirred.set()
 
     async def watch(self, method: asyncio.Task) -> None:
-        """Wait until the method has returned, or can get no further for now, and what is under way has landed."""
+        """Wait until the method has returned or cannot continue for now, and all calls under way have landed."""
         method.add_done_callback(lambda _: self._stirred.set())
         while not method.done() and self.ended is None:
             self._stirred.clear()
@@ -256,7 +256,7 @@ class Ask:
             await asyncio.wait(self._under_way)
 
     def close(self, method: asyncio.Task) -> None:
-        """End what is left of a run: after this no call returns."""
+        """End the record's run: no call returns after this."""
         self.end(MethodError("the record's run is over"))
         for task in (method, *self._under_way):
             task.cancel()
@@ -270,7 +270,7 @@ class Ask:
         A method that asks otherwise than before would else be paid for on every run.
         """
         if len(self.asked) == MOST_CALLS:
-            self.end(MethodError(f"more than {MOST_CALLS:,} calls: is there a loop without an end?"))
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
         number = self._same[its]
         self._same[its] += 1
         its = hashlib.sha256(f"{number} {its}".encode(errors="surrogatepass")).hexdigest()

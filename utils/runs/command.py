@@ -1,6 +1,6 @@
 """What all model commands share: list the outputs, skip the finished ones, make the others on the engines of a run.
 
-Models on one base model share an engine, and so do those behind one API with one key.
+Models on one base model share an engine, and so do models of one API with one key.
 """
 
 from argparse import Namespace
@@ -97,7 +97,7 @@ def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
 
 
 def open_engines(roles: Mapping[str, Role], asked: Sequence[str]) -> dict[str, Engine]:
-    """Engines by role: for those of `asked` that are behind an API, and for the first with all on the same base model.
+    """Return engines by role: for API models in `asked`, and for the first of `asked` with all on its base model.
 
     Args:
     """

@@ -1,4 +1,4 @@
-"""What evaluate_responses.py does besides its method: what is judged, what the judge is shown, and the score files."""
+"""The parts of evaluate_responses.py besides its method: responses, the judge's prompts, and score files."""
 
 import os
 import sys
@@ -50,11 +50,11 @@ class System:
     responses: list[dict[str, list[dict[str, Any]]]]  # what each of these files holds
     questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
     metric: Metric
-    output: Output  # the score file, whose pieces are the verdicts
+    output: Output  # the score file; its pieces are the verdicts
 
 
 def verdict_options(scale: Scale, chat: LocalChat) -> tuple[array, dict[str, array]]:
-    """What a judge's output has ahead of its number, and how each number goes on, as token ids."""
+    """Return the beginning of a judge's output before its number, and each number's continuation, as token ids."""
     return split_shared({str(number): chat.render_option(f"{scale.begin}{number}") for number in scale.values})
 
 
@@ -67,7 +67,7 @@ class Judging:
     policy: Policy
     identity: str  # of the model
     chat: Chat | None = None  # of a model that runs here
-    completions: Completions | None = None  # what it has been asked before
+    completions: Completions | None = None  # its earlier completions
 
 
 def choose_metric(args: Arguments, task: Task) -> Metric:
@@ -137,7 +137,7 @@ def read_systems(args: Arguments, task: Task, records: list[Record], judging: Ju
 
 
 def note_incomplete(path: str, systems: list[System]) -> None:
-    """Count what is judged without a text that the judge's prompt has a place for, as an aspect without evidence."""
+    """Print how many aspects lack a text of the judge's prompt, such as evidence."""
     metric, asked = systems[0].metric, {one["id"]: one for system in systems for one in system.questions}
     if metric.judge is None or metric.parts is None:
         return
@@ -169,7 +169,7 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
 
 def choose_judge(args: Arguments, judge: Judge) -> Judging:
-    """The judge that `args` asks for, as far as it is known before a tokenizer is loaded."""
+    """Return the judge of `args`, as far as it is known before a tokenizer is loaded."""
     prompt, policy = load_prompt(judge.prompt, args.prompts_dir), Policy.from_arguments(args, judge.output.schema)
     return Judging(judge, prompt, policy, identify_model(args, args.evaluator_llm))
 
@@ -246,7 +246,7 @@ def ask_for_likelihoods(calls: list[Call], scale: Scale, chat: Chat) -> tuple[li
 
 
 def fit_context(calls: list[Call], args: Arguments, chat: Chat) -> tuple[list[Call], int]:
-    """The calls with over-long prompts taken out, and the model length to load: what the longest prompt needs."""
+    """Return the calls without over-long prompts, and the model length that the longest prompt needs."""
     lengths = [chat.length(call.prompt) for call in calls]
     longest = max(lengths, default=1)  # nothing may be left to ask
     max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
@@ -280,7 +280,7 @@ def compute_verdicts(systems: list[System], records: list[Record]) -> None:
 
 
 def publish_scores(system: System, task: Task, args: Arguments, found: dict[str, Any], device: str | None) -> None:
-    """Write the score file, and say what it holds; `found` is as for `Output.publish`."""
+    """Write the score file and print its summary; `found` is as for `Output.publish`."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {

@@ -1,4 +1,4 @@
-"""A user's own method: an async function of one question, and what it may ask.
+"""A user's own method: an async function of one question and an `Ask`.
 
     async def answer(record, ask):
         summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=record.best(20))
@@ -143,7 +143,7 @@ def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
 
 
 def piece_of(value: str | None, ask: Ask) -> Piece:
-    """A record of the output: the value, what is told of the call that gave it, the notes, and figures by role."""
+    """Return a record of the output: the value, fields of the call that gave it, notes, and figures by role."""
     calls = ask.calls
     value = value if value is not None and value.strip() else None
     own = next(
@@ -159,7 +159,7 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
 
 
 def report_raised(raised: dict[Key, str]) -> int:
-    """The exit code, and on stderr what a method raised: its commonest errors with a record's id each."""
+    """Return the exit code, and print a method's most common errors with ids."""
     if not raised:
         return 0
     print(f"the method raised on {len(raised)} records; the same command retries them:", file=sys.stderr)

@@ -122,13 +122,13 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, Role]) -> dict[str, float | None]:
-    """What a manifest says of the cost of tokens by role, without roles that have no prices; empty if none has any."""
+    """Return a manifest's `cost_usd`, over the roles with prices; empty if no role has prices."""
     costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
     return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
 
 
 def publish_answers(args: Arguments, task: Task, output: Output, run: Run, device: str | None) -> None:
-    """Write the response file and its manifest, and say what they hold; of a shard nothing is written."""
+    """Write the response file and its manifest, and print a summary; a shard writes nothing."""
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     pieces, calls = list(output.pieces.values()), list(chain.from_iterable(run.calls.values()))
@@ -137,7 +137,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     requested = sum(one.asked for one in stores)
     reused = max(0, sum(call.get("attempts", 0) for _, call in calls) - requested)
     made = describe_records(call for _, call in calls)
-    made.pop(UNFINISHED_COUNT, None)  # of the calls; what is told of is answers
+    made.pop(UNFINISHED_COUNT, None)  # counts calls; the summary counts answers
     made |= {name: one for name, one in describe_records(pieces).items() if name == UNFINISHED_COUNT}
     by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
     cost = cost_of(by_role, roles)
@@ -183,7 +183,7 @@ class _Counting:
 
 
 def describe_first_calls(step: Step, shared: Shared) -> int:
-    """Say what the records would ask first of what the store lacks; what follows depends on the answers.
+    """Print the first calls of the records that the store lacks; later ones depend on the answers.
 
     The exit code is 1 if the method raises.
     """

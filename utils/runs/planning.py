@@ -31,7 +31,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         help="the titles of the rubric's aspects as plan: the paper's headroom experiment (off)")
     add("--planner_target", choices=["paper", "reference"],
         help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
-        "included (default: what the planner was trained with, else paper)")
+        "included (default: the planner's own target, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens a plan may have (%(default)s; more for a thinking planner)")
     parser.decides_nothing("--planner_model --plans_addr", "their hashes do")
@@ -141,7 +141,7 @@ def publish_plans(plans: Output, role: Role | None = None, device: str | None = 
 
 
 def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
-    """The answers to ask for: those whose plan a server gave."""
+    """Return the answers to request: those with a plan."""
     return {key: record for key, record in asked.items() if key in plans}
 
 
@@ -156,7 +156,7 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
 
 
 def report(pairs: list[list[Output]], has_planner: bool) -> int:
-    """The exit code, and on stderr what is unusable of what was made, and what is missing."""
+    """Return the exit code, and print unusable and missing outputs."""
     made = [plans for _, plans in pairs if has_planner and not plans.finished] + [answers for answers, _ in pairs]
     code = max(output.report_failed() for output in made)
     return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))

@@ -1,7 +1,7 @@
 """The runner: every record goes through a method, first as far as the store goes, then with one engine after another.
 
-A record that needs a completion which the store lacks, of a model whose engine is not open, is dropped. It is run again
-from its beginning once that engine is open: all that it asked before is in the store by then.
+A record that needs a new completion from a model without an open engine is dropped. It is run again from its beginning
+once that engine is open: by then, all its earlier calls are in the store.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from utils.runs.methods import Method, Question, piece_of
 from utils.runs.shared import Shared, Step
 
 AT_ONCE = 16  # records without an engine: a method may wait for something else
-GRACE = 1  # seconds for what a method has left running to end
-OUTAGE = 3  # records in a row, or as many as are under way at a time if more, unanswered: the server is gone
+GRACE = 1  # seconds for tasks that a method has left running
+OUTAGE = 3  # unanswered records in a row (at least as many as are under way) after which the server counts as gone
 Engines = Mapping[str, Engine]  # by the roles that they serve
 
 
 class NotedError(Exception):
-    """What the records need is noted, and the run can go on once it is answered (utils/batch.py)."""
+    """The records' requests are noted; the run can continue once they are answered (utils/batch.py)."""
 
 
 def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["Run"]]:
@@ -97,7 +97,7 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
 
 @dataclass
 class Servers:
-    """What is known of the models in all steps of a run, by role; None stands for those of a step without a role."""
+    """State of the servers in all steps of a run, by role (None for steps without a role)."""
 
     answered: set[str | None] = field(default_factory=set)  # have answered, now or in an earlier run
     gone: dict[str, str] = field(default_factory=dict)  # answer nothing any more, and the problem
@@ -296,7 +296,7 @@ class Run:
             ask.end(error)
 
     def _finish(self, key: Key, task: asyncio.Task, ask: Ask) -> bool:
-        """Note what a user's method returned or raised; False for the latter."""
+        """Record what a user's method returned or raised; return False if it raised."""
         error = MethodError("it cancelled itself") if task.cancelled() else task.exception()
         if error is None and ask.gave_up:
             error = MethodError("it cancelled a call (a timeout?), so its answer depends on timing")

@@ -19,7 +19,7 @@ TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temper
 
 
 class ParserError(Exception):
-    """A method's own parser raised; what it raised is the cause."""
+    """A method's own parser raised an exception, which is the cause."""
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Shared:
         Args:
             own: max_tokens and temperature, in place of the flags.
             schema: the JSON schema that its text is held to, in place of the task's.
-            options: texts of which the likeliest is chosen, by name.
+            options: texts by name; the likeliest is chosen.
             variant: another form of the question, with its own values and parser.
             trimmed: the items are `Task.best_entries`, which are cut to fit.
-            told: what the call's record holds besides.
+            told: further fields of the call's record.
 
-        ValueError where a method's call is none that can be made.
+        ValueError if a method's call is invalid.
         """
         is_named = name in (prompts := self.prompts or self.task.prompts)
         self._check(role, name, is_named, prompts, items, parse, own or {})
@@ -168,7 +168,7 @@ class Step:
     Attributes:
         method: a user's (`Method`), or an async function of ours (of what `records` has, and an `Ask`; it returns a
             piece), which is trusted to ask the same each time.
-        records: what the method is called with, by key. Called when the step begins: it may depend on an earlier step.
+        records: the method's first arguments, by key. Called when the step begins: it may depend on an earlier step.
         unit: plural noun for its pieces.
         pieces: filled with what becomes of the records.
         role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.

@@ -35,7 +35,7 @@ def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
         per_question: `{"id", "answered", "score", "details": [{"score", ...}]}` a question.
 
     Returns:
-        score: mean over the questions that have a score, None where there is none.
+        score: mean over the questions with a score, None without any.
         num_unanswered: questions without an answer, which score 0.
         num_unscored: missing verdicts.
         score_unscored_as_zero: mean over all num_questions, missing verdicts counting 0.

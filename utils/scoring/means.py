@@ -1,4 +1,4 @@
-"""Scores of many questions: means by group and over groups, and what is no mean: macro F1, root mean squares. Pure.
+"""Scores of many questions: means by group and over groups, macro F1, and root mean squares. Pure.
 
 A pooled score depends on how often each value occurs among the questions, so it is a function of these counts; a table
 counts again what it draws at random, for an interval or a test, and has the score of all draws at once.
@@ -20,7 +20,7 @@ class Pooled:
     """A score of questions together.
 
     Attributes:
-        value: what of an entry of a score file it hangs on.
+        value: the value of a score file's entry that it depends on.
         of: from V distinct values and how often each one is there, integers (D, V), the score of each of D draws (D,).
     """
 
@@ -68,7 +68,7 @@ def mean(values: Sequence[float]) -> float | None:
 def scores_by_group(
     per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], pooled: Pooled | None = None
 ) -> dict[str | None, list[Any]]:
-    """The question scores of each group, of entries of score files, or the values that a pooled score hangs on.
+    """Return the question scores of each group from score files' entries, or the values for a pooled score.
 
     Every `group` is one of `groups`; one without details counts nowhere.
     """

@@ -55,7 +55,7 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         wins, ties, losses: questions, from the first system's side.
-        position_swap_rate: of the questions with a verdict in both orders the share whose preference flips with the
+        position_swap_rate: share of the questions with a verdict in both orders where the preference flips with the
             order, 0 to 1; as the judge cannot call a tie, these are its ties. None where there is no such question.
         num_questions, num_scored_questions: questions, and those of them with a result.
         num_unanswered: of each system, questions that it did not answer.

@@ -21,13 +21,13 @@ ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # of METEOR, as LongLaMP has them
 
 
 def read_label(response: str, labels: Sequence[str]) -> str:
-    """The label that a response is; an empty text where it is none of them."""
+    """Return the label that a response is, or an empty text."""
     response = response.strip()
     return response if response in labels else ""
 
 
 def read_rating(response: str | None) -> float | None:
-    """The number that a response is, also one beyond the scale; None where it is none, or so large that sums break."""
+    """Return the number that a response is, also beyond the scale; None if it is none, or too large for sums."""
     try:
         rating = float(response or "")
     except ValueError:

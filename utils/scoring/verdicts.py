@@ -1,4 +1,4 @@
-"""Verdicts: what a metric finds on a response, or that it found nothing, and how sure a judge is of them. Pure.
+"""Verdicts of a metric on a response, missing ones, and the judge's uncertainty. Pure.
 
 A missing answer and a missing verdict are two things. What the model failed to answer scores 0, without asking the
 judge, and is counted ("unanswered"). What the judge gave no usable verdict on has the score None: it takes its question
@@ -17,13 +17,13 @@ from utils.scoring.means import mean
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a piece of a score file
 
-# The fields that say how a verdict came to be; the last ones of what utils/scoring/verdicts.py makes.
+# Fields about the origin of a verdict; the last ones are made here.
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")
 NO_ANSWER = "no response to judge"  # the reason in place of a verdict where there is no answer: the judge is not asked
 
 
 def no_answer(answered: Sequence[bool]) -> Verdict:
-    """What stands in place of a verdict where an answer is missing; `answered` has an item a system: one, or two."""
+    """Return the verdict on a missing answer; `answered` has one item per system."""
     return {"value": None, "reason": NO_ANSWER, "answered": list(answered)}
 
 
@@ -80,7 +80,7 @@ def average(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def summarize_weighed(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """For the head of a score file whose verdicts are weighed: means over them."""
+    """Return means over expected verdicts, for the head of a score file."""
     weighed = [detail for detail in _details(per_question) if "probabilities" in detail]
     means = {f"mean_{name}": mean([detail[name] for detail in weighed]) for name in ("entropy", "outside")}
     return {"verdicts": "probability", **means}

@@ -1,4 +1,4 @@
-"""The base model that is trained: device, number type, attention, where LoRA goes; its loss, and what it writes.
+"""The base model of a training: device, number type, attention, LoRA modules, loss, and greedy texts.
 
 It loads torch and transformers.
 """
@@ -69,7 +69,7 @@ def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str
 
 
 def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, attention: str) -> Any:
-    """A causal language model; UserError where it is none, or its weights are pickled or not all there."""
+    """Load a causal language model; UserError if it is not one, or its weights are pickled or incomplete."""
     return _load(AutoModelForCausalLM, model_addr, dtype=dtype, attn_implementation=attention, **source)
 
 

@@ -15,7 +15,7 @@ from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
 from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
 
-STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # of a checkpoint, which only a run that goes on reads
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # files of a checkpoint that only a resumed run reads
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Selection:
     """Which checkpoint is the best, and how many are kept."""
 
     figure: str  # of an evaluation
-    name: str  # what the best one's is called in manifests
-    words: str  # what it is in words
+    name: str  # its name in manifests
+    words: str  # its name in messages
     higher_is_better: bool = False
     patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
     keeps_all: bool = True  # else of the whole checkpoints the last and the best
@@ -46,7 +46,7 @@ class Run:
     """The folder of a run, as `open_run` found it."""
 
     folder: Path
-    checkpoint: Path | None  # the last whole one, to go on from; None to begin
+    checkpoint: Path | None  # the last whole one, to resume from; None to begin
     lock: Lock | None  # held by the first of several processes; None in the others
     replaced: list[Path]  # checkpoints of an earlier run, to be deleted when this one begins
 
@@ -99,7 +99,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     if differing and not args.overwrite:
         raise UserError(
             f"{folder}: a run with other settings: {differing}\n"
-            "  give another --output_dir, or --overwrite to delete its checkpoints and begin anew"
+            "  give another --output_dir, or --overwrite to delete its checkpoints and start over"
         )
     return checkpoints, differing
 
@@ -137,14 +137,14 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def drop_states(folder: Path) -> None:
-    """Delete what only a run that goes on reads: a finished one never does, and AdamW's part is twice its weights'."""
+    """Delete the files that only a resumed run reads, because AdamW's states are twice as large as the weights."""
     for path in folder.glob("checkpoint-*/*"):
         if any(map(path.match, STATES)):
             path.unlink()
 
 
 def remove_superseded(folder: Path, step: int) -> None:
-    """Delete the interim checkpoints before `step`, whose own is whole, and what a kill left of one."""
+    """Delete interim and incomplete checkpoints before `step`, which has a whole one."""
     for checkpoint in find_checkpoints(folder):
         if step_of(checkpoint) < step and (is_interim(checkpoint) or read_folder_manifest(checkpoint) is None):
             remove_checkpoint(checkpoint)

@@ -22,7 +22,7 @@ WAIT = timedelta(minutes=30)  # of a process for the others, which may load from
 
 
 def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
-    """Add the flags that name what is learnt from, and which model learns."""
+    """Add the flags for data and model."""
     # fmt: off
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="ranked dataset to learn from")
@@ -36,7 +36,7 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
-    """Add the flags of every training that decide nothing about what it learns, but for the seed."""
+    """Add the flags of every training that decide nothing about the result, except for the seed."""
     # fmt: off
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -44,7 +44,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
         help="compute activations twice to keep fewer: slower by about a third, long prompts fit (%(default)s)")
     add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
     add("--resume", action=argparse.BooleanOptionalAction, default=True,
-        help="go on from the last checkpoint of this run; --no-resume deletes them and begins anew (%(default)s)")
+        help="resume from the last checkpoint; --no-resume deletes all and starts over (%(default)s)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add("--report_to", metavar="NAME", default="none",
@@ -58,7 +58,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
     )
     parser.decides_nothing("--gradient_checkpointing", "how fast it trains")
     parser.decides_nothing("--prompts_dir", "the prompt's hash does")
-    parser.decides_nothing("--report_to", "what is seen of a training")
+    parser.decides_nothing("--report_to", "which figures are shown")
     parser.decides_nothing("--resume --overwrite", "what may be replaced")
 
 
@@ -87,7 +87,7 @@ def execute(
     Args:
         described: the data and the batches.
         learn: trains, by the model's source, the manifest of every checkpoint and the run; returns its figures.
-        value_bytes: bytes for each number of the weights, with what is learnt of them.
+        value_bytes: bytes per weight, with gradient and optimizer states if it is trained.
     """
     if args.dry_run:
         check_run(args, settings)
@@ -100,7 +100,7 @@ def execute(
     from accelerate import PartialState
 
     processes = PartialState(timeout=WAIT)
-    with processes.main_process_first():  # the others then find what the first has decided
+    with processes.main_process_first():  # the others then find the first one's decision
         run = open_run(args, settings)
     if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
@@ -115,7 +115,7 @@ def execute(
         say(f"{args.output_dir}: {selection.told(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
-    # Else its threads may abort a process whose work is done. After an error it might wait for another process.
+    # Otherwise its threads may abort a finished process. After an error it might wait for another process.
     processes.destroy_process_group()
     return 0
 

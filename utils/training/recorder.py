@@ -1,4 +1,4 @@
-"""The files of a training run, and what it shows of its progress, as the trainer's callback."""
+"""The trainer's callback that writes the files of a run and shows its progress."""
 
 import json
 from pathlib import Path
@@ -44,13 +44,13 @@ class Recorder(TrainerCallback):
     def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection):
         self.manifest = manifest  # what goes beside every checkpoint
         self._selection = selection
-        self.stopper = Stopper()  # is told of every step and checkpoint
+        self.stopper = Stopper()  # knows every step and checkpoint
         self._run = run
         self._log: Any = None
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # a run that goes on would have the checkpoint's --save_steps
+        state.compute_steps(args, state.max_steps)  # a resumed run would have the checkpoint's --save_steps
         self.stopper.step = self.stopper.saved = state.global_step
         if not state.is_world_process_zero:
             return
@@ -88,7 +88,7 @@ class Recorder(TrainerCallback):
             last = next((f"{entry['loss']:.3f}" for entry in reversed(state.log_history) if "loss" in entry), "-")
             self._progress.update(1, loss=last)
             if state.global_step == state.max_steps:
-                self._progress.close()  # saving and evaluating are no part of it
+                self._progress.close()  # saving and evaluating are not part of it
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         stops = self._is_out_of_patience(state)
@@ -112,7 +112,7 @@ class Recorder(TrainerCallback):
             self._save_state(state, self._run.folder)
 
     def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False, stops: bool = False) -> None:
-        """Write what says that a checkpoint is one, and which is the best; `finish_saving` does what comes last."""
+        """Write the manifest that makes a checkpoint whole, and link the best; `finish_saving` repairs the latter."""
         folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
         self._save_state(state, checkpoint)
         self._save_state(state, folder)

@@ -1,4 +1,4 @@
-"""What a training needs to be stopped and gone on from, beside what a Trainer of transformers has.
+"""Stopping and resuming of trainings, beyond what transformers' Trainer does.
 
 It loads torch, transformers and accelerate.
 """
@@ -31,7 +31,7 @@ from utils.training.checkpoints import STATES, Run, step_of
 from utils.training.recorder import Recorder
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
-INTERIM_SECONDS = 900  # without a checkpoint, after which one is saved to go on from: the most that a kill costs
+INTERIM_SECONDS = 900  # without a checkpoint, after which an interim one is saved: the most that a kill costs
 
 
 def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_firs
 
 
 class ByLengthInSteps(SeedableRandomSampler):
-    """A random order in which the sequences of one step stand by length, the longest first.
+    """A random order in which each step's sequences are sorted by length, the longest first.
 
     So its batches need little padding, and those that several processes compute at the same time are of similar length:
     accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
@@ -86,8 +86,8 @@ class ByLengthInSteps(SeedableRandomSampler):
 class Resumable:
     """Goes before a Trainer: it saves before it evaluates, and on a signal after the step that is under way.
 
-    A trainer of this kind says what an evaluation is to find (`figures`) and what it is called (`counts`), and by which
-    flag its sequences are shorter.
+    Subclasses define an evaluation (`figures`), its description (`counts`), and the flag that shortens sequences
+    (`length_flag`).
     """
 
     length_flag: str
@@ -102,7 +102,7 @@ class Resumable:
         """Train, on from the run's checkpoint where it has one, up to --max_steps or the end of its patience.
 
         Args:
-            told: said ahead, of the device and what is learnt.
+            told: printed first, on the device and the trained parameters.
 
         Returns:
             steps, best_step, and the best one's figure (None where nothing was evaluated).
@@ -131,7 +131,7 @@ class Resumable:
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
         if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
-            loader.set_sampler(self._steps_by_length())  # so it is found by a run that goes on within an epoch, too
+            loader.set_sampler(self._steps_by_length())  # here, so that a run resumed within an epoch finds it
         return loader
 
     def _steps_by_length(self) -> ByLengthInSteps:
@@ -141,7 +141,7 @@ class Resumable:
         return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
 
     def _remedy(self) -> str:
-        """Return what takes less memory and changes no step, so that the same run goes on with it."""
+        """Return flags that take less memory and change no step, so that the run can resume with them."""
         size, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
         if size > 1:
             return (
@@ -152,7 +152,7 @@ class Resumable:
         return f"take a GPU with more memory, or a smaller {self.length_flag}"
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        # Else the run only goes on to its last evaluation.
+        # Otherwise the run resumes only for its last evaluation.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(**kwargs)
 
@@ -198,11 +198,11 @@ class Resumable:
             return
         if self.state.global_step > self._stopper.saved:
             self._save_now()
-            self.accelerator.wait_for_everyone()  # for the first, which calls it whole: the launcher ends what is left
+            self.accelerator.wait_for_everyone()  # the first one completes it, then the launcher ends the rest
         self._stopper.leave()
 
     def _any(self, wanted: bool) -> bool:
-        """Whether it is so in any of the processes, all of which have to ask."""
+        """Return whether it is so in any of the processes; all have to call this."""
         if self.accelerator.num_processes == 1:
             return wanted
         return self.accelerator.reduce(torch.tensor(int(wanted), device=self.accelerator.device), "sum").item() > 0
@@ -256,9 +256,9 @@ class Resumable:
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Raise UserError where a checkpoint lacks what a run goes on from; transformers would begin some of it again."""
+    """Raise UserError if a checkpoint lacks a file for resuming; transformers would silently restart that part."""
     if not any(any(checkpoint.glob(pattern)) for pattern in STATES):
-        what = "is from a finished training, whose later checkpoints are gone; its optimizer state was deleted"
+        what = "is from a finished training without its later checkpoints; its optimizer state was deleted"
         raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
     for name in ("trainer_state.json", "optimizer.pt", "scheduler.pt"):
         if not (checkpoint / name).is_file():
@@ -271,7 +271,7 @@ def check_whole(checkpoint: Path) -> None:
 
 @contextmanager
 def reading(checkpoint: str | Path | None) -> Iterator[None]:
-    """What a library raises over a damaged checkpoint is a UserError here; a lack of memory is none."""
+    """Turn a library's error over a damaged checkpoint into a UserError, but not a lack of memory."""
     try:
         yield
     except (OSError, MemoryError, torch.OutOfMemoryError):

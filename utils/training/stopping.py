@@ -14,7 +14,7 @@ SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for tor
 
 
 class Stopper:
-    """Notes the signals that come while it is entered; the training asks for them where it can be gone on from.
+    """Records signals while it is entered; the training checks for them where it can be resumed.
 
     A second signal ends the process on the spot.
     """
@@ -22,7 +22,7 @@ class Stopper:
     def __init__(self) -> None:
         self.asked = False  # a signal came
         self.step = 0  # the last finished one
-        self.saved = 0  # the step of the checkpoint that a next run goes on from; 0 for none
+        self.saved = 0  # the step of the checkpoint to resume from; 0 without one
         self._first = 0.0
         self._at_once = False
 
@@ -73,4 +73,4 @@ class Stopper:
 
 
 def _tell(text: str) -> None:
-    os.write(sys.stderr.fileno(), f"{text}\n".encode())  # print may be what the signal came into
+    os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print
