@@ -7,8 +7,8 @@
       --validation_addr validation_ranked.json --output_dir planner
 
 LoRA on a frozen model, the loss on the target alone. Checkpoints are <output_dir>/checkpoint-<step>, the one with the
-lowest validation loss is linked as <output_dir>/best. The same command again goes on from the last checkpoint, of which
-a SIGTERM or Ctrl-C leaves one of the last finished step.
+lowest validation loss is linked as <output_dir>/best. Run the same command again to resume from the last checkpoint; on
+SIGTERM or Ctrl-C the current step is finished and saved.
 """
 
 import argparse

@@ -26,7 +26,7 @@ judge() {
 
 printf 'The whole pipeline on %d questions with small models: about 4 minutes on two cores, longer on older ones.\n' \
     "$(grep -c '"question":' $data)"
-printf 'The first table comes after two. A run that is ended goes on where it was: make demo\n'
+printf 'The first table comes after two. To resume an interrupted run: make demo\n'
 
 begin "every user's earlier questions are ranked by their nearness to the new one; and somebody else's, as a control"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
@@ -106,6 +106,6 @@ run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_rand
 
 printf '\n'
 cat $out/table.md
-printf '\nThe table is %s, the training curve %s,\nthe figure of gold plans %s; every answer and verdict stand in %s.\n' \
+printf '\nThe table is %s, the training curve %s,\nthe figure of gold plans %s; every answer and verdict is in %s.\n' \
     $out/table.md $out/planner/training.png $out/figure3.png $out/report.html
 printf 'The numbers show that the pipeline works, not how good a method is.\n'

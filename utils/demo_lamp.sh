@@ -32,7 +32,7 @@ table() {
 }
 
 printf 'LaMP-3, LaMP-4 and a task of LongLaMP, 6 questions each, with small models: about 4 minutes on two cores.\n'
-printf 'A run that is ended goes on where it was: make demo-lamp\n'
+printf 'To resume an interrupted run: make demo-lamp\n'
 
 begin "the benchmarks' own files become datasets"
 for task in LaMP-3 LaMP-4; do

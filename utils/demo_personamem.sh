@@ -24,7 +24,7 @@ ask() {
 
 printf '%d questions on three long histories, with small models: about 4 minutes on two cores.\n' \
     "$(grep -c '^[0-9a-f]' $sample/questions_32k.csv)"
-printf 'A run that is ended goes on where it was: make demo-personamem\n'
+printf 'To resume an interrupted run: make demo-personamem\n'
 
 begin "the benchmark's own files become a dataset, which refers to its histories"
 run "$python" utils/download_datasets.py --dataset PersonaMem-32k --source_dir $sample --output_dir $data

@@ -323,7 +323,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     logs = {name: queue.log(name) for name in ("rag_0", "rag_1", "rag_2", "rag_3", "judge_0", "judge_3", "late_0")}
     for log in logs.values():  # of both runs
         assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
-    back = "back into the queue; the next run goes on from here\n"
+    back = "back into the queue; the next run resumes here\n"
     assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
     # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
     warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}

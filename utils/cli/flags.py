@@ -148,7 +148,7 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
             raise argparse.ArgumentTypeError(f"{text} {problem}")
         return value
 
-    read.__name__ = name  # by which argparse calls it over a text that is no number
+    read.__name__ = name  # by this name argparse refuses a text that is not a number
     return read
 
 

@@ -1,4 +1,4 @@
-# What the demos share: a run in stages, of which each command is printed. To be sourced, with $num_stages set.
+# Shared by the demos: a run in stages that prints its commands. Source it with $num_stages set.
 python=${PYTHON:-python}
 chat=demo/models/chat
 encoder=demo/models/encoder

@@ -35,7 +35,7 @@ from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 # written under a temporary name first.
 PIECE_BYTES = 64_000
 
-# What makes the engine behind an API from flags and key, in place of `APIEngine`; utils/batch.py sets it.
+# Makes an API's engine from flags and key instead of `APIEngine`; utils/batch.py sets it.
 make_api_engine: Callable[[Namespace, str], Engine] | None = None
 
 
@@ -100,7 +100,7 @@ def open_completions(args: Namespace, model_addr: str, identity: str, **settings
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
-    """What tells this model from any other, for the settings: of one behind an API its name, not its address.
+    """Return the model's identity for the settings; for an API model it is the name, not the address.
 
     It makes sure that the model's files, or the API's key, are there: before anything expensive starts.
     """
@@ -164,8 +164,7 @@ def share_base(models: Iterable[str], cache_dir: str | None) -> bool:
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
     """`is_batch_invariant` for the manifest; None where this run had nothing computed here.
 
-    It is not a setting, as little as the device is: an output is as good with it as without, and a run that
-    was begun on another kind of GPU may go on.
+    Like the device it is not a setting, so a run may resume on another kind of GPU.
     """
     return None if device is None or openai else is_batch_invariant()
 

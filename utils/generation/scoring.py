@@ -39,7 +39,7 @@ async def score_continuations(
 ) -> Scored:
     """Return the mean log-probability of each continuation's tokens (at least one) after `prompt`.
 
-    by_token: each token is a node, so that no `prompt_logprobs` are wanted, of which vLLM 0.32 dies with a LoRA adapter
+    by_token: each token is a node, which needs no `prompt_logprobs`: vLLM 0.32 crashes over them with a LoRA adapter
     on a CPU; far more requests, of a block each.
 
     UserError where the engine tells of other tokens than it was asked for, however it is asked.
@@ -73,9 +73,9 @@ async def score_continuations(
 
 
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
-    """What texts, as token ids, begin with alike: the end of a prompt; and what each goes on with: its options.
+    """Return the common beginning of texts as token ids, the end of a prompt, and each one's rest, its options.
 
-    So a tokenizer that makes one token of a space and a digit behind it has it in the option.
+    If a tokenizer makes one token of a space and a digit, that token is in the option.
     """
     size = len(_shared(sorted(map(tuple, texts.values()))))
     [begin, *_] = (tokens[:size] for tokens in texts.values())

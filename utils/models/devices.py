@@ -35,7 +35,7 @@ def check_devices() -> None:
     """Make sure that the GPUs here can be used, or that none are to be: before weights load.
 
     It also turns cuDNN's attention off for this process: of torch 2.13 it gives NaN gradients on Hopper and Blackwell
-    where a mask is given (pytorch/pytorch#196678), and it plans anew for each shape it has not seen.
+    where a mask is given (pytorch/pytorch#196678), and it makes a new plan for each new shape.
 
     Raises:
         UserError: a GPU is here, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES does not hide them

@@ -1,6 +1,6 @@
 """Datasets by hub name or folder: what is in one as of which commit, and its files. The hub's client does the fetching.
 
-It keeps what is finished in its cache, goes on where a connection is cut, and compares sizes.
+It caches finished files, resumes after a lost connection, and compares sizes.
 """
 
 import fnmatch

@@ -19,7 +19,7 @@ def loading(name: str | Path, *files: str) -> Iterator[None]:
     """Wrap a library's call that reads these files of a model, and nothing else.
 
     Raises:
-        UserError: the library raises anything; the message names the first file that is no JSON object, else all.
+        UserError: the library raises anything; the message names the first file that is not a JSON object, else all.
     """
 
     def what() -> str:

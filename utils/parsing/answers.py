@@ -1,7 +1,7 @@
 """An answer as a model wrote it: the text of a field of a JSON object, read as json_text.py says. Pure.
 
 The first object that has the field wins. A list or a dict becomes text, one line an item ("key: value" for a dict). A
-number, true, null and prose without the field are no answer. A text that ends inside the value is kept and flagged as
+number, true, null and prose without the field are not answers. A text that ends inside the value is kept and flagged as
 truncated. White space at both ends goes, CRLF becomes LF, NUL goes, a lone surrogate becomes U+FFFD (so the
 value can be written as UTF-8). Newlines inside stay.
 """

@@ -62,7 +62,7 @@ def field_named(name: str, anywhere: bool = False) -> Field:
 
 _OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{QUOTE}")
 _CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
-# What follows a quote that ends a string. The end of the text is no proof once a quote inside was left
+# What follows a quote that ends a string. The end of the text proves nothing once a quote inside was left
 # unescaped and the text was cut. The first quote needs less: an unescaped quote inside comes in pairs, and
 # the opening one of a pair is followed by a word.
 _NEXT_KEY = rf"{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:"

@@ -1,6 +1,6 @@
 """What a model thought, told from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss' channels, of which only the final one is
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final one is
 the answer: as they are, or as they are left where a server drops special tokens, `analysis...assistantfinal...`.
 
 A thought that does not end is not an answer, nor is the text before it. In a text that was not cut an opening mark

@@ -38,7 +38,7 @@ class Pooled:
 def macro_f1(labels: Sequence[str]) -> Pooled:
     """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
 
-    A response that is no label is a miss of the reference's.
+    A response that is not a label counts as a miss of the reference.
     """
 
     def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":

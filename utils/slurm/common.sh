@@ -1,7 +1,7 @@
-# What the sbatch files share: they source this first. It stands in the folder that sbatch was called from, the root of
+# Sourced first by the sbatch files. It is found in the folder that sbatch was called from, the root of
 # the repository, because a running job's own path is a copy elsewhere.
 #
-# A task is put back into the queue, and its scripts go on from where they were,
+# A task is put back into the queue, and its scripts resume,
 #   - when TERM comes before the time limit or a preemption: python gets it too, leaves, and the task requeues itself;
 #   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times. Not so a training on
 #     several GPUs: accelerate launch ends with 1 after any error.
@@ -72,7 +72,7 @@ leave() {
             exit "$code"
             ;;
     esac
-    echo "back into the queue; the next run goes on from here"
+    echo "back into the queue; the next run resumes here"
     scontrol requeue "$task"
     exit "$code"
 }

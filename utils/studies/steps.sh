@@ -6,7 +6,7 @@
 #
 # A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
 # resumes it. From the environment:
-#   DRY_RUN=1                   run each command with --dry_run, and go on if it finds a mistake
+#   DRY_RUN=1                   run each command with --dry_run, and continue if it finds a mistake
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts

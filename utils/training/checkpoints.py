@@ -1,8 +1,8 @@
 """The folder of a training run, and its checkpoints: folders checkpoint-<step> that a manifest.json calls whole.
 
-A checkpoint that a manifest calls interim is there only to be gone on from, after a signal, some time without one or an
+A checkpoint marked interim is there only for resuming, after a signal, some time without a checkpoint, or an
 evaluation that saves none: it is never the best, and goes when a later one is whole. An unevaluated one was saved right
-before its evaluation: a run that goes on from it begins with that.
+before its evaluation: a run resumed from it begins with that.
 """
 
 import argparse
