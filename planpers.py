@@ -97,7 +97,7 @@ def prepare(args: cli.Arguments) -> Command:
         return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, readers=readers)
 
     def steps(shared: Shared, left: list[list[Output]]) -> list[Step]:
-        """All plans, then all answers: each model is loaded once."""
+        """Return all plans, then all answers: each model is loaded once."""
         first, then = [], []
         for dataset, (answers, plans) in zip(datasets, pairs, strict=True):
             if [answers, plans] not in left:

@@ -159,7 +159,7 @@ def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dic
 def build_examples(
     task: Task, records: list[Record], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> list[Example]:
-    """An example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
+    """Return an example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
 
     The lowest-ranked posts go until both fit, the target stays whole. Questions without aspects have nothing to teach
     and are left out. UserError where that leaves none, or one does not fit --max_seq_length even without posts.
@@ -187,7 +187,7 @@ def build_examples(
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """The data and the batches of a training."""
+    """Return the data and the batches of a training."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))

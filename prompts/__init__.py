@@ -94,7 +94,7 @@ class Prompt:
 
 
 def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
-    """The prompts' hashes by name, for the settings of an output."""
+    """Return the prompts' hashes by name, for the settings of an output."""
     return {prompt.name: prompt.digest for prompt in prompts}
 
 
@@ -117,7 +117,7 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
 
 
 def parse_prompt(name: str, text: str, where: str) -> Prompt:
-    """A prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
+    """Return a prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
     placeholders = _placeholders(name)
     ending = text.rstrip("\n")
     has_turns = _has_turns(name)
@@ -154,7 +154,7 @@ def _has_turns(name: str) -> bool:
 
 @cache
 def _placeholders(name: str) -> frozenset[str]:
-    """What the shipped file of this name is filled with."""
+    """Return what the shipped file of this name is filled with."""
     return frozenset(_NAME.findall(read_text(FOLDER / f"{name}.txt")))
 
 
@@ -167,7 +167,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
-    """What a plan begins with by --planner_target, None for the paper's way: the titles alone.
+    """Return what a plan begins with by --planner_target, None for the paper's way: the titles alone.
 
     UserError where the planner's prompt comes without a lead-in.
     """
@@ -183,7 +183,7 @@ def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
 
 
 def join_posts(texts: list[str]) -> str:
-    """The profile block of a prompt: the posts, best first, a blank line between them."""
+    """Return the profile block of a prompt: the posts, best first, a blank line between them."""
     return "\n\n".join(texts)
 
 

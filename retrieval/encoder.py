@@ -124,7 +124,7 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> A
 
 
 def most_tokens(config: Any) -> int | None:
-    """The tokens of the longest text that a model reads; None where its transformers config sets no limit.
+    """Return the tokens of the longest text that a model reads; None where its transformers config sets no limit.
 
     The likes of RoBERTa (XLM-R, MPNet) count positions from after the padding token's number: of BGE-M3's 8194 a text
     can have 8192.
@@ -191,7 +191,7 @@ def embed_texts(
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """The items of an iterator, each made by a thread while the one before is in use."""
+    """Yield the items of an iterator, each made by a thread while the one before is in use."""
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(next, items, None)
         while (item := pending.result()) is not None:

@@ -76,7 +76,7 @@ def _read_mode(name: str, path: str, cache_dir: str | None) -> str:
 
 
 def _modes_of(config: dict[str, Any]) -> list[str]:
-    """The ways that are switched on: by name in files of today, before that each by a field of its own."""
+    """Return the ways that are switched on: by name in files of today, before that each by a field of its own."""
     named = config.get("pooling_mode")
     if named is not None:
         return [str(mode) for mode in ([named] if isinstance(named, str) else named)]

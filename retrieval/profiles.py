@@ -110,7 +110,7 @@ def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
 
 
 def random_cycle(size: int, seed: int) -> list[int]:
-    """A random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
+    """Return a random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
     generator = random.Random(seed)
     cycle = list(range(size))
     for last in range(size - 1, 0, -1):
@@ -120,7 +120,7 @@ def random_cycle(size: int, seed: int) -> list[int]:
 
 
 def texts_of(task: Task, record: Record) -> list[str]:
-    """What is compared: the question, then the items of its profile in the order of the file."""
+    """Return what is compared: the question, then the items of its profile in the order of the file."""
     return [task.query(record), *map(task.item_text, record["profile"])]
 
 

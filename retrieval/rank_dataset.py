@@ -226,7 +226,7 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
-    """What decides the order of the posts."""
+    """Return what decides the order of the posts."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
@@ -251,7 +251,7 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Each record with the order of its profile (best first), by a ranker that needs no model."""
+    """Yield each record with the order of its profile (best first), by a ranker that needs no model."""
     from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
@@ -286,7 +286,7 @@ def order_by_embeddings(
     batch_size: int | None,
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Each record with the order of its profile; every distinct text of a block of questions is embedded once.
+    """Yield each record with the order of its profile; every distinct text of a block of questions is embedded once.
 
     Args:
         num_texts: questions and posts of all records together, repeated ones included.
@@ -308,7 +308,7 @@ def order_by_embeddings(
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:
-    """Each record with half of that order and half by recency."""
+    """Yield each record with half of that order and half by recency."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):
@@ -331,14 +331,14 @@ def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[l
 
 
 def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
-    """The records with whole profile items in these orders, as `output` holds them."""
+    """Yield the records with whole profile items in these orders, as `output` holds them."""
     for number in range(len(orders)):
         record = source.read(number)
         yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}
 
 
 def id_hash(question_id: str) -> str:
-    """The key of an order in the store, which has a folder for its other settings."""
+    """Return the key of an order in the store, which has a folder for its other settings."""
     return hashlib.sha256(question_id.encode()).hexdigest()[:32]
 
 

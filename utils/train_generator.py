@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """The data and the batches of a training."""
+    """Return the data and the batches of a training."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
@@ -216,12 +216,12 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
 
 
 def chosen_by(args: argparse.Namespace, task: Task) -> str:
-    """The metric that chooses the best checkpoint: the task's first, of an encoder-decoder by LaMP's rule."""
+    """Return the metric that chooses the best checkpoint: the task's first, of an encoder-decoder by LaMP's rule."""
     return task.metric_names(official=args.lora_rank is None)[0]
 
 
 def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
-    """A metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
+    """Return a metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
     metric = task.metrics[name]
     entries = []
     for record in records:

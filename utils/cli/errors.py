@@ -7,7 +7,7 @@ from typing import Any
 
 
 def kind(value: Any) -> str:
-    """What a wrong value is, in words."""
+    """Return what a wrong value is, in words."""
     if value is None:
         return "missing or null"
     if isinstance(value, str):
@@ -20,7 +20,7 @@ def kind(value: Any) -> str:
 
 
 def first_five(ids: Iterable[str]) -> str:
-    """The first five different ids, quoted, for an error message."""
+    """Return the first five different ids, quoted, for an error message."""
     different = list(dict.fromkeys(ids))
     return ", ".join(quote(i) for i in different[:5]) + (", ..." if len(different) > 5 else "")
 
@@ -32,7 +32,7 @@ def quote(value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out: what a model wrote must not steer the terminal."""
+    """Return the text with control characters spelled out: what a model wrote must not steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -53,7 +53,7 @@ class UserError(Exception):
 
 
 def describe_os_error(error: OSError) -> str:
-    """What is wrong with a file, and what to do about it where that is known, in a second line."""
+    """Return what is wrong with a file, and what to do about it where that is known, in a second line."""
     remedy = REMEDIES.get(error.errno)
     return f"{error.strerror}\n  {remedy}" if remedy else str(error.strerror)
 

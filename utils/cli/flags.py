@@ -55,7 +55,7 @@ class Rule:
     remedy: str  # what to do, besides leaving them out; may be empty
 
     def refusal(self, given: Iterable[str]) -> str:
-        """The message over those of its flags that are given."""
+        """Return the message over those of its flags that are given."""
         found = [flag for flag in self.flags if flag in given]
         verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
         remedy = f"{self.remedy}, or " if self.remedy else ""
@@ -134,14 +134,14 @@ def is_first_process() -> bool:
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """The choice that a misspelt or shortened name is most like."""
+    """Return the choice that a misspelt or shortened name is most like."""
     choices = list(choices)
     longer = [choice for choice in choices if choice.startswith(name)]
     return difflib.get_close_matches(name, longer or choices, n=1, cutoff=0)[0]
 
 
 def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem: str) -> Callable[[str], float]:
-    """A flag's `type`; argparse makes a mistake in the command line of a ValueError or ArgumentTypeError."""
+    """Return a flag's `type`; argparse makes a mistake in the command line of a ValueError or ArgumentTypeError."""
 
     def read(text: str) -> float:
         if not is_valid(value := kind(text)):
@@ -170,7 +170,7 @@ def address_problem(text: str) -> str | None:
 
 
 def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:
-    """A flag's `type` that takes a word, for None, besides what `kind` takes."""
+    """Return a flag's `type` that takes a word, for None, besides what `kind` takes."""
 
     def read(text: str) -> float | None:
         return None if text == word else kind(text)
@@ -180,7 +180,7 @@ def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | 
 
 
 def json_object(taken: Sequence[str], why: str) -> Callable[[str], dict[str, Any]]:
-    """A flag's `type` that takes a JSON object; `why` is said over a key that is one of those `taken`."""
+    """Return a flag's `type` that takes a JSON object; `why` is said over a key that is one of those `taken`."""
 
     def read(text: str) -> dict[str, Any]:
         try:

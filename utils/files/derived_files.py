@@ -1,7 +1,7 @@
-"""Derived files: tables, comparisons, reports and figures, which are made from other outputs and can be made again.
+"""Derived files: tables, comparisons, reports and figures, which can be made again from other outputs.
 
-What a script wrote, it makes again without asking, and replaces whole or not at all. What another program wrote is
-refused, and so is a file that was changed since. The manifest beside it tells: it names the script, and has the hash.
+A script replaces its own files without asking, whole or not at all. Files written by other programs, or changed since,
+are refused. The manifest beside a file names the script and has the file's hash.
 """
 
 import argparse

@@ -31,7 +31,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The tables and values of a file; UserError where it is not TOML."""
+    """Return the tables and values of a file; UserError where it is not TOML."""
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -80,7 +80,7 @@ class LongLineError(UserError):
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a file; LongLineError where one is longer than `LONGEST_LINE`."""
+    """Yield the lines of a file; LongLineError where one is longer than `LONGEST_LINE`."""
     number = 0
     while line := file.readline(LONGEST_LINE):
         number += 1
@@ -97,7 +97,7 @@ def _read_filled(path: str | Path) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file; UserError where it is not UTF-8 (a byte order mark is fine) or cannot be read."""
+    """Return the text of a file; UserError where it is not UTF-8 (a byte order mark is fine) or cannot be read."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:

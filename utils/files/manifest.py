@@ -33,7 +33,7 @@ def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
-    """The settings in which two outputs differ, as `name: old, now new`; of long values what differs in them.
+    """Return the settings in which two outputs differ, as `name: old, now new`; long values are shortened.
 
     Those named in `but` may differ.
     """
@@ -80,11 +80,11 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
     """Make sure that `path` may be written, before anything expensive starts.
 
     Returns:
-        True where the output exists and was made with these very settings, False where it is free to be written.
+        True if the output exists with the same settings, False if it may be written.
 
     Raises:
         UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
-            something else; with `overwrite` the last three are free to be written.
+            something else; `overwrite` allows the last three.
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
@@ -92,9 +92,9 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
 
 
 def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
-    """What `prepare_output` finds at `path`, with its errors; nothing is written.
+    """Check `path` as `prepare_output` does, without writing anything.
 
-    An output that differs in `may_change` alone is free to be written too.
+    An output that differs only in `may_change` may be written too.
     """
     is_staged = is_interrupted(path)  # what `prepare_output` puts in place before it looks
     if not (is_staged or path.exists()):
@@ -129,7 +129,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
 
 
 def as_json(value: Any) -> str:
-    """The text of a JSON file."""
+    """Return the text of a JSON file."""
     return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
 
 
@@ -204,7 +204,7 @@ def manifest_of(path: str | Path) -> dict[str, Any] | None:
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
-    """The settings an output was made with; empty if that is not known, or the output was changed since."""
+    """Return the settings an output was made with; empty if that is not known, or the output was changed since."""
     return (manifest_of(path) or {"settings": {}})["settings"]
 
 
@@ -255,7 +255,7 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
 def describe_run(
     arguments: dict[str, Any], settings: dict[str, Any], device: str | None, **figures: Any
 ) -> dict[str, Any]:
-    """A manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
+    """Return a manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
     return {
         "arguments": {name: without_password(value) for name, value in arguments.items()},
         "settings": settings,
@@ -284,7 +284,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of this code, with a + where files differ from it; None outside a git checkout."""
+    """Return the commit of this code, with a + where files differ from it; None outside a git checkout."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
         told = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)

@@ -1,8 +1,7 @@
-"""An output file, made of pieces: each is a completion that was read, or computed, or an order of posts.
+"""An output file, made of pieces: completions that were read, computed values, or orders of posts.
 
-A command names its outputs with their keys, leaves alone what `is_finished`, opens the others, fills their `pieces`,
-and publishes them. Nothing is kept on the way: what models gave is in the store of completions, and a run that died is
-repeated from there.
+A command names its outputs with their keys, skips finished ones, opens the others, fills their `pieces`, and publishes
+them. Completions are in the store, so a run that died is repeated from there.
 """
 
 import hashlib
@@ -44,7 +43,7 @@ def is_failed(piece: Piece) -> bool:
 
 
 def keys_hash(keys: Iterable[Key]) -> str:
-    """The same for the same pieces in any order."""
+    """Return the same for the same pieces in any order."""
     return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
 
 
@@ -79,7 +78,7 @@ class Output:
         return vars(self.args).get("num_shards", 1) > 1
 
     def is_finished(self) -> bool:
-        """Did this very command make it whole? Nothing is changed, so that a dry run may ask too.
+        """Return whether this command has made it whole. Nothing is changed, so that a dry run may ask too.
 
         It is not if an input has changed, if a server failed on part of it, or if something was unusable and
         --max_retries is higher now. Then it is made again, and requests only what the store lacks.
@@ -130,7 +129,7 @@ class Output:
             self._lock = None
 
     def missing(self) -> list[Key]:
-        """The pieces that are not there, in order."""
+        """Return the pieces that are not there, in order."""
         return [key for key in self.keys if key not in self.pieces]
 
     def content(self) -> Any:
@@ -139,7 +138,7 @@ class Output:
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
         """Put the file in place, with its manifest; return whether that was done.
 
-        One with more in it stays where a server failed to give what this run lacks; else UserError.
+        A file with more pieces stays if this run lacks some because of a server; otherwise that is a UserError.
 
         Args:
             found: settings that the run has found out about its models.
@@ -182,7 +181,7 @@ class Output:
     def report_failed(self) -> int:
         """Return the exit code: 1 if at least half of the requested pieces are unusable.
 
-        Then stderr has the commonest reasons, each with a sample and what to try.
+        Then stderr has the most common reasons, each with a sample and a remedy.
         """
         pieces, failed = self.pieces, self._failed()
         asked = sum("answered" not in piece for piece in pieces.values())
@@ -230,7 +229,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
 
 
 def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
-    """What may mend a failed piece, by how far the model came with it."""
+    """Return what may mend a failed piece, by how far the model came with it."""
     if "attempts" not in piece:  # the prompt was too long to be asked
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:

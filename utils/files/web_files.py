@@ -43,7 +43,7 @@ class Server(NamedTuple):
         return without_password(self.url).rstrip("/")
 
     def fetch(self, path: str) -> Path:
-        """The file at `path`, which begins behind the address; UserError where it cannot be had."""
+        """Return the file at `path`, which begins behind the address; UserError where it cannot be had."""
         place = urlsplit(f"{self.name}/{path}")
         cached = Path(self.cache_dir, place.netloc, posixpath.normpath(f"/{place.path}").lstrip("/"))
         if not cached.exists():
@@ -164,6 +164,6 @@ def _size(part: Path) -> int:
 
 
 def _tag_of(response: "httpx.Response") -> str:
-    """What tells one version of a file from another, as the server says it; nothing where it doesn't."""
+    """Return what tells one version of a file from another, as the server says it; nothing where it doesn't."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")

@@ -1,4 +1,4 @@
-"""Files written whole or not at all: beside their name first, on disk, then renamed; and the lock on an output.
+"""Files written whole or not at all: under a temporary name first, then renamed; and the lock on an output.
 
 `<output>.lock` names the host and the process that write it.
 """
@@ -43,9 +43,9 @@ def _told_as_mistake(path: Path) -> Iterator[None]:
 
 
 def probe_folder(path: Path) -> Path:
-    """The folder of `path`, or the nearest above it that exists: the others are made by the run. No file stays there.
+    """Return the folder of `path`, or its nearest existing parent, after checking that a file can be made there.
 
-    OSError where no file can be made in it, UserError where `path` is a folder itself.
+    OSError if it cannot, UserError if `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
@@ -63,7 +63,7 @@ def check_regular(path: Path) -> None:
 
 
 def open_appending(path: Path) -> IO[bytes]:
-    """A file to read and to append to, without a buffer: what could not be written is not written later.
+    """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
     UserError if it is not a regular file, or a symbolic link: the link's target is not ours to write to.
     """
@@ -111,10 +111,10 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
-    """Write a JSON array to disk, an item in memory at a time, or leave no file; returns its length.
+    """Write a JSON array to disk, with one item in memory at a time, or leave no file; returns its length.
 
-    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError where
-    there are no items, or one cannot be written.
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError if there
+    are no items, or one cannot be written.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:
@@ -181,7 +181,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def staged_path(path: str | Path) -> Path:
-    """Where a file is written before it is renamed."""
+    """Return where a file is written before it is renamed."""
     path = Path(path)
     return path.with_name(path.name + ".tmp")
 
@@ -193,9 +193,9 @@ def check_free(output: str | Path) -> None:
 
 
 class Lock:
-    """An output is this process's alone while this object lives.
+    """Makes an output this process's alone while this object exists.
 
-    The kernel lets the lock go when its process dies, however it dies: a file left over is taken over by the next run.
+    The kernel releases the lock when the process ends in any way; the next run takes a leftover file over.
     """
 
     def __init__(self, output: str | Path):

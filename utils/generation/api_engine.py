@@ -1,10 +1,10 @@
 """The engine for OpenAI-compatible chat APIs, and its retries. It imports openai.
 
-What passes is waited for, in three layers. `Throttle` holds requests back when the API says that they are too many.
-The client library makes a request again that met 408, 409, 429, 5xx, a lost connection or a time-out, within seconds.
-`APIEngine.complete` does so when the library has given up, or when something else than a completion came, with pauses
-that grow to minutes where nothing at all is answered. What cannot pass (key, model name, parameters, length) ends the
-run at once. What a server refuses of a request is in refusals.py.
+Temporary failures are retried in three layers. `Throttle` limits concurrent requests when the API asks for that. The
+client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection or a timeout.
+`APIEngine.complete` repeats it when the library has given up, or when the reply is not a completion, with pauses that
+grow to minutes while nothing is answered. Permanent failures (key, model name, parameters, length) end the run. For
+refused parameters see refusals.py.
 """
 
 import asyncio
@@ -70,10 +70,12 @@ class APIEngine:
         self._sends_seed = args.seed is not None
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """One completion; a request that fails is made again, --max_retries times.
+        """Request a completion, up to --max_retries times again after failures.
 
-        RefusedError where the API refuses this prompt's content, UnavailableError where it failed on every try,
-        UserError for what no further try can mend (key, model, parameters).
+        Raises:
+            RefusedError: the API refuses this prompt's content.
+            UnavailableError: every try failed.
+            UserError: another try cannot help (key, model, parameters).
         """
         # APIs take a JSON schema, but no regular expression: such an output is not constrained.
         return await self._insist(lambda: self._complete_once(model, prompt, sampling))
@@ -108,7 +110,7 @@ class APIEngine:
         return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
     def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
-        """What a completion is asked for by, where the API takes all of it."""
+        """Return what a completion is asked for by, where the API takes all of it."""
         set_by_default = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         if not self._sends_seed:
             del set_by_default["seed"]
@@ -119,14 +121,14 @@ class APIEngine:
         return {**messages, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
-        """The completion for a request's body."""
+        """Return the completion for a request's body."""
         named = {name: body[name] for name in ("model", "messages")}
         further = {name: value for name, value in body.items() if name not in named}
         asked = self._client.chat.completions.with_raw_response.create(**named, extra_body=further)
         return self._read((await self._explained(asked)).content, sampling, body)
 
     async def _explained(self, asked: Awaitable[T]) -> T:
-        """What the client library gives; its errors become ours."""
+        """Return what the client library gives; its errors become ours."""
         try:
             return await asked
         except openai.APIStatusError as error:
@@ -182,9 +184,12 @@ class APIEngine:
     def _problem(
         self, status: int, code: str | None, found: object, param: str | None = None, whole: str = ""
     ) -> Exception:
-        """An error status as RefusedError, UnavailableError, MalformedError, AbsentError or another UserError.
+        """Return the exception for an error status.
 
-        `found` is the message, `param` the parameter that it names, `whole` the whole body.
+        Args:
+            found: the message.
+            param: the parameter that it names.
+            whole: the whole body.
         """
         message = self._one_line(found)
         if status == 400 and code in REFUSED:
@@ -224,10 +229,10 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """What a server has loaded a model from, by its list of models, as vLLM's own tells it.
+    """Return the path or name that a server has loaded a model from, by its list of models (vLLM has it).
 
-    None if the list has only the name, or there is no list: many proxies have none, and a server that is
-    away may be back for the requests proper.
+    None if the list has only the name, or there is no list: many proxies have none, and an unavailable server may be
+    back for the real requests.
     """
     with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
@@ -248,7 +253,7 @@ def field_of(value: Any, name: str, kind: type[T]) -> T | None:
 
 
 def _text(content: Any) -> str | None:
-    """A message's content as text, also where it comes as a list of parts; None where it is something else."""
+    """Return a message's content as text, also where it comes as a list of parts; None where it is something else."""
     if content is None:
         return ""
     if isinstance(content, list) and content:
@@ -265,7 +270,7 @@ def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -
 
 
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
-    """A number of tokens; None unless it is a whole number from 0."""
+    """Return a number of tokens; None unless it is a whole number from 0."""
     count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 

@@ -1,8 +1,8 @@
-"""OpenAI's batch interface, for utils/batch.py: requests are noted, sent in batches, and read from their answers.
+"""OpenAI's batch interface for utils/batch.py: requests are noted, sent in batches, and read from the batches' answers.
 
-A request is known by a hash of its body, its seed and the API's address. `batches.jsonl` beside the store has a line
-for each batch: its id, the hash of its content, and its requests. A batch that is not in it, since the process ended
-too soon, is found in the API's list by the hash of its content.
+A request's id is a hash of its body, its seed and the API's address. `batches.jsonl` beside the store has a line per
+batch: id, hash of its content, and its requests. If the process ended before a batch was noted, the batch is found in
+the API's list by the hash of its content.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class BatchEngine(APIEngine):
             self._its.read.add(batch_id)
 
     async def _submit(self, content: bytes, requests: list[str]) -> str:
-        """The id of a batch of this content, which is sent unless the API has one that was not noted."""
+        """Return the id of a batch of this content, which is sent unless the API has one that was not noted."""
         digest, known = hashlib.sha256(content).hexdigest(), self._sent()
 
         async def find() -> list[str]:
@@ -223,7 +223,7 @@ def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
 
 
 def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
-    """The lines that are objects with a text of this name; another one says nothing of any request."""
+    """Yield the lines that are objects with a text of this name; another one says nothing of any request."""
     for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             if field_of(found := json.loads(line), name, str) is not None:

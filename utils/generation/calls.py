@@ -29,9 +29,9 @@ class Prices(NamedTuple):
     output: float  # thoughts included, as APIs bill them
 
     def cost(self, tokens: Mapping[str, int | None]) -> float | None:
-        """US dollars for a manifest's `tokens`, to a millionth; None where the API did not tell their numbers.
+        """Return US dollars for a manifest's `tokens`, rounded to a millionth; None if the API reported no counts.
 
-        Input that is not said to come from a cache has the full price.
+        Input that is not reported as cached has the full price.
         """
         prompt, written, cached = (tokens[f"{name}_tokens"] for name in ("prompt", "completion", "cached"))
         if prompt is None or written is None:
@@ -42,7 +42,7 @@ class Prices(NamedTuple):
 
 
 def prices_of(args: Namespace, whose: str = "") -> Prices | None:
-    """The prices among the flags (of `cli.add_price_arguments`), None without; `whose` is "" or "planner_"."""
+    """Return the prices among the flags (of `cli.add_price_arguments`), None without; `whose` is "" or "planner_"."""
     price_in, price_out, cached = (vars(args).get(f"{whose}price_{name}") for name in ("in", "out", "cached"))
     return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
 
@@ -65,19 +65,19 @@ class Call:
 
 
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -> Call:
-    """The call for an output to a prompt that `Model.fit` made; `record` is kept with it."""
+    """Return the call for an output to a prompt that `Model.fit` made; `record` is kept with it."""
     figures = {} if fitted is None else dict(vars(fitted))
     return Call(key, figures.pop("prompt", None), parse, record | figures)
 
 
 async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """Ask until the text can be used: a record with the parsed value, or with None and the reason.
+    """Request an output until its text is usable; return a record with the parsed value, or None and the reason.
 
-    `role` is the model's name, which the store keeps beside a completion.
+    `role` is the model's name in the store's record.
 
     Raises:
-        UnavailableError: a server failed to answer; that says nothing of the model, so there is no record.
-        NotStoredError: there is no engine, and the model's store lacks a completion.
+        UnavailableError: a server failed to answer. That is not the model's failure, so there is no record.
+        NotStoredError: the store lacks a completion, and no engine is open.
     """
     if call.prompt is None:
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
@@ -128,7 +128,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
 
 
 async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """A record with the likeliest of the options, as `_likeliest` says; or with what `weigh` makes.
+    """Return a record with the likeliest option (`_likeliest`), or with the result of `weigh`.
 
     NotStoredError as in `answer_call`.
     """
@@ -147,9 +147,9 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
 
 
 def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
-    """The likeliest option, of several as likely the first one; but none if another one has the very same tokens.
+    """Return the likeliest option, the first of equal ones; none if another option has the same tokens.
 
-    Nothing tells such options apart: their scores differ by rounding at most.
+    Scores of such options differ by rounding at most.
     """
     best = max(scores, key=scores.get)
     twins = [option for option in options if options[option] == options[best]]

@@ -1,7 +1,7 @@
-"""Chat messages as a model reads them: rendered once, counted, and kept within the token budget.
+"""Chat messages as a model reads them: rendered, counted, and kept within the token budget.
 
-`LocalChat` uses the model's own tokenizer and chat template and gives token ids, so the engine adds nothing (no
-second BOS). `APIChat` leaves the messages to the server and counts their tokens as well as it can.
+`LocalChat` uses the model's tokenizer and chat template and returns token ids, so the engine adds nothing (no second
+BOS). `APIChat` leaves rendering to the server and counts or estimates tokens.
 """
 
 import math
@@ -72,7 +72,7 @@ def find_accepts(render: Callable[[Messages], str]) -> Accepts:
 
 
 def fold(messages: Messages, accepts: Accepts) -> Messages:
-    """Messages as a template takes them, each text in its order.
+    """Convert messages to a form that a template accepts, with each text in its order.
 
     A system message that it refuses is put before the text of the next user message, or becomes a user message. So does
     an assistant's message before any user's. Neighbours of one role are merged.
@@ -108,12 +108,12 @@ def merge_neighbours(messages: Messages) -> Messages:
 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
-    """The chat of the model that `args` asks for (--openai, --cache_dir)."""
+    """Return the chat of the model that `args` asks for (--openai, --cache_dir)."""
     return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir, template_variables(args))
 
 
 def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
-    """The chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
+    """Return the chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
     announce(f"loading the tokenizer of {model_addr}")
     return LocalChat(model_addr, *args, **settings)
 
@@ -193,7 +193,7 @@ class LocalChat:
             return self._apply(fold(messages, self._accepts)) + self.behind
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
-        """What the template makes of messages, up to where the assistant begins to speak if it `asks`."""
+        """Return what the template makes of messages, up to where the assistant begins to speak if it `asks`."""
         variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables}
         return self.tokenizer.apply_chat_template(messages, **variables)
 
@@ -249,7 +249,7 @@ class LocalChat:
         return len(rendered)
 
     def count(self, text: str) -> int:
-        """The tokens of a text that stands somewhere in a message."""
+        """Return the tokens of a text that stands somewhere in a message."""
         return len(self._encode_all([text])[0])
 
     @cached_property
@@ -319,9 +319,9 @@ def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[lis
 def choose_length(
     chat: Chat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
 ) -> int:
-    """Tokens of prompt and output together: what the user set, else `wanted` or the model's own limit if less.
+    """Return the tokens of prompt and output together: the user's, or `wanted`, but at most the model's limit.
 
-    UserError where that is more than the model can, or leaves nothing for the prompt.
+    UserError if the user's exceeds that limit, or leaves nothing for the prompt.
     """
     length = limit_length(chat, "--max_model_len", max_model_len, wanted)
     if max_tokens >= length:
@@ -338,9 +338,6 @@ def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
 
 
 def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
-    """`choose_length` for a judge: what its longest prompt, of `longest` tokens, needs.
-
-    A judge loaded for its full context leaves little memory for the KV cache of many prompts at a time.
-    """
+    """Return the length that a judge's longest prompt needs; a longer one would leave less memory for the KV cache."""
     needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
     return choose_length(chat, max_model_len, max_tokens, needed)

@@ -47,11 +47,11 @@ class Completions:
     async def complete(
         self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
     ) -> Completion:
-        """The completion that was sent before, else a new one from `engine`, which is kept with what is `told`.
+        """Return the stored completion of this request, or request and store a new one with the fields in `told`.
 
         Raises:
-            RefusedError: the model's server refuses this content; that is kept too.
-            NotStoredError: it is not there, and `engine` is None.
+            RefusedError: the model's server refuses this content, now or earlier.
+            NotStoredError: it is not stored, and `engine` is None.
         """
         key = self._key(prompt, sampling)
         async with _Turn(self._under_way, key):
@@ -85,7 +85,7 @@ class Completions:
             return scored
 
     async def _find(self, key: str) -> dict[str, Any] | None:
-        """What the store has; with --cached_only it is looked at once more for all that is missing."""
+        """Return what the store has; with --cached_only it is looked at once more for all that is missing."""
         found = self.store.get(key)
         if found is None and self.cached_only:
             await self._look_again()

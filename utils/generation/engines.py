@@ -40,11 +40,11 @@ make_api_engine: Callable[[Namespace, str], Engine] | None = None
 
 
 def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
-    """The generator that `args` asks for, before it is loaded; `args.max_model_len` is then its length.
+    """Return the generator of `args` before it is loaded, and set `args.max_model_len` to its length.
 
     Args:
-        identity: `identify_model`'s.
-        length: what it is to be where the user sets none and the model has as much; None: the paper's.
+        identity: as `identify_model` returns it.
+        length: the default length if the model has as much; None: the paper's.
     """
     chat = open_chat(args, args.model_addr)
     thoughts = find_thoughts(args, chat, args.model_addr)
@@ -102,7 +102,7 @@ def open_completions(args: Namespace, model_addr: str, identity: str, **settings
 def identify_model(args: Namespace, model_addr: str) -> str:
     """Return the model's identity for the settings; for an API model it is the name, not the address.
 
-    It makes sure that the model's files, or the API's key, are there: before anything expensive starts.
+    UserError if the model's files or the API's key are missing, before anything expensive starts.
     """
     if args.model_id is not None and not args.model_id.strip():
         raise UserError("--model_id: says which model an API has; give a name")
@@ -125,9 +125,9 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
 
 
 def confirm_model(args: Namespace, model_addr: str, completions: Completions) -> None:
-    """Raise UserError where an API has another model than the one that the completions are of.
+    """Raise UserError if an API now reports another model than that of the stored completions.
 
-    If it doesn't say which it has, or didn't then, the model's name has to do, as it has with --model_id.
+    Without such a report, or with --model_id, the name is the identity.
     """
     if args.openai and args.model_id is None:
         from utils.generation.api_engine import ask_for_root  # imports openai
@@ -136,7 +136,7 @@ def confirm_model(args: Namespace, model_addr: str, completions: Completions) ->
 
 
 def open_api(args: Namespace) -> Engine:
-    """The engine behind an API."""
+    """Return the engine behind an API."""
     from utils.generation.api_engine import APIEngine  # imports openai
 
     return (make_api_engine or APIEngine)(args, read_api_key(args.api_key_addr))
@@ -162,7 +162,7 @@ def share_base(models: Iterable[str], cache_dir: str | None) -> bool:
 
 
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
-    """`is_batch_invariant` for the manifest; None where this run had nothing computed here.
+    """Return `is_batch_invariant` for the manifest, None if nothing was computed here.
 
     Like the device it is not a setting, so a run may resume on another kind of GPU.
     """
@@ -178,9 +178,11 @@ def publish_records(
     found: dict[str, Any],
     **figures: Any,
 ) -> None:
-    """Put an output in place, its records' figures in the manifest, and say what it holds; `openai` made it or not.
+    """Put an output in place with its records' figures in the manifest, and print a summary; a shard writes nothing.
 
-    `found` is as for `Output.publish`. Of a shard nothing is written.
+    Args:
+        openai: whether an API made it.
+        found: as for `Output.publish`.
     """
     made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
     made |= describe_records(output.pieces.values())
@@ -207,7 +209,7 @@ def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
 
 
 def read_api_key(path: str | None) -> str:
-    """The API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
+    """Return the API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
     where = "OPENAI_API_KEY" if path is None else f"--api_key_addr {path}"
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()

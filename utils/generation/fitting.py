@@ -22,9 +22,9 @@ class Fitted:
 
 
 def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
-    """Fit a prompt into a budget: whole posts go, the lowest-ranked first, and nothing else.
+    """Fit a prompt into a budget by leaving out whole posts, the lowest-ranked first.
 
-    A first post that is too long alone is cut at its end. None where the prompt is over the budget even without posts.
+    A first post that is too long alone is cut at its end. None if the prompt exceeds the budget even without posts.
 
     Args:
         build: the messages for a list of posts.
@@ -48,10 +48,9 @@ def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Ch
 def fit_profile(
     prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
 ) -> Fitted | None:
-    """`fit_posts` for a prompt and a user's best items: the one way in which a prompt gets a profile.
+    """Fit a prompt with a user's best items into a budget (`fit_posts`).
 
-    It has the placeholders of `values`; where it has none for a profile there are no items. `join` makes one text of
-    several of them.
+    `join` makes one text of several items. If the prompt has no place for a profile, there must be no items.
     """
 
     def build(kept: list[str]) -> Messages:
@@ -90,10 +89,10 @@ def fit_items(
 
 
 def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **values: str) -> Fitted | None:
-    """A prompt with as many items of a history, whole, as a budget has room for.
+    """Return a prompt with as many whole items of a history as fit into a budget.
 
-    None where it is over the budget without any. What its messages have alone tells nearly how many go in, so a prompt
-    is rendered a few times, at no more than twice the budget's length or so, however long the history is.
+    None if the prompt exceeds it without any. The messages' own lengths give a good guess of the number, so the prompt
+    is rendered only a few times, even for long histories.
     """
 
     def within(number: int) -> Rendered | None:
@@ -106,7 +105,7 @@ def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **val
 
 
 def guess_number(history: History, chat: Chat, budget: int) -> int:
-    """How many items have fewer tokens than the budget, all that stands around them left aside."""
+    """Return how many items have fewer tokens than the budget, all that stands around them left aside."""
     left = budget - sum(chat.count_again(history.messages[place]["content"]) for place in history.fixed)
     for number, item in enumerate(history.items):
         left -= sum(chat.count_again(history.messages[place]["content"]) for place in item)
@@ -116,7 +115,7 @@ def guess_number(history: History, chat: Chat, budget: int) -> int:
 
 
 def largest(most: int, guess: int, fit: Callable[[int], Any]) -> tuple[int, Any]:
-    """The largest number of 0..most for which `fit` gives something, and that; (0, None) where none does.
+    """Return the largest number in 0..most for which `fit` returns something, and that; (0, None) if there is none.
 
     It tries the guess, then doubles the distance from it, and finally bisects.
     """
@@ -147,13 +146,13 @@ class Trimmed(Fitted):
 def fit_trimmed(
     prompt: Prompt, entries: Sequence[Entry], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
 ) -> Trimmed | None:
-    """Fit a prompt into a budget as LaMP's code does: trim every entry, then cut the question to the tokens left.
+    """Fit a prompt into a budget as LaMP's code does: trim every entry, then cut the question.
 
-    LaMP cuts the end of the whole input, which is the question. Where the entries leave the question no room, or have
-    none themselves, the prompt has no entries. None where the prompt is over the budget even without a question.
+    LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or have
+    none themselves, they are left out. None if the prompt exceeds the budget even without a question.
 
     Args:
-        values: of the prompt's placeholders, with `question`.
+        values: values of the prompt's placeholders, with `question`.
     """
     question = values["question"]
 
@@ -181,14 +180,14 @@ def fit_trimmed(
 def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: Callable[[str], int]) -> list[str]:
     """Trim entries to the budget: each has an equal share, plus what earlier ones did not need.
 
-    The prompt without entries comes first, but gets at most 0.6 of the budget; where an entry is over its share without
-    any text, at most 0.5, and so on down to 0. No entries where that does not help.
+    The prompt without entries gets at most 0.6 of the budget; if an entry exceeds its share even without text, at most
+    0.5, and so on down to 0. If that does not help, no entries are left.
 
     Args:
         alone: tokens of the prompt without entries.
         seams: tokens between and around the entries.
         budget: most tokens the prompt may have.
-        count: the tokens of a text.
+        count: returns the tokens of a text.
     """
     for tenths in range(6, -1, -1):
         room = budget - min(alone, budget * tenths // 10) - seams
@@ -212,7 +211,7 @@ def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) ->
 
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
-    """An entry with as much of its text as fits into `most` tokens; None where it does not fit without any."""
+    """Return an entry with as much of its text as fits into `most` tokens; None where it does not fit without any."""
     text, state = entry
 
     def within(length: int) -> str | None:

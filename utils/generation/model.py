@@ -1,7 +1,7 @@
-"""A model as a run uses it: its policy of sampling and retries, and prompts within its budget, histories too.
+"""A model in a run: its policy for sampling and retries, and prompts within its budget.
 
-By default (`fallback`) every try draws with another seed and the last one is held to its schema; `always` holds every
-try to it; `never` is the reference code's way and raises the temperature by 0.1 a try, never above 1.
+By default (`fallback`), every try has another seed, and the last one is constrained to the schema; `always` constrains
+every try; `never` is the reference code's way and raises the temperature by 0.1 per try, up to 1.
 """
 
 import hashlib
@@ -48,9 +48,9 @@ class Policy:
         return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
 
     def sampling(self, key: Key, attempt: int, draws: bool = False) -> Sampling:
-        """The sampling of one try (from 0). Its seed depends on the key and the try alone, not on order or shard.
+        """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
 
-        `draws`: the server refuses temperature, so also at 0 the model is not greedy.
+        `draws`: the server refuses temperature, so that even at 0 the model is not greedy.
         """
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
@@ -62,9 +62,9 @@ class Policy:
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
     def is_last(self, attempt: int, draws: bool = False) -> bool:
-        """A greedy constrained try would only repeat itself, so it is the last one too.
+        """Return whether this is the last try; a greedy constrained try is, because it would repeat itself.
 
-        Where a server refuses the schema, that try is held to less or to nothing; it is the last one all the same.
+        It stays the last one if the server refuses the schema and it is constrained less.
         """
         return attempt >= self.max_retries or (self._is_constrained(attempt, draws) and self.is_greedy(draws))
 

@@ -1,6 +1,6 @@
 """What an API refuses: parameters and response formats, and too many requests at a time.
 
-A request that is refused for a parameter is made again without it, or by its other name. What has helped once holds for
+A request that is refused for a parameter is repeated without it, or with its other name. What worked once is used for
 the rest of the run.
 """
 
@@ -37,7 +37,7 @@ RISE_AFTER = 10  # answers, for each request that may be under way, before more 
 class MalformedError(UserError):
     """The API refuses a request because of a parameter, its response_format, or something else in it.
 
-    `param` is the parameter that it names as such, `found` all that it says.
+    `param` is the parameter that it names as such, `found` its whole message.
     """
 
     def __init__(self, message: str, param: str | None = None, found: str = ""):
@@ -54,7 +54,7 @@ class Way(NamedTuple):
 
 
 class Refusals:
-    """What one server has refused so far, and so the way in which it is asked.
+    """What one server has refused so far, and how it is therefore asked.
 
     Args:
         limit: the one of LIMITS that is tried first.
@@ -65,11 +65,11 @@ class Refusals:
         self._known = Way(limit, frozenset(), 0)
 
     def way(self, schema: Any) -> Way:
-        """How an output is asked for now, which is held to `schema` if that is JSON's."""
+        """Return how an output is asked for now, which is held to `schema` if that is JSON's."""
         return self._known if isinstance(schema, dict) else self._known._replace(format=len(FORMATS) - 1)
 
     def body(self, way: Way, asked: Asked, schema: Any) -> dict[str, Any]:
-        """The whole body of a request."""
+        """Return the whole body of a request."""
         kept = {name: value for name, value in asked.items() if name not in way.left_out}
         limited = {way.limit if name == "max_tokens" else name: value for name, value in kept.items()}
         held = response_format(FORMATS[way.format], schema)
@@ -84,9 +84,9 @@ class Refusals:
     async def ask(
         self, asked: Asked, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
     ) -> Completion:
-        """What `send` makes of a body that the server takes.
+        """Send a request, without what the server refuses, until it is accepted; return the completion.
 
-        MalformedError where it names nothing that could be changed, and takes no other response_format either.
+        MalformedError if the refusal names nothing that can be changed, and no other response_format is accepted.
         """
         way = self.way(schema)
         met: dict[str, MalformedError] = {}  # what was refused, and how
@@ -136,7 +136,7 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
-    """The parameter in a request's body that its refusal names, None where it names none of ADAPTABLE."""
+    """Return the parameter in a request's body that its refusal names, None where it names none of ADAPTABLE."""
     found = _ALLOWED.split(refusal.found)[0]  # a list of accepted names may follow
     words = set(re.findall(r"\w+", refusal.param)) & body.keys() or set(re.findall(r"\w+", found))
     if "response_format" in words & body.keys():
@@ -147,7 +147,7 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
 def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
     """Return the parameter for one of FORMATS, None for "none".
 
-    Without what OpenAI's strict mode does not document: that a text is not empty. The parser sees to it.
+    OpenAI's strict mode does not document `minLength`, so it is left out; the parser checks it.
     """
     if kind == "none":
         return None
@@ -161,13 +161,13 @@ def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
 
 
 class Throttle:
-    """How many requests may be under way at a time: what the user allows, less what the API's refusals (429) teach.
+    """Limits concurrent requests: to the user's number, less what the API's refusals (429) suggest.
 
-    Refusals come in waves: of many requests sent at once, those over the API's limit. Each lowers the limit by one, a
-    wave at most to half. Answers, `RISE_AFTER` times as many as the limit, raise it by a quarter again. No request is
-    sent before the time that a refusal names. Where it names none, the client library holds back that request alone;
-    from the second wave without an answer between, all wait: 1 s, doubled with every wave, so that minutes in which
-    everything is refused do not use up the tries.
+    Refusals come in waves, when more requests are sent at once than the API allows. Each refusal lowers the limit by
+    one, a wave at most to half. `RISE_AFTER` answers per allowed request raise it by a quarter. No request is sent
+    before the time that a refusal names. If it names none, the client library delays that request alone; from the
+    second wave without an answer in between, all wait for 1 s, doubled with every wave, so that minutes of refusals do
+    not use up the tries.
     """
 
     def __init__(self, most: int):
@@ -207,9 +207,9 @@ class Throttle:
             self._answered = 0
 
     def refused(self, entered: float, named: float) -> float:
-        """A request that entered at `entered` was refused for `named` seconds (0: for a time that is not told).
+        """Record a refusal of a request that entered at `entered`; `named` is its number of seconds, 0 without one.
 
-        Returns the seconds for which none may enter now.
+        Returns the seconds for which no request may enter now.
         """
         now = time.monotonic()
         if entered >= self._wave_began:
@@ -222,10 +222,7 @@ class Throttle:
 
 
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
-    """The client library's own HTTP client, which waits for its turn at a `Throttle` before each request.
-
-    The library's retries go through it too.
-    """
+    """The client library's HTTP client, which waits for a `Throttle` before each request and retry."""
 
     def __init__(self, most: int, note: Callable[[str], None]):
         super().__init__()
@@ -248,9 +245,9 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """The seconds that a refusal asks to wait, `LONGEST_WAIT` at most; 0 where it names none.
+    """Return the seconds that a refusal asks to wait, at most `LONGEST_WAIT`; 0 if it names none.
 
-    `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); `retry-after-ms` is OpenAI's finer one.
+    `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
     """
     for name, read in (
         ("retry-after-ms", lambda text: float(text) / 1000),

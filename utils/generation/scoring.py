@@ -1,16 +1,16 @@
 """Likelihoods of continuations by vLLM; its prefix cache computes their shared prompt once.
 
-vLLM 0.32 reads that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False; then it
-gives log-probabilities of the tokens behind what was cached, and for those before it none or meaningless numbers. So
-the continuations are taken as a tree with the prompt for its root, and each node, where they part, is one request. Its
-`logprob_token_ids` tell how likely each next token is, for a block of the cache may end there, and then no request that
-goes on tells it; its `prompt_logprobs` are those of its own tokens, which no other request has, so none is cached.
+vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
+returns log-probabilities of the tokens after the cached ones, and none or meaningless numbers for those before. So the
+continuations form a tree with the prompt as its root, and each node, where they part, is one request. Its
+`logprob_token_ids` give the likelihood of each next token, because a cache block may end there, and then no later
+request returns it. Its `prompt_logprobs` give those of its own tokens, which are in no other request and so not cached.
 
-Nor are the logits of a whole prompt ever held, 20 GB for 32,000 tokens and a vocabulary of 150,000.
+The logits of a whole prompt, 20 GB for 32,000 tokens and a vocabulary of 150,000, are never held.
 
-vLLM 0.32's second model runner, which GPUs have, may give `prompt_logprobs` of other tokens than those of the prompt:
-it reads them from a buffer that later requests change (vLLM's pull request 44106). The numbers of the tokens come with
-them. Where one differs, the node's tokens are asked for one by one.
+vLLM 0.32's second model runner, used on GPUs, may return `prompt_logprobs` of other tokens, because it reads them from
+a buffer that later requests change (vLLM's pull request 44106). Their token ids are returned too; if one differs, the
+node's tokens are requested one by one.
 """
 
 import asyncio
@@ -39,10 +39,12 @@ async def score_continuations(
 ) -> Scored:
     """Return the mean log-probability of each continuation's tokens (at least one) after `prompt`.
 
-    by_token: each token is a node, which needs no `prompt_logprobs`: vLLM 0.32 crashes over them with a LoRA adapter
-    on a CPU; far more requests, of a block each.
+    Args:
+        by_token: each token is a node, which needs no `prompt_logprobs`: vLLM 0.32 crashes over them with a LoRA
+            adapter
+            on a CPU. That takes far more requests.
 
-    UserError where the engine tells of other tokens than it was asked for, however it is asked.
+    UserError if the engine returns log-probabilities of other tokens in any case.
     """
     start = tuple(prompt)
     results: list[RequestOutput] = []
@@ -83,7 +85,7 @@ def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
 
 
 def _shared(group: list[Tokens]) -> Tokens:
-    """What all of a sorted group begin with."""
+    """Return what all of a sorted group begin with."""
     pairs = zip(group[0], group[-1], strict=False)
     return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 

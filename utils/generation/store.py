@@ -1,14 +1,13 @@
-"""The store: every completion of every model in append-only files, so that none is ever requested twice.
+"""The store: every completion of every model in append-only files, so that none is requested twice.
 
   completions/
-    Qwen2.5-7B-Instruct-1f2e3d4c/            a folder for each model
-      model.json                             which model it is
-      20261124T015000-node7-4711-9c2e.jsonl  a file for each process that wrote
+    Qwen2.5-7B-Instruct-1f2e3d4c/            a folder per model
+      model.json                             the model's identity
+      20261124T015000-node7-4711-9c2e.jsonl  a file per process that wrote
 
-The first line of a file says of which model it is, who wrote it and with which versions. Every other line is a
-completion: its key, its fields, and a CRC-32 of all that. Files only grow, so several processes and nodes may use one
-store: each reads what the others have added when it opens the store, and every ten seconds after that. Of two lines
-with the same key the one in the older file counts.
+The first line of a file names the model, the writer and package versions. Every other line is a completion: its key,
+its fields, and a CRC-32. Files only grow, so several processes and nodes can share a store: each reads new lines of the
+others when it opens the store, and every ten seconds. Of two lines with one key, that in the older file counts.
 """
 
 import hashlib
@@ -213,7 +212,7 @@ class _Lines:
         return os.pread(self._file.fileno(), length, offset)
 
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
-        """Key, offset and length of each line that was added; a last line without its end is still being written.
+        """Return key, offset and length of each new line; a last line without its end is still being written.
 
         UserError if a line is damaged. A torn last line was left by a killed process, and nobody appends to that file.
         A whole line without its line break is damaged too.
@@ -258,7 +257,7 @@ class _Lines:
 
 
 def line_of(key: str, fields: dict[str, Any]) -> bytes:
-    """A line of the store; `key` has 32 hex digits."""
+    """Return a line of the store; `key` has 32 hex digits."""
     import msgspec  # here, so that --help needs no package
 
     text = msgspec.json.encode({"key": key, **fields})[:-1]

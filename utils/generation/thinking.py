@@ -108,7 +108,7 @@ def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
 
 
 def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
-    """The parser of a model that runs here, by the rule above."""
+    """Return the parser of a model that runs here, by the rule above."""
     if model_type == "gpt_oss":
         return GPT_OSS
     template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()
@@ -117,7 +117,7 @@ def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
 
 
 def opening_of(end: str) -> str | None:
-    """The mark of the thought that a prompt with this end opens; None where it opens none."""
+    """Return the mark of the thought that a prompt with this end opens; None where it opens none."""
     opened = list(OPENING.finditer(end))
     return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
 

@@ -45,7 +45,7 @@ class ThoughtReader:
         self.marks_are_special = any(mark.special for mark in (added.get(vocabulary[one]) for one in marks) if mark)
 
     def read(self, output: "CompletionOutput", sampling: Sampling) -> tuple[Split, int]:
-        """An output in two, and how many of its tokens are thoughts, without their marks."""
+        """Return an output in two, and how many of its tokens are thoughts, without their marks."""
         parser = self._parser if sampling.reasoning_parser not in (None, NO_PARSER) else None
         opened = sampling.opened
         if opened and parser is None and sampling.schema:  # held from its first token, it began with the answer

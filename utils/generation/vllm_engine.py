@@ -215,7 +215,7 @@ def engine_settings(
 
 
 def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-    """What vLLM is asked for; `own_sampling` has the model's temperature and top_p, which are else 1."""
+    """Return what vLLM is asked for; `own_sampling` has the model's temperature and top_p, which are else 1."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     own = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}

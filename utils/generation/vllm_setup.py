@@ -26,14 +26,12 @@ def cores() -> int:
 def set_defaults(on_gpu: bool, engines: int) -> None:
     """Set vLLM's variables for this number of engines, unless the user has set them.
 
-    On a GPU without what FlashInfer compiles at each start: for that it needs nvcc and ninja, which vLLM 0.32 looks for
-    before its other uses of FlashInfer, but not before these two: it would die of it. The sampler serves only requests
-    with neither a seed nor greedy decoding, which are none of ours but those of vLLM's warm-up; the all-reduce several
-    Hoppers, which have vLLM's own as well.
+    On a GPU, FlashInfer's sampler and all-reduce are switched off: they need nvcc and ninja, and vLLM 0.32 crashes
+    without checking for them. Our requests do not use that sampler, and vLLM has its own all-reduce.
 
-    On a CPU its own thread binding uses a single core of a virtual machine; its own KV cache takes a fixed share of all
-    memory whether that is free or not. It starts a process of its own for each engine's work, to bind its threads:
-    nothing is bound here, and a start that is a fork with one process less takes 10 seconds instead of 30.
+    On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
+    for its KV cache. A process of its own for each engine is not needed without binding: a fork starts in 10 instead of
+    30 seconds.
     """
     if on_gpu:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -49,10 +47,10 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
 
 
 def tie_engine_processes(method: str) -> None:
-    """Have vLLM start its processes so, and these set themselves up first.
+    """Set how vLLM starts its processes, and have these set themselves up first.
 
-    A fork has imported what a spawned process imports again, but must not come after CUDA's start. vLLM's own config
-    says spawn on a CPU; a fork of it is safe where no operation of torch has run on more threads than one before.
+    A fork inherits imports that a spawned process repeats, but must not follow CUDA's start. On a CPU it is safe as
+    long as no torch operation has used several threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
     if method == "fork":
@@ -74,10 +72,10 @@ def _set_up_fork() -> None:
 
 
 def set_up_engine_process() -> None:
-    """Have the kernel kill this process when its parent is gone, so a killed run leaves no GPU occupied.
+    """Have the kernel kill this process when its parent ends, so that a killed run leaves no GPU occupied.
 
-    In a process group of its own it does not get the signals that a terminal or a scheduler sends to all: the script
-    ends it. And vLLM is to be quiet here too before it has set up its own logging.
+    In its own process group, it does not get the signals of a terminal or scheduler: the script ends it. vLLM is
+    silenced here before it sets up its own logging.
     """
     import ctypes
 

@@ -38,7 +38,7 @@ def pad_passages(prompts: Sequence[Sequence[Sequence[int]]], pad: int, device: A
 
 
 def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """What a model is called with in place of a batch of `pad_passages`, or asked to `generate` from.
+    """Return what a model is called with in place of a batch of `pad_passages`, or asked to `generate` from.
 
     Returns:
         `encoder_outputs`, with all passages of a prompt concatenated (B, P * T, width), and their `attention_mask`
@@ -67,7 +67,7 @@ class Room:
     written: int = 0  # tokens of an answer
 
     def holds(self, prompts: Sequence[Sequence[Sequence[int]]]) -> bool:
-        """Whether it holds these prompts of passages together."""
+        """Return whether it holds these prompts of passages together."""
         longest = max(len(part) for parts in prompts for part in parts)
         tokens = len(prompts) * max(map(len, prompts)) * longest
         cache = (tokens + len(prompts) * self.written) * self.cache_bytes
@@ -76,7 +76,7 @@ class Room:
 
 
 def room_of(model: Any, num_beams: int, written: int) -> Room:
-    """A CPU's caches are small; on a GPU it is what half of the memory holds that is free now.
+    """Return a CPU's caches are small; on a GPU it is what half of the memory holds that is free now.
 
     That is computed from the model's shape: a token read has a key and a value in each decoder layer, and its encoder's
     state, for each beam; a token written likewise.
@@ -121,7 +121,7 @@ def write(
     max_tokens: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[int], bool]]:
-    """The likeliest text of each prompt by beam search, as token ids without padding, and whether it was cut.
+    """Return the likeliest text of each prompt by beam search, as token ids without padding, and whether it was cut.
 
     The batch does not change the texts, except for rounding where two are equally likely.
 

@@ -65,7 +65,7 @@ def train(
 
 
 def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-    """A batch: passages as `pad_passages` has them, of plain inputs one each, and `labels` (B, T)."""
+    """Return a batch: passages as `pad_passages` has them, of plain inputs one each, and `labels` (B, T)."""
     batch = pad_passages([passages_of(example.prompt) for example in examples], pad, "cpu")
     targets = [torch.tensor(list(example.target)) for example in examples]
     labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=NO_LOSS)
@@ -177,7 +177,7 @@ class EncoderDecoderTrainer(GeneratorTrainer):
 class CausalTrainer(GeneratorTrainer):
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-        """A batch: input_ids, attention_mask and labels, (B, T) each; no prompt has a label."""
+        """Return a batch: input_ids, attention_mask and labels, (B, T) each; no prompt has a label."""
         columns = {
             "input_ids": ([[*one.prompt, *one.target] for one in examples], pad),
             "attention_mask": ([[1] * one.length for one in examples], 0),

@@ -24,7 +24,7 @@ def set_up_allocator() -> None:
 
 
 def has_gpu() -> bool:
-    """Whether to compute on a GPU; UserError as in `check_devices`."""
+    """Return whether to compute on a GPU; UserError as in `check_devices`."""
     import torch
 
     check_devices()
@@ -60,7 +60,7 @@ def check_devices() -> None:
 
 
 def has_bf16() -> bool:
-    """The device computes in bfloat16; an emulation would be slower than float32."""
+    """Return the device computes in bfloat16; an emulation would be slower than float32."""
     import torch
 
     if torch.cuda.is_available():
@@ -97,7 +97,7 @@ def find_capabilities() -> dict[str, float]:
 
 
 def ask_nvidia_smi(fields: str) -> list[str] | None:
-    """A line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
+    """Return a line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
     query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
@@ -118,7 +118,7 @@ def _cpu_is_meant() -> bool:
 
 
 def _find_gpu() -> str | None:
-    """What says that a GPU is here; None where nothing does."""
+    """Return what says that a GPU is here; None where nothing does."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"{listed[0].partition(' (UUID')[0]} is here"

@@ -41,7 +41,7 @@ def _cache() -> Path:
 
 
 def _read() -> dict[str, str]:
-    """All that is kept; nothing where it cannot be read."""
+    """Return all that is kept; nothing where it cannot be read."""
     with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home, and of endless nesting
         kept = json.loads(_cache().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}

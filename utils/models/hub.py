@@ -113,7 +113,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 
 def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | None:
-    """Where one file of a model lies, of a hub model that of its cached commit; None where it has no such file.
+    """Return where one file of a model lies, of a hub model that of its cached commit; None where it has no such file.
 
     What the cache does not tell is asked of the hub, and None where that is away. Call `check_model` first.
 
@@ -207,7 +207,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
 
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
-    """The commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
+    """Return the commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
     folder = None if is_folder(name) else cached_folder(name, cache_dir)
     return folder and folder.name
 
@@ -300,7 +300,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
+    """Return the weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
 
 

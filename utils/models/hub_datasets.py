@@ -36,7 +36,7 @@ class Source(NamedTuple):
         return self.commit is None
 
     def fetch(self, path: str) -> Path:
-        """A file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
+        """Return a file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
 
         Not by `snapshot_download`, whose threads go on with gigabytes after a Ctrl-C.
         """
@@ -52,7 +52,7 @@ class Source(NamedTuple):
 
 
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
-    """The dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
+    """Return the dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
 
     UserError where there is none, or it cannot be had: UnreachableError where only the hub's answer is missing.
     """
@@ -62,7 +62,7 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
-    """The files in a folder, which `flag` gives; UserError where there is none."""
+    """Return the files in a folder, which `flag` gives; UserError where there is none."""
     folder = Path(name)
     if not folder.is_dir():
         raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -110,7 +110,7 @@ def files_of(source: Source, config: str, split: str) -> list[str]:
 
 
 def _card_patterns(source: Source, config: str, split: str) -> list[str]:
-    """What the card says of one split's files, in `configs: [{config_name, data_files: [{split, path}]}]`."""
+    """Return what the card says of one split's files, in `configs: [{config_name, data_files: [{split, path}]}]`."""
     from huggingface_hub.repocard import metadata_load, yaml
 
     if CARD not in source.sizes:
@@ -125,7 +125,7 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
 
 
 def cached_blob(path: Path) -> Path:
-    """What a file in the cache links to, named by its SHA-256 where it is large; it may be a link itself."""
+    """Return what a file in the cache links to, named by its SHA-256 where it is large; it may be a link itself."""
     return path.parent / path.readlink() if path.is_symlink() else path
 
 

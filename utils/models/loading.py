@@ -57,7 +57,7 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """A library's error in one line that is fit for a terminal; its kind where it has no words."""
+    """Return a library's error in one line that is fit for a terminal; its kind where it has no words."""
     lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
     is_title = lines[0].endswith(":") or "validation error" in lines[0]  # the latter is pydantic's
     return " ".join(lines[: 2 if is_title else 1])[:300]
@@ -72,13 +72,13 @@ def _may_be_right(path: Path) -> bool:
 
 
 def adapter_base(name: str) -> str | None:
-    """The base model that a LoRA adapter folder names, None for anything else."""
+    """Return the base model that a LoRA adapter folder names, None for anything else."""
     config = adapter_config(name)
     return config and config["base_model_name_or_path"]
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:
-    """The settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
+    """Return the settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
     path = Path(name) / "adapter_config.json"
     if not path.is_file():
         return None

@@ -75,7 +75,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
 
 @_or_missing
 def describe_disk(path: str, needed: int = 0) -> list[str]:
-    """A line on the disk of an output that takes up to `needed` bytes; 0 to leave that out."""
+    """Return a line on the disk of an output that takes up to `needed` bytes; 0 to leave that out."""
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     free = shutil.disk_usage(folder).free
     line = f"disk of {folder}: {free / GB:.1f} GB free"
@@ -98,7 +98,7 @@ def _describe_gpus(gpus: list[Gpu]) -> list[str]:
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
-    """What a model needs, and how it fits on these GPUs if there are any."""
+    """Return what a model needs, and how it fits on these GPUs if there are any."""
     name, length = model.name, model.length
     num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
     base = adapter_base(name) or name

@@ -78,14 +78,14 @@ class Fit(NamedTuple):
 
 
 def most_allowance(num_gpus: int) -> int:
-    """What vLLM may take on each GPU instead of `ALLOWANCE`: the most of each part in published logs."""
+    """Return what vLLM may take on each GPU instead of `ALLOWANCE`: the most of each part in published logs."""
     return MOST_ALLOWANCE if num_gpus == 1 else MOST_ALLOWANCE_OF_SEVERAL
 
 
 def fit_model(
     size: ModelSize, gpu_memory: int, utilization: float, num_gpus: int = 1, allowance: int = ALLOWANCE
 ) -> Fit:
-    """What is left of GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
+    """Return what is left of GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
 
     Raises:
         UserError: the attention heads cannot be shared out between that many GPUs.
@@ -109,7 +109,7 @@ def load_config(folder: Path) -> Any:
 
 
 def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str = "auto") -> ModelSize | None:
-    """The size of a model, from its configuration and `find_headers`; None if these do not tell.
+    """Return the size of a model, from its configuration and `find_headers`; None if these do not tell.
 
     Args:
         dtype: --dtype. By `auto` vLLM takes 16 bits a number, also for weights stored in 32.
@@ -213,7 +213,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def count_gpus(args: Namespace) -> int:
-    """How many GPUs the flags of `cli.add_engine_arguments` ask for."""
+    """Return how many GPUs the flags of `cli.add_engine_arguments` ask for."""
     return args.tensor_parallel_size * args.data_parallel_size
 
 

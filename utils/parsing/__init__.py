@@ -22,6 +22,6 @@ def nothing(reason: str) -> Parsed:
 
 
 def writable(value: str) -> str:
-    """The value without what can't be written as UTF-8 or breaks other tools; halves of a pair are joined."""
+    """Return the value without what can't be written as UTF-8 or breaks other tools; halves of a pair are joined."""
     value = value.replace("\r\n", "\n").replace("\0", "")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

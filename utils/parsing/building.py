@@ -68,7 +68,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 
 def _aspect(item: Any) -> dict[str, str] | None:
-    """The item's texts; None where one is missing."""
+    """Return the item's texts; None where one is missing."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
         return None
     texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}

@@ -45,7 +45,7 @@ class Field:
 
 
 def field_named(name: str, anywhere: bool = False) -> Field:
-    """A field by its name, words joined by "_".
+    """Return a field by its name, words joined by "_".
 
     anywhere: without braces the name, which no prose has, may stand anywhere; else it must be quoted or start a line.
     """
@@ -140,7 +140,7 @@ def value_starts(text: str, field: Field, first_object: bool = False) -> list[in
 
 
 def describe(text: str, start: int) -> str:
-    """A short name for the value that starts there, for a reason."""
+    """Return a short name for the value that starts there, for a reason."""
     if text[start : start + 1] in ("[", "{"):
         return "a list" if text[start] == "[" else "an object"
     if (opening := _OPENING_QUOTE.match(text, start)) is not None:

@@ -77,7 +77,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
 
 def _begins_with_introduction(lines: list[str]) -> bool:
-    """The first line ends in a colon and introduces the others; see the module's docstring."""
+    """Return the first line ends in a colon and introduces the others; see the module's docstring."""
     if not lines or not _ends_in_colon(lines[0]):
         return False
     if _INTRODUCES.search(_plan_title(lines[0])) is not None:
@@ -94,7 +94,7 @@ def _ends_in_colon(line: str) -> bool:
 
 
 def _line_form(line: str) -> str:
-    """A line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
+    """Return a line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
     line = line.strip()
     if _ITEM.match(line.replace("**", "")) is not None:
         return "item"
@@ -111,7 +111,7 @@ def _array_texts(text: str, pos: int) -> list[str]:
 
 
 def _plan_title(line: str) -> str:
-    """A line without its list mark, fence and bold face; nothing where it holds no word."""
+    """Return a line without its list mark, fence and bold face; nothing where it holds no word."""
     line = " ".join(writable(line).replace("**", "").split())
     line = _FENCE.sub("", line).replace("```", "").strip()
     start = 0
@@ -122,19 +122,19 @@ def _plan_title(line: str) -> str:
 
 
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
-    """A plan as a model reads and writes it: a title a line, or as the public code has it."""
+    """Return a plan as a model reads and writes it: a title a line, or as the public code has it."""
     if lead_in is None:
         return "\n".join(aspects)
     return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
 
 
 def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
-    """A gold plan as the planner learns to write it; the public code takes the titles as they are."""
+    """Return a gold plan as the planner learns to write it; the public code takes the titles as they are."""
     return plan_text([one_line(title) for title in titles] if lead_in is None else titles, lead_in)
 
 
 def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
-    """A gold plan as a piece of the file of plans."""
+    """Return a gold plan as a piece of the file of plans."""
     return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
 
 
@@ -144,7 +144,7 @@ def target_settings(lead_in: str | None) -> dict[str, Any]:
 
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
-    """The content of a file of plans as pieces, by (question id, number)."""
+    """Return the content of a file of plans as pieces, by (question id, number)."""
     numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
         key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
@@ -166,7 +166,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
-    """What reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
+    """Return what reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
     if lead_in is None:
         return parse_plan
 
@@ -178,7 +178,7 @@ def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
 
 
 def plan_pattern(lead_in: str | None) -> str:
-    """The regular expression that the last try for a plan is held to."""
+    """Return the regular expression that the last try for a plan is held to."""
     if lead_in is None:
         return PLAN_PATTERN
     written = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")

@@ -35,7 +35,7 @@ class Split:
 
 
 def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> Split:
-    """The answer and the thoughts.
+    """Return the answer and the thoughts.
 
     Args:
         cut: the text ended at max_tokens.

@@ -23,7 +23,7 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """What plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
+    """Return what plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
 
     UserError where files of plans begin differently, or the flag says otherwise than what is remembered, or needs a
     prompt that has a lead-in.

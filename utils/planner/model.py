@@ -25,7 +25,7 @@ def flags_of_planner(args: Arguments) -> Arguments:
 
 
 def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
-    """The planner, by its own flags; it samples as the generator does."""
+    """Return the planner, by its own flags; it samples as the generator does."""
     if args.openai:
         chat, told = open_chat(args, args.planner_model), template_flags(args)
     else:
@@ -49,7 +49,7 @@ def template_flags(args: Namespace) -> dict[str, Any]:
 
 
 def planner_policy(args: Namespace, lead_in: str | None, told: dict[str, Any]) -> Policy:
-    """The generator's policy as the planner has it; `told` are the chat template's variables."""
+    """Return the generator's policy as the planner has it; `told` are the chat template's variables."""
     policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
     further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)

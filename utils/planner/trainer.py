@@ -107,7 +107,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences.
+        """Return a batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences.
 
         On a GPU it is SFTTrainer's own, which elsewhere sends every position through the vocabulary projection.
         """
@@ -149,7 +149,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
         }
 
     def _generate(self, example: Example) -> tuple[str, bool]:
-        """The greedy plan for a question, and whether it was cut."""
+        """Return the greedy plan for a question, and whether it was cut."""
         room = min(PLAN_TOKENS, self._max_seq_length - len(example.prompt))
         with self.accelerator.autocast():
             plan, is_cut = write_greedily(self.model, self._chat, example.prompt, room)

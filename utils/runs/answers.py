@@ -79,7 +79,7 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
 
 
 def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None) -> list[Dataset]:
-    """The datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
+    """Return the datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
 
     Args:
         most_items: how many profile items a prompt may use; None for all.
@@ -107,7 +107,7 @@ def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
 
 
 def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, name: str) -> Command:
-    """The command that answers datasets by a method with the prompt `name`."""
+    """Return the command that answers datasets by a method with the prompt `name`."""
     task = datasets[0].task
     _check_flags(args, task)
     if args.rag and args.num_contexts:
@@ -174,13 +174,13 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
 
 
 def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **asked: Any) -> None:
-    """Note where a fine-tuned generator is asked otherwise than in its training.
+    """Print notes if a fine-tuned generator is used differently than in its training.
 
     Args:
-        asked: how it is asked now, by the names in `trained_settings`.
+        asked: the current values, by their names in `trained_settings`.
 
     Raises:
-        UserError: it was trained on another task, or to prompts as the chat template has them without variables.
+        UserError: it was trained on another task, or without the chat template's variables.
     """
     if not (trained := model.trained):
         return

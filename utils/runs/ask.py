@@ -64,21 +64,20 @@ class Room:
 
 
 class Ask:
-    """What `answer` gets as `ask`, for one record.
+    """The `ask` of one record's `answer`.
 
-    Whatever an engine or the store raises ends the record, and then `ask` never returns: no `except` or `finally` of
-    the method can make up a value. It never returns either where it needs an engine that is not open; the record is run
-    again when that is open.
+    If an engine or the store raises, the record ends and `ask` never returns, so that no `except` or `finally` of the
+    method can make up a value. Nor does it return if it needs an engine that is not open; the record is then run again.
 
     Attributes:
         num_contexts: --num_contexts.
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
-        asked: hashes of its calls, the same call a second time by another one.
-        calls: role and record of each call that gave one, in the order in which they were made.
+        asked: hashes of its calls; a repeated call has another hash.
+        calls: role and record of each finished call, in the order in which they were made.
         ended: why the record ends for now.
         needs: the role that it waits for; its engine is not open.
-        asks_otherwise: it asks something new, and not all that it asked before.
+        asks_otherwise: it makes a new call without having repeated all earlier ones.
         gave_up: the method cancelled a call.
     """
 
@@ -171,8 +170,9 @@ class Ask:
     ) -> str | None:
         """Return the likeliest of several texts, by its name in `options`; no text is generated.
 
-        What counts is the mean log-probability a token. None if the likeliest ones have the same tokens. The rest is as
-        in `ask`. ValueError for a model behind an API, which does not tell how likely a text is, or one that thinks.
+        The criterion is the mean log-probability per token. None if the likeliest ones have the same tokens. The rest
+        is as in `ask`. ValueError for an API model, because APIs return no such likelihoods, and for a model that
+        thinks.
         """
         await self._unless_over()
         if model in self._shared.roles:
@@ -203,7 +203,7 @@ class Ask:
         return self._shared.roles[role].model
 
     async def send(self, role: str, make: Callable[[], tuple[Model, Call, Callable[[], str]]]) -> Piece:
-        """The record of a call, which is made once there is room for its prompt."""
+        """Return the record of a call, which is made once there is room for its prompt."""
         await self._room.wait()
         await self._unless_over()
         model, call, its = make()
@@ -263,11 +263,10 @@ class Ask:
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
 
     async def _wait_for_its_turn(self, its: str, call: Call) -> Call:
-        """The call, with a key of its own if the record makes it a second time, when it may be paid for.
+        """Wait until a call may be paid for; return it, with a key of its own if the record repeats it.
 
-        A new call waits until all earlier calls are made again, which needs no new call's value.
-
-        A method that asks otherwise than before would else be paid for on every run.
+        A new call waits until all earlier calls are repeated, which needs no new call's value. Otherwise a method that
+        makes different calls than before would be paid for on every run.
         """
         if len(self.asked) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))

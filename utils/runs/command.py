@@ -1,4 +1,4 @@
-"""What all model commands share: list the outputs, skip the finished ones, make the others on the engines of a run.
+"""Shared by all model commands: list the outputs, skip finished ones, and make the others on the engines of a run.
 
 Models on one base model share an engine, and so do models of one API with one key.
 """
@@ -22,11 +22,11 @@ from utils.runs.shared import Role, Shared, Step
 
 @dataclass(frozen=True)
 class Command:
-    """What a script is about to do, after all mistakes that can be known before a tokenizer loads.
+    """A script's plan, after all mistakes that can be known before a tokenizer loads.
 
     Attributes:
-        outputs: the files that it makes; those that are made together stand together.
-        describe: prints what would be asked, and what the machine lacks (--dry_run).
+        outputs: the files that it makes, grouped by what is made together.
+        describe: prints the requests, and what the machine lacks (--dry_run).
         work: makes these outputs and returns the exit code.
     """
 
@@ -88,7 +88,7 @@ class _Describing:
 
 
 def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
-    """The call of each record of a method of ours (--dry_run)."""
+    """Yield the call of each record of a method of ours (--dry_run)."""
     for key, record in step.records().items():
         try:
             step.method(record, _Describing(shared, record, key)).send(None)

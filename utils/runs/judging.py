@@ -71,7 +71,7 @@ class Judging:
 
 
 def choose_metric(args: Arguments, task: Task) -> Metric:
-    """The metric that is asked for, else the default one; UserError where flags don't go with it."""
+    """Return the metric that is asked for, else the default one; UserError where flags don't go with it."""
     if args.reading is not None:
         args.strategy = (args.strategy or next(iter(task.metrics))).removesuffix(OFFICIAL) + OFFICIAL
     args.strategy = args.strategy or default_metric(task, args.response_addr)
@@ -148,7 +148,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
 
 
 def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
-    """What decides the verdicts, besides the responses; of computed ones no flag but the metric does."""
+    """Return what decides the verdicts, besides the responses; of computed ones no flag but the metric does."""
     its = {"script": SCRIPT, "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
     if judging is None:
         return its
@@ -156,7 +156,7 @@ def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
-    """Raise UserError where a score file's manifest tells of other response files: its name may be a mistake.
+    """Raise UserError if a score file was made from another response file: its name may be a mistake.
 
     A response file that has changed is judged again.
     """
@@ -189,7 +189,7 @@ def load_judge(args: Arguments, judging: Judging) -> Judging:
 
 
 def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, System, list[Key]]]:
-    """Each system's response to each question, with the verdicts that it lacks."""
+    """Return each system's response to each question, with the verdicts that it lacks."""
     missing = [set(system.output.missing()) for system in systems]
     return [
         (record, system, keys)
@@ -202,7 +202,7 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
 def calls_to(
     args: Arguments, systems: list[System], records: list[Record], judging: Judging
 ) -> tuple[Model, list[tuple[Call, Pieces]]]:
-    """The judge, with the length that its longest prompt needs, and a call for each missing verdict."""
+    """Return the judge, with the length that its longest prompt needs, and a call for each missing verdict."""
     chat = judging.chat or open_chat(args, args.evaluator_llm)
     made = build_calls(systems, records, judging, chat)
     calls, places = [call for call, _ in made], [place for _, place in made]
@@ -216,10 +216,10 @@ def calls_to(
 def build_calls(
     systems: list[System], records: list[Record], judging: Judging, chat: Chat
 ) -> list[tuple[Call, Pieces]]:
-    """A call for each verdict that is not there, and where it goes; equal ones are asked once.
+    """Return a call for each missing verdict, and the pieces that get it; equal calls are made once.
 
-    All verdicts on a response stand next to each other, and so do all responses to a question: the judge's prompt
-    puts the aspect last and the response before it, so the engine computes what they share once.
+    Verdicts on a response are adjacent, and so are responses to a question: in the judge's prompt the aspect comes
+    last, after the response, so the engine computes the shared prefix once.
     """
     responses = lacking(systems, records)
     num_prompts = sum(len(keys) for _, _, keys in responses)

@@ -4,8 +4,8 @@
         summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=record.best(20))
         return await ask("rag", items=[summary] if summary else record.best(10))
 
-`answer` is called for every question. It may be called again for the same question, and must then ask the same: what
-it asked before is in the store.
+`answer` is called for every question. If it is called again for the same question, it must make the same calls: their
+completions are in the store.
 """
 
 import ast
@@ -54,7 +54,7 @@ class Question(Mapping):
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int) -> list[str] | History:
-        """The texts of the best `number` items, in the order in which the benchmark's prompts have them."""
+        """Return the texts of the best `number` items, in the order in which the benchmark's prompts have them."""
         return self._task.best_items(self._record, number)
 
     def __getitem__(self, name: str) -> Any:

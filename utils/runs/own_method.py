@@ -77,7 +77,7 @@ def answer_by_method(args: Arguments) -> int:
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
-    """The flags by role: of the generator the command's, of those of --model with their own in place."""
+    """Return the flags by role: of the generator the command's, of those of --model with their own in place."""
     flags = {"generator": args.replaced()}
     for role, addr, own in args.model or []:
         if role in flags:
@@ -92,7 +92,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
 
 
 def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
-    """The models by role. Where two are the same one they share its completions."""
+    """Return the models by role. Where two are the same one they share its completions."""
     roles, stores = {}, {}
     for role, own in flags.items():
         identity = identify_model(own, own.model_addr)
@@ -109,7 +109,7 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
 
 
 def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
-    """What decides the answers besides the method's file, its --set and the dataset: those may change."""
+    """Return what decides the answers besides the method's file, its --set and the dataset: those may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     return args.settings() | {
         "script": "baselines.py",
@@ -236,7 +236,7 @@ def begin_with_fixed_hashes() -> None:
 
 
 def named(text: str) -> tuple[str, str]:
-    """A value of --set, NAME=VALUE."""
+    """Return a value of --set, NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{json.dumps(without_password(text))} is not NAME=VALUE")
@@ -244,7 +244,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
-    """A value of --model, NAME=MODEL[@URL][,FLAG=VALUE...]: the role, the model, and its own flags."""
+    """Return a value of --model, NAME=MODEL[@URL][,FLAG=VALUE...]: the role, the model, and its own flags."""
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
     model, _, url = rest.partition("@")

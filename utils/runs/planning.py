@@ -52,7 +52,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
 
 
 def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
-    """The prompts by name; a benchmark without a planner's takes --plans_addr alone (UserError)."""
+    """Return the prompts by name; a benchmark without a planner's takes --plans_addr alone (UserError)."""
     if "planner" not in task.prompts:
         remedy = "answer it with baselines.py"
         remedy += ", or with plans of your own by --plans_addr" if "planpers" in task.prompts else ""
@@ -98,7 +98,7 @@ def name_outputs(
     planner: str | None,
     lead_in: str | None,
 ) -> list[list[Output]]:
-    """The answers and plans outputs of each dataset; both have the same settings.
+    """Return the outputs for answers and plans of each dataset, with the same settings for both.
 
     `identity` is the generator's, `planner` the planner's.
     """

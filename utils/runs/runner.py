@@ -1,4 +1,4 @@
-"""The runner: every record goes through a method, first as far as the store goes, then with one engine after another.
+"""The runner: runs every record through a method, first from the store alone, then with one engine after another.
 
 A record that needs a new completion from a model without an open engine is dropped. It is run again from its beginning
 once that engine is open: by then, all its earlier calls are in the store.
@@ -36,18 +36,18 @@ class NotedError(Exception):
 def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["Run"]]:
     """Run the records of each step through its method, one step after the other.
 
-    A record that a server failed to answer has no piece. If a server stops answering, all steps that ask it end early.
-    The pieces of a user's method depend on the store and its file alone: if an engine was needed, all its records are
+    A record that a server failed to answer has no piece. If a server stops answering, all steps that use it end early.
+    The pieces of a user's method depend only on the store and its file: if an engine was needed, all its records are
     run once more without one.
 
     Returns:
-        The device of the last engine, None if the store had everything; and what became of each step.
+        The device of the last engine (None if the store had everything), and the steps' runs.
 
     Raises:
-        UserError: a record asks otherwise than before, a server has never answered, or the store lacks something and
-            nothing may be requested. Whatever else an engine or the store raises ends the run and is raised.
-        NotedError: the engine that the records need is open, and notes requests instead of making them.
-        KeyboardInterrupt: SIGINT or SIGTERM. What was received is in the store.
+        UserError: a record makes different calls than before, a server has never answered, or the store lacks something
+            and nothing may be requested. Other exceptions of an engine or the store end the run and are raised.
+        NotedError: the open engine notes requests instead of making them.
+        KeyboardInterrupt: SIGINT or SIGTERM. Received completions are in the store.
     """
     servers = Servers()
     runs = [Run(step, shared, servers) for step in steps]
@@ -108,10 +108,10 @@ class Run:
 
     Attributes:
         is_own: its method is a user's.
-        calls: of a user's method, by record the role and the record of each call, without their texts.
-        missing: of the records that a server failed to answer, why.
-        raised: of those on which a user's method raised, where and what.
-        device: of the engine that gave something, None if the store had everything.
+        calls: role and record (without texts) of each call of a user's method, by record.
+        missing: reasons by record that a server failed to answer.
+        raised: places and errors by record on which a user's method raised.
+        device: the device of an engine that was used, None if the store had everything.
     """
 
     def __init__(self, step: Step, shared: Shared, servers: Servers):
@@ -140,14 +140,14 @@ class Run:
         return len(self._left or ())
 
     def awaits(self) -> str:
-        """The role that most records wait for, of as many the first one."""
+        """Return the role that most records wait for, of as many the first one."""
         if self.step.role:
             return self.step.role
         waiting = Counter(self._needs[key] for key in self._left)
         return max(self.shared.roles, key=lambda role: waiting[role])
 
     def other_roles(self, role: str) -> list[str]:
-        """The other ones that its records may ask."""
+        """Return the other ones that its records may ask."""
         return [] if self.step.role else [name for name in self.shared.roles if name != role]
 
     def refuse_cached_only(self, role: str) -> None:

@@ -32,15 +32,15 @@ class Role:
 
 @dataclass(frozen=True)
 class Shared:
-    """What all records of a run share.
+    """Shared by all records of a run.
 
     Attributes:
-        roles: the models by the names by which they are asked; "generator" is the one that answers.
+        roles: the models by role; "generator" answers.
         prompts: the benchmark's prompts by name (default: the task's).
-        values: what fills them, from a record (default: the task's).
-        readers: by role what reads a text that answers one of these prompts; the task's answers' by default.
+        values: returns a record's values for them (default: the task's).
+        readers: parsers by role for these prompts (default: the task's parser of answers).
         settings: --set NAME=VALUE.
-        own_prompts: the prompts that have been used, by name or text; filled as they are.
+        own_prompts: prompts that were used, by name or text; filled during the run.
     """
 
     task: Task
@@ -71,11 +71,11 @@ class Shared:
         trimmed: bool = False,
         told: Mapping[str, Any] | None = None,
     ) -> tuple[Model, Call, Callable[[], str]]:
-        """A call: its model, the call for `key`, and what tells it from a record's other calls.
+        """Return a call: its model, the call for `key`, and a function that returns its hash among the record's calls.
 
         Args:
             own: max_tokens and temperature, in place of the flags.
-            schema: the JSON schema that its text is held to, in place of the task's.
+            schema: the JSON schema for its text, in place of the task's.
             options: texts by name; the likeliest is chosen.
             variant: another form of the question, with its own values and parser.
             trimmed: the items are `Task.best_entries`, which are cut to fit.
@@ -147,7 +147,7 @@ class Shared:
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """A parser of (text, cut), made from a method's function of the text; without one, the text itself."""
+    """Return a parser of (text, cut), made from a method's function of the text; without one, the text itself."""
 
     def read(text: str, cut: bool) -> Parsed:
         try:
@@ -166,15 +166,15 @@ class Step:
     """Records that go through a method.
 
     Attributes:
-        method: a user's (`Method`), or an async function of ours (of what `records` has, and an `Ask`; it returns a
-            piece), which is trusted to ask the same each time.
+        method: a user's (`Method`), or our own async function of a record and an `Ask` that returns a piece. Ours are
+            trusted to make the same calls each time.
         records: the method's first arguments, by key. Called when the step begins: it may depend on an earlier step.
         unit: plural noun for its pieces.
-        pieces: filled with what becomes of the records.
-        role: the only model that a function of ours asks, once a record; None: it may ask any, as often as it likes.
-        finish: called when all is answered, with the device if something was requested.
-        after: the step that has to be complete before this one begins.
-        done: pieces that are there without being asked for.
+        pieces: filled with the results.
+        role: the only model that our own function asks, once per record; None: any model, any number of calls.
+        finish: called when everything is answered, with the device if something was requested.
+        after: the step that must be complete before this one begins.
+        done: the number of pieces that exist already.
     """
 
     method: Any

@@ -54,7 +54,7 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def in_words(verdict: float | None) -> str:
-    """A verdict for readers; one between those that have a name, as its number."""
+    """Return a verdict for readers; one between those that have a name, as its number."""
     return VERDICTS.get(verdict) or f"{verdict:.2f}"
 
 

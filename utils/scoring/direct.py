@@ -14,7 +14,7 @@ def entry(verdict: Verdict) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The level that an entry's details hold; ValueError where they hold none."""
+    """Return the level that an entry's details hold; ValueError where they hold none."""
     if len(details) != 1 or not isinstance(details[0], dict):
         raise ValueError("field 'details' is not one level of direct scoring")
     level = details[0].get("score")
@@ -24,12 +24,12 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file of direct scoring."""
+    """Return the head of a score file of direct scoring."""
     return {"strategy": "direct", **summarize_scores(per_question)}
 
 
 def summarize_scores(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file.
+    """Return the head of a score file.
 
     Args:
         per_question: `{"id", "answered", "score", "details": [{"score", ...}]}` a question.

@@ -28,7 +28,7 @@ class Pooled:
     of: Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]
 
     def score(self, values: Sequence[Hashable]) -> float | None:
-        """The score of questions with these values; None of no questions."""
+        """Return the score of questions with these values; None of no questions."""
         import numpy as np
 
         counts = Counter(values)
@@ -36,7 +36,7 @@ class Pooled:
 
 
 def macro_f1(labels: Sequence[str]) -> Pooled:
-    """The mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
+    """Return the mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
 
     A response that is not a label counts as a miss of the reference.
     """
@@ -78,7 +78,7 @@ def scores_by_group(
 def by_group(
     per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], value: Callable[[dict[str, Any]], Any]
 ) -> dict[str | None, list[Any]]:
-    """A value of each question that `scores_by_group` counts."""
+    """Return a value of each question that `scores_by_group` counts."""
     found: dict[str | None, list[Any]] = {group: [] for group in groups}
     for question in per_question:
         if question["details"] and question["score"] is not None:

@@ -35,7 +35,7 @@ def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def result_by_default(answered: Sequence[bool]) -> str:
-    """The first system's result where a system did not answer: who did wins, two missing answers tie."""
+    """Return the first system's result where a system did not answer: who did wins, two missing answers tie."""
     if answered[0] == answered[1]:
         return "tie"
     return "win" if answered[0] else "loss"
@@ -51,7 +51,7 @@ def pair_result(one: str | None, other: str | None) -> str | None:
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a pairwise score file.
+    """Return the head of a pairwise score file.
 
     Returns:
         wins, ties, losses: questions, from the first system's side.

@@ -32,17 +32,17 @@ def is_answered(verdict: Verdict) -> bool:
 
 
 def score(verdict: Verdict) -> int | float | None:
-    """The verdict on one system's answer; 0 where that is missing."""
+    """Return the verdict on one system's answer; 0 where that is missing."""
     return verdict["value"] if is_answered(verdict) else 0
 
 
 def origin(verdict: Verdict) -> dict[str, Any]:
-    """How a verdict came to be."""
+    """Return how a verdict came to be."""
     return {name: verdict[name] for name in ORIGIN if name in verdict}
 
 
 def weigh(log_probs: Mapping[str, float]) -> Verdict:
-    """A verdict from the log-probability of each that a judge may give.
+    """Return a verdict from the log-probability of each that a judge may give.
 
     Returns:
         value: the expectation of the verdicts, their probabilities scaled to sum to 1.
@@ -125,7 +125,7 @@ def krippendorffs_alpha(units: Sequence[Sequence[float | None]]) -> float | None
 
 
 def _squared_differences(values: Sequence[float]) -> float:
-    """The sum over all ordered pairs."""
+    """Return the sum over all ordered pairs."""
     return 2 * (len(values) * math.fsum(value * value for value in values) - math.fsum(values) ** 2)
 
 

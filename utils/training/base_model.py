@@ -133,7 +133,7 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
 
 @torch.no_grad()
 def write_greedily(model: Any, chat: Any, prompt: Sequence[int], max_tokens: int) -> tuple[torch.Tensor, bool]:
-    """The greedy reply to a prompt, as token ids, and whether it was cut; `chat` is the model's LocalChat."""
+    """Return the greedy reply to a prompt, as token ids, and whether it was cut; `chat` is the model's LocalChat."""
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(
         do_sample=False,

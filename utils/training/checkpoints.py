@@ -89,7 +89,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 
 
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
-    """The checkpoints that are there, and how the settings of their run differ; UserError as `open_run`."""
+    """Return the checkpoints that are there, and how the settings of their run differ; UserError as `open_run`."""
     folder = Path(args.output_dir)
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
@@ -113,7 +113,7 @@ def finish_saving(folder: Path, best_step: int | None) -> None:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """The folders checkpoint-<step>, in the order of their steps; each is whole if it has a manifest.json."""
+    """Return the folders checkpoint-<step>, in the order of their steps; each is whole if it has a manifest.json."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()]
     return sorted(found, key=step_of)
 

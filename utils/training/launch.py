@@ -136,7 +136,7 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def describe_batch(args: Namespace, what: str, paper: int) -> str:
-    """How many of `what` a step learns from, and where that is another number than the paper's."""
+    """Return how many of `what` a step learns from, and where that is another number than the paper's."""
     size = effective_batch_size(args)
     return (
         f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "

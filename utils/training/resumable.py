@@ -171,7 +171,7 @@ class Resumable:
             self._stop_if_asked()
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> float:
-        """The norm of a step's gradients before they were clipped; it comes right before the optimizer's step.
+        """Return the norm of a step's gradients before they were clipped; it comes right before the optimizer's step.
 
         Reading it waits for the GPU, as the log would right after that step. All processes have the same gradients.
 
@@ -226,7 +226,7 @@ class Resumable:
         return metrics
 
     def _sum_over(self, examples: list[Any], figures: Callable[[Any], tuple[Any, Any]]) -> list[float]:
-        """Two figures an example, summed over those of all processes."""
+        """Return two figures an example, summed over those of all processes."""
         total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for example in self._mine(examples):
             total += torch.tensor(figures(example), device=total.device)
