@@ -68,7 +68,7 @@ class Prompt:
     lead_in: str | None = None  # the beginning of the planner's target in the public code: the `[assistant]` part
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
-        """The chat messages with every placeholder replaced by its value, in one pass, and `turns` before the last one.
+        """Return the chat messages with all placeholders replaced, in one pass, and `turns` before the last message.
 
         A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
         where there are none; but not of an exact prompt.
@@ -154,7 +154,7 @@ def _has_turns(name: str) -> bool:
 
 @cache
 def _placeholders(name: str) -> frozenset[str]:
-    """Return what the shipped file of this name is filled with."""
+    """Return the placeholders of the shipped file of this name."""
     return frozenset(_NAME.findall(read_text(FOLDER / f"{name}.txt")))
 
 
@@ -167,7 +167,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
-    """Return what a plan begins with by --planner_target, None for the paper's way: the titles alone.
+    """Return the lead-in of plans for --planner_target, None for the paper's titles alone.
 
     UserError where the planner's prompt comes without a lead-in.
     """

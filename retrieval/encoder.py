@@ -106,7 +106,7 @@ def load_encoder(
 
 
 def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> Any:
-    """The encoder's tokenizer; UserError if it cannot be loaded, or the model reads fewer than `max_length` tokens."""
+    """Load the encoder's tokenizer; UserError if that fails, or the model reads fewer than `max_length` tokens."""
     import transformers
 
     source = pinned_source(model_name, cache_dir)
@@ -142,7 +142,7 @@ def most_tokens(config: Any) -> int | None:
 
 
 def pick_devices(device: str) -> list[str]:
-    """Where the model and its replicas go; UserError if one is asked for that is not there, or that torch can't use."""
+    """Return the devices of the model and its replicas; UserError if a requested one is missing or unusable."""
     import torch
 
     if device != "cpu" and has_gpu():
@@ -228,7 +228,7 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
 
 
 def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
-    """Token ids of every text, int64 (T,), and how many texts were cut at max_length."""
+    """Return the token ids of every text, int64 (T,), and how many texts were cut at max_length."""
     token_ids, num_cut = [], 0
     for start in range(0, len(texts), TOKENIZED_AT_ONCE):
         encoded = encoder.tokenizer(
@@ -244,7 +244,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """The rows of every batch and their embeddings, in order; each replica takes the next batch when it has none."""
+    """Yield each batch's rows and embeddings, in order; each idle replica takes the next batch."""
     pooling = encoder.pooling
     if not encoder.replicas:  # in this thread, where a signal ends it at once
         yield from ((rows, _embed_batch(encoder.model, pooling, *batch)) for rows, *batch in batches)
@@ -274,7 +274,7 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
 
 
 def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> np.ndarray:
-    """Token ids of B texts -> (B, D); UserError with the --batch_size to give where the memory does not hold them."""
+    """Embed the token ids of B texts as (B, D); UserError with a smaller --batch_size if they do not fit in memory."""
     import torch
 
     count, longest = input_ids.shape

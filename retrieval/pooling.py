@@ -85,7 +85,7 @@ def _modes_of(config: dict[str, Any]) -> list[str]:
 
 
 def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T]) -> T | None:
-    """What `read` makes of a JSON file of the model, None where it has none."""
+    """Return `read` of a JSON file of the model, None if it has no such file."""
     path = model_file(name, file, cache_dir)
     if path is None:
         return None

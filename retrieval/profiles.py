@@ -18,7 +18,7 @@ WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
 
 
 class Source:
-    """The questions to rank, with --random_profile none of them with its own profile.
+    """Return the questions to rank; with --random_profile none has its own profile.
 
     They stay on disk, for a file may be larger than the memory.
     """
@@ -91,13 +91,13 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
 
 
 def user_of(task: Task, record: Record) -> tuple[str, str]:
-    """Who asks a question; where the record does not name the user, nobody else is the same one."""
+    """Return the user who asks a question; without a name in the record, a user of its own."""
     name = record.get(task.user_field) if task.user_field else None
     return ("question", record["id"]) if name is None else ("user", str(name))
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """By question, the number of a question of another user: all in one cycle, those of the same user drawn again.
+    """Draw for each question another user's question: one cycle over all, with draws of the same user repeated.
 
     Args:
         users: by question, of at least two users.
@@ -120,10 +120,10 @@ def random_cycle(size: int, seed: int) -> list[int]:
 
 
 def texts_of(task: Task, record: Record) -> list[str]:
-    """Return what is compared: the question, then the items of its profile in the order of the file."""
+    """Return the texts to compare: the question, then its profile's items in the order of the file."""
     return [task.query(record), *map(task.item_text, record["profile"])]
 
 
 def dates_of(task: Task, record: Record) -> "list[Date | None]":
-    """Of the items of its profile, None where it is not known, as it is of all where the benchmark has no dates."""
+    """Return the dates of a profile's items, None where unknown."""
     return [task.item_date and task.item_date(item) for item in record["profile"]]

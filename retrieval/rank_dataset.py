@@ -226,7 +226,7 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
-    """Return what decides the order of the posts."""
+    """Return the settings that decide the order of the posts."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
@@ -236,7 +236,7 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Does the ranker read items with their dates? By the flag, else in LaMP's time setting, as in LaMP's paper.
+    """Return whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
 
     UserError where the flag asks for it and the benchmark's items have no dates to add.
     """

@@ -79,7 +79,7 @@ def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
 
 
 def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """One order of two: by turns each one's best that is not taken yet, beginning with the first's.
+    """Merge two orders by alternately taking the best item that is not taken yet, beginning with the first order.
 
     So of the first k each order has given half, whatever k will be; of an odd k the first one has given one more.
     """

@@ -53,7 +53,7 @@ def set_up_logging(level: str) -> None:
 
 # fmt: off
 def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, required: bool = True) -> None:
-    """Which model answers, and how it is loaded: `model_flag` is --model_addr or --evaluator_llm."""
+    """Add the flags for the model and its loading; `model_flag` is --model_addr or --evaluator_llm."""
     group = parser.add_argument_group("model")
     group.add_argument(model_flag, required=required, metavar="MODEL", help=model_help)
     add = group.add_argument
@@ -134,7 +134,7 @@ def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, w
 def add_sampling_arguments(
     parser: FlagParser, *, temperature_default: float, max_tokens: int, max_model_len: str
 ) -> None:
-    """How text is sampled; `max_model_len` is the help text for that flag's default."""
+    """Add the flags for sampling; `max_model_len` is the help text for that flag's default."""
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=drawn_temperature, default=temperature_default,
         help="0 is greedy; `default` uses the model's generation_config.json, or the API's own (%(default)s)")
@@ -236,7 +236,7 @@ def slurm_shard() -> tuple[int, int]:
 
 
 def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str]) -> None:
-    """What a script that asks a model does first: set up logging, and check the flags of `add_run_arguments`."""
+    """Set up logging, and check the flags of `add_run_arguments`, before a script asks a model."""
     set_up_logging(args.log_level)
     set_up_torch(args.log_level)
     if "num_shards" in args:
@@ -258,7 +258,7 @@ def _settle_shard(args: argparse.Namespace) -> None:
 
 
 def set_up_torch(log_level: str) -> None:
-    """What torch reads once, when it is imported, where the user has not set it."""
+    """Set variables that torch reads when it is imported, unless the user has set them."""
     # How often a thread of a CPU looks whether the next operation is there before it sleeps. Short enough to leave the
     # core to the driver, long enough for the gaps within a model's step: four cores write 285 tokens a second with it,
     # 188 where threads sleep at once; beside one busy core 76 and 86, and 27 with libgomp's own 300,000.

@@ -66,7 +66,7 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 
 def _is_unread(fd: int) -> bool:
-    """It is the end of a pipe that nobody has the other end of."""
+    """Return whether it is a pipe without a reader."""
     poll = select.poll()
     poll.register(fd, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
@@ -98,7 +98,7 @@ def report_missing(count: int, unit: str) -> int:
 
 @contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Within this, SIGINT and SIGTERM end the process on the spot instead of raising KeyboardInterrupt.
+    """Have SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
 
     For code that may swallow the exception, as vLLM's start-up does. Nothing is lost: what is finished is on disk,
     and the engine's processes die with this one.
@@ -117,7 +117,7 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """A signal that came while an object was being finalized: Python swallows its exception, so it acts here.
+    """Leave if a signal came while an object was being finalized, because Python ignores its exception.
 
     Ignore methods with a bare `except` that keep their coroutine from ending (utils/runs).
     """

@@ -1,4 +1,4 @@
-"""What is a user's mistake, and the words for it: one to three lines that say what, where and what to do."""
+"""Users' mistakes and their messages: one to three lines that say what, where and what to do."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def kind(value: Any) -> str:
-    """Return what a wrong value is, in words."""
+    """Return a description of a wrong value."""
     if value is None:
         return "missing or null"
     if isinstance(value, str):
@@ -53,7 +53,7 @@ class UserError(Exception):
 
 
 def describe_os_error(error: OSError) -> str:
-    """Return what is wrong with a file, and what to do about it where that is known, in a second line."""
+    """Return the problem with a file, and a remedy in a second line if one is known."""
     remedy = REMEDIES.get(error.errno)
     return f"{error.strerror}\n  {remedy}" if remedy else str(error.strerror)
 

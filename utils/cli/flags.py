@@ -153,7 +153,7 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
 
 
 def api_address(text: str) -> str:
-    """The `type` of a flag that takes the address of a server."""
+    """Check a server's address (the `type` of a flag)."""
     if problem := address_problem(text):
         raise argparse.ArgumentTypeError(problem)
     return text

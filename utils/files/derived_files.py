@@ -17,7 +17,7 @@ from utils.files.writing import check_writable, staged_path
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
-    """The flag that lets a derived file replace anything; its help is where a user reads the rule."""
+    """Add the flag that lets a derived file replace anything; its help explains the rule."""
     parser.add_argument(
         "--overwrite",
         action="store_true",
@@ -48,7 +48,7 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
 
 
 def is_own(path: Path, script: str) -> bool:
-    """Is the file as `script` wrote it, or did that die while it put a newer one in its place?"""
+    """Return whether the file is as `script` wrote it, or `script` died while replacing it."""
     told = manifest.read_manifest(path)
     if told is None or told["settings"].get("script") != script:
         return False

@@ -106,7 +106,7 @@ def read_text(path: str | Path) -> str:
 
 
 def check_readable(path: Path) -> None:
-    """UserError where a folder, a pipe or a device has this name."""
+    """Raise UserError if it is a folder, a pipe or a device."""
     if path.is_dir():
         raise UserError(f"{path}: a folder; give the file")
     if path.exists() and not path.is_file():

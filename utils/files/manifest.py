@@ -1,4 +1,4 @@
-"""A run's final file, `<output>.manifest.json` beside it, which tells how it was made, and how two settings differ."""
+"""A run's final file with its `<output>.manifest.json`, which says how it was made; and differences of settings."""
 
 import hashlib
 import json
@@ -113,7 +113,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 
 def not_ours(path: str | Path) -> str:
-    """Return what is wrong with an output without a valid manifest."""
+    """Return the problem with an output without a valid manifest."""
     manifest = _manifest_path(Path(path))
     return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
 
@@ -134,7 +134,7 @@ def as_json(value: Any) -> str:
 
 
 def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
-    """The rest of `publish`, for a file whose content is whole at `staged_path`."""
+    """Do the rest of `publish` for a file that is whole at `staged_path`."""
     path, staged = Path(path), staged_path(path)
     try:
         write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
@@ -145,7 +145,7 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
 
 
 def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
-    """As `publish`, for files that belong together: where one cannot be written, none is replaced."""
+    """`publish` files that belong together: if one cannot be written, none is replaced."""
     files: dict[Path, bytes] = {}  # each manifest before its file
     for path, content in contents.items():
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
@@ -219,12 +219,12 @@ def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
 
 
 def noted_settings(path: str | Path) -> dict[str, Any]:
-    """As `settings_of`, also of an output that was changed since."""
+    """`settings_of`, also for an output that was changed since."""
     return (read_manifest(path) or {"settings": {}})["settings"]
 
 
 def folder_settings(folder: str | Path) -> dict[str, Any]:
-    """As `settings_of`, of an output that is a folder."""
+    """`settings_of` for an output that is a folder."""
     return (read_folder_manifest(folder) or {"settings": {}})["settings"]
 
 

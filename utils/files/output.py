@@ -229,7 +229,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
 
 
 def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
-    """Return what may mend a failed piece, by how far the model came with it."""
+    """Return a remedy for a failed piece, by how far the model got."""
     if "attempts" not in piece:  # the prompt was too long to be asked
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:

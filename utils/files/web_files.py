@@ -67,7 +67,7 @@ def check_proxies() -> None:
 
 
 class _TroubleError(Exception):
-    """What may pass: the same request again may succeed."""
+    """A temporary problem: the same request may succeed later."""
 
 
 def _download(url: str, path: Path) -> None:
@@ -152,7 +152,7 @@ def _rest(part: Path, tag: Path) -> dict[str, str]:
 
 
 def _check_begin(shown: str, begin: bytes) -> None:
-    """A server sends a page with status 200 for an address that is wrong."""
+    """Raise UserError if a server sent a web page with status 200, as it does for a wrong address."""
     begin = begin.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
     if begin not in (b"[", b"{"):
         what = {b"<": "a web page, not JSON", b"": "an empty file"}.get(begin, "something else than JSON")
@@ -164,6 +164,6 @@ def _size(part: Path) -> int:
 
 
 def _tag_of(response: "httpx.Response") -> str:
-    """Return what tells one version of a file from another, as the server says it; nothing where it doesn't."""
+    """Return the server's identifier of a file's version, empty if it has none."""
     tag = response.headers.get("ETag", "")
     return tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified", "")

@@ -27,7 +27,7 @@ def check_writable(path: Path) -> None:
 
 
 def check_could_write(path: Path) -> None:
-    """As `check_writable`, but nothing is made: for a check before a run, or a dry one."""
+    """`check_writable` without making anything, for a dry run."""
     with _told_as_mistake(path):
         if path.parent.exists():
             path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
@@ -57,7 +57,7 @@ def probe_folder(path: Path) -> Path:
 
 
 def check_regular(path: Path) -> None:
-    """UserError where something else than a file has this name: it could not be read, or replaced in the end."""
+    """Raise UserError if it exists and is not a regular file, which could not be replaced later."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
@@ -171,7 +171,7 @@ def rename(staged: Path, path: Path) -> None:
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """An OSError from within names this file where it names none: of a write that fails, it names none."""
+    """Add this file's name to an OSError without one, such as that of a failed write."""
     try:
         yield
     except OSError as error:
@@ -181,7 +181,7 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def staged_path(path: str | Path) -> Path:
-    """Return where a file is written before it is renamed."""
+    """Return the temporary name under which a file is written."""
     path = Path(path)
     return path.with_name(path.name + ".tmp")
 
@@ -237,7 +237,7 @@ def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
 
 
 def _holder(file: IO[bytes]) -> str:
-    """Who holds a lock, in words."""
+    """Describe the holder of a lock."""
     file.seek(0)
     with suppress(ValueError, TypeError, KeyError):  # nobody has written theirs yet
         holder = json.loads(file.read())

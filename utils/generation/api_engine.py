@@ -84,7 +84,7 @@ class APIEngine:
         await self._client.close()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What `ask` gives; where it raises UnavailableError it is called again, --max_retries times."""
+        """Return the result of `ask`, which is called up to --max_retries times again if it raises UnavailableError."""
         silent = 0  # tries in a row during which no request at all was answered
         for tries in range(1, self._max_retries + 2):
             answered = self._answered
@@ -110,7 +110,7 @@ class APIEngine:
         return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
     def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
-        """Return what a completion is asked for by, where the API takes all of it."""
+        """Return the body of a request, if the API accepts all parameters."""
         set_by_default = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         if not self._sends_seed:
             del set_by_default["seed"]
@@ -128,7 +128,7 @@ class APIEngine:
         return self._read((await self._explained(asked)).content, sampling, body)
 
     async def _explained(self, asked: Awaitable[T]) -> T:
-        """Return what the client library gives; its errors become ours."""
+        """Return the client library's result; its errors become ours."""
         try:
             return await asked
         except openai.APIStatusError as error:
@@ -137,7 +137,7 @@ class APIEngine:
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
     def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
-        """The completion in the body of an answer, of whatever shape that is, to a request with the body `asked`."""
+        """Return the completion in a reply's body, whatever its shape, to a request with the body `asked`."""
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
@@ -208,7 +208,7 @@ class APIEngine:
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
 
     def _one_line(self, found: object) -> str:
-        """What a server sent, fit to be shown: it may be a web page, and some repeat the secrets they were given."""
+        """Return a server's message in one printable line without secrets, which some servers repeat."""
         text = str(found)
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -276,13 +276,13 @@ def _count(usage: dict[str, Any] | None, name: str) -> int | None:
 
 
 def _written(usage: dict[str, Any] | None) -> int | None:
-    """Tokens that the model wrote, its thoughts among them: some APIs (xAI, Gemini) have those in the total alone."""
+    """Return the tokens that the model wrote, with thoughts, which some APIs (xAI, Gemini) only have in the total."""
     prompt, written, total = (_count(usage, f"{name}_tokens") for name in ("prompt", "completion", "total"))
     return written if None in (prompt, written, total) else max(written, total - prompt)
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
-    """Return what must not be printed: the key, and user and password in addresses of servers and proxies."""
+    """Return the texts that must not be printed: the key, and user and password in addresses of servers and proxies."""
     secrets = [api_key]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])

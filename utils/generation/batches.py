@@ -42,7 +42,7 @@ TOO_MUCH = "token_limit_exceeded"  # the error of a batch for which the API's qu
 
 @dataclass
 class Asked:
-    """What one API is asked in all runs of a command; requests go by their hashes."""
+    """Requests to one API in all runs of a command, by their hashes."""
 
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests that are still to be sent
     answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why a content is refused
@@ -62,7 +62,7 @@ class BatchEngine(APIEngine):
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """As `APIEngine.complete`; NotStoredError where no batch has an answer yet."""
+        """`APIEngine.complete` from batches; NotStoredError if no batch has an answer yet."""
         its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
         async with (
             self._finding
@@ -156,7 +156,7 @@ class BatchEngine(APIEngine):
         return batch_id
 
     def _sent(self) -> dict[str, set[str]]:
-        """By id of each batch that is noted beside the store, its requests."""
+        """Return the requests of each noted batch, by its id."""
         content = self._path.read_bytes() if self._path.exists() else b""
         return {line["id"]: set(line["requests"]) for line in _read_lines(content, "id")}
 
@@ -202,7 +202,7 @@ class BatchEngine(APIEngine):
             its.tries.update(key for key in requests if key not in its.answers)
 
     async def _explained(self, asked: Awaitable[Any]) -> Any:
-        """As `APIEngine._explained`; UnavailableError also where the client library cannot read the answer."""
+        """`APIEngine._explained`, with UnavailableError also if the client library cannot read the answer."""
         try:
             return await super()._explained(asked)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
@@ -210,7 +210,7 @@ class BatchEngine(APIEngine):
 
 
 def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
-    """As few batches as the limits allow."""
+    """Split requests into as few batches as the limits allow."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
         its = len(_encode(body)) + 200  # for the fields around the body

@@ -164,7 +164,7 @@ def total(counts: list[int | None]) -> int | None:
 
 
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """What finished records say of the run that made them, for its manifest: of the tokens those of all attempts."""
+    """Return figures of finished records for the manifest; tokens are those of all attempts."""
     records = list(records)
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]

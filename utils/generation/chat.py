@@ -180,7 +180,7 @@ class LocalChat:
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
-        """Token ids of the whole prompt, up to where the assistant begins to speak."""
+        """Return the token ids of the whole prompt, up to the assistant's turn."""
         return self._encode_all([self._text(messages)])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
@@ -193,7 +193,7 @@ class LocalChat:
             return self._apply(fold(messages, self._accepts)) + self.behind
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
-        """Return what the template makes of messages, up to where the assistant begins to speak if it `asks`."""
+        """Return the template's text for messages, up to the assistant's turn if it `asks`."""
         variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables}
         return self.tokenizer.apply_chat_template(messages, **variables)
 
@@ -207,7 +207,7 @@ class LocalChat:
         return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
 
     def _encode_all(self, texts: list[str]) -> list[array]:
-        """Token ids of texts that hold all special tokens they are to have."""
+        """Return the token ids of texts, without adding special tokens."""
         if not texts:
             return []
         if backend := getattr(self.tokenizer, "backend_tokenizer", None):
@@ -219,7 +219,7 @@ class LocalChat:
 
     @cached_property
     def _accepts(self) -> Accepts:
-        """What the template takes: some refuse the system role (Gemma 2), some drop its text without a word."""
+        """What the template accepts: some refuse the system role (Gemma 2), some silently drop its text."""
         return find_accepts(self._apply)
 
     def render_reply(self, text: str) -> array:
@@ -235,7 +235,7 @@ class LocalChat:
 
     @cached_property
     def end_of_turn(self) -> int:
-        """The token that the chat template puts after the assistant's text, where generation is to stop."""
+        """The token that the chat template puts after the assistant's text, at which generation stops."""
         marker = "c0ffee reply"
         messages = [{"role": "user", "content": "question"}, {"role": "assistant", "content": marker}]
         with self._blaming_template():
@@ -330,7 +330,7 @@ def choose_length(
 
 
 def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
-    """What the user set, else `wanted` or the model's own limit if less; UserError where it is more than the limit."""
+    """Return the user's length, else `wanted`, but at most the model's limit; UserError if the user's exceeds it."""
     limit = chat.model_limit
     if length and limit and length > limit:
         raise UserError(f"{flag} {length}: the model takes at most {limit} tokens")

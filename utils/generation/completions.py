@@ -85,7 +85,7 @@ class Completions:
             return scored
 
     async def _find(self, key: str) -> dict[str, Any] | None:
-        """Return what the store has; with --cached_only it is looked at once more for all that is missing."""
+        """Return the stored fields; with --cached_only the store is read once more for missing ones."""
         found = self.store.get(key)
         if found is None and self.cached_only:
             await self._look_again()
@@ -95,7 +95,7 @@ class Completions:
         return found
 
     async def _look_again(self) -> None:
-        """All that lack something wait together, once."""
+        """Wait once for all calls that lack a completion, then read the store again."""
         if self._looked_again is not None:
             await self._looked_again.wait()
             return

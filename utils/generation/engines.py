@@ -91,7 +91,7 @@ def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
 
 
 def open_completions(args: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
-    """The store's part of one model, which `settings` tell from others; UserError where nothing could be added."""
+    """Open the store of one model, identified also by `settings`; UserError if nothing could be added to it."""
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype}), **settings}
     store = ModelStore(args.completions, model_addr, described)
     if not args.cached_only:
@@ -196,7 +196,7 @@ def publish_records(
 
 
 def reported(args: Namespace, completions: Completions) -> dict[str, Any]:
-    """Which model the API has by its own word, for the manifest; nothing if it didn't say or --model_id says it."""
+    """Return the model that the API reports, for the manifest; nothing without a report or with --model_id."""
     root = completions.store.root() if args.openai and args.model_id is None else None
     return {} if root is None else {REPORTED: root}
 

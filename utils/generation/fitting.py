@@ -105,7 +105,7 @@ def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **val
 
 
 def guess_number(history: History, chat: Chat, budget: int) -> int:
-    """Return how many items have fewer tokens than the budget, all that stands around them left aside."""
+    """Return how many items fit into the budget, ignoring the text around them."""
     left = budget - sum(chat.count_again(history.messages[place]["content"]) for place in history.fixed)
     for number, item in enumerate(history.items):
         left -= sum(chat.count_again(history.messages[place]["content"]) for place in item)

@@ -37,7 +37,7 @@ class Policy:
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
-        """UserError where a model that runs here is to draw without a seed."""
+        """Make a policy from flags; UserError if a local model has no seed."""
         if args.seed is None and not args.openai:
             raise UserError("--seed none: is only for an API; a model that runs here needs a seed")
         names = [field.name for field in fields(cls) if field.name not in ("schema", "further", "opened")]
@@ -92,7 +92,7 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What settings hold of the way it answers; nothing for one that vLLM or an API runs."""
+        """Further settings of how it answers; none for a model of vLLM or an API."""
         return {}
 
     def open_engine(self, args: Namespace) -> Engine | None:

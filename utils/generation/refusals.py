@@ -65,7 +65,7 @@ class Refusals:
         self._known = Way(limit, frozenset(), 0)
 
     def way(self, schema: Any) -> Way:
-        """Return how an output is asked for now, which is held to `schema` if that is JSON's."""
+        """Return how to ask for an output now, constrained to `schema` if that is a JSON schema."""
         return self._known if isinstance(schema, dict) else self._known._replace(format=len(FORMATS) - 1)
 
     def body(self, way: Way, asked: Asked, schema: Any) -> dict[str, Any]:

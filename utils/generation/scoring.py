@@ -85,7 +85,7 @@ def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
 
 
 def _shared(group: list[Tokens]) -> Tokens:
-    """Return what all of a sorted group begin with."""
+    """Return the common beginning of a sorted group."""
     pairs = zip(group[0], group[-1], strict=False)
     return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -107,7 +107,7 @@ async def _ask_node(
 async def _sum_told(
     ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
-    """The sum over a node's own tokens, by the `prompt_logprobs` of its result where these are of its own tokens."""
+    """Sum over a node's own tokens by its result's `prompt_logprobs`, or by single requests if these are of others."""
     own, found = node[len(told) :], result.prompt_logprobs
     if tuple(found.token_ids[-len(own) :]) == own:
         return sum(found.logprobs[-len(own) :])
@@ -137,7 +137,7 @@ def _say_slower() -> None:
 
 
 def _params(**wanted: Any) -> "SamplingParams":
-    """For a prompt; vLLM generates one token at least, which nobody reads."""
+    """Return parameters for a prompt; vLLM generates at least one token, which is ignored."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     # Without text: cached positions may hold numbers that are not token ids.

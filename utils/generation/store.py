@@ -89,7 +89,7 @@ class ModelStore:
             self._sync()
 
     def check_writable(self) -> None:
-        """UserError where nothing could be added, before anything is paid for; nothing is made."""
+        """Raise UserError if nothing could be added, before anything is paid for; nothing is made."""
         check_could_write(self.folder / "model.json")
 
     def confirm_root(self, root: str | None) -> None:

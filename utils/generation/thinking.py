@@ -34,7 +34,7 @@ TRAINED = ("train_planner.py", "utils/train_generator.py")  # scripts that train
 
 
 def template_variables(args: Namespace) -> dict[str, Any]:
-    """What --chat_template_kwargs and --reasoning_effort tell a template; UserError where both set one variable."""
+    """Return the variables of --chat_template_kwargs and --reasoning_effort; UserError if both set the same one."""
     kwargs, effort = (vars(args).get(name) for name in SETTINGS)
     variables = dict(kwargs or {})
     if effort is not None:
@@ -45,7 +45,7 @@ def template_variables(args: Namespace) -> dict[str, Any]:
 
 
 def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
-    """Those that a template, as its text is, has a use for."""
+    """Return the variables whose names are in a template's text."""
     return {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", template)}
 
 

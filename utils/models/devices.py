@@ -1,4 +1,4 @@
-"""Is there a GPU that torch can use? Where one is here and it can't, a run ends instead of taking the CPU for hours."""
+"""Find the GPUs that torch can use; if it cannot use one that is here, a run ends instead of using the CPU."""
 
 import os
 import re
@@ -78,7 +78,7 @@ def settle_dtype(wanted: str) -> str:
 
 @contextmanager
 def fitting(what: str, remedy: str) -> Iterator[None]:
-    """What torch raises where `what` takes more memory than there is, on a GPU or a CPU, is a UserError here."""
+    """Turn torch's error over a lack of memory, on a GPU or a CPU, into a UserError."""
     import torch
 
     try:
@@ -90,7 +90,7 @@ def fitting(what: str, remedy: str) -> Iterator[None]:
 
 
 def find_capabilities() -> dict[str, float]:
-    """The compute capability of each visible GPU, by a name for messages; nothing where nvidia-smi doesn't tell."""
+    """Return each visible GPU's compute capability, by a name for messages; empty without nvidia-smi's answer."""
     lines = ask_nvidia_smi("index,name,compute_cap") or []
     rows = [re.fullmatch(r"(\d+), (.+), (\d+\.\d+)", line) for line in lines]
     return {f"GPU {row[1]} ({row[2]})": float(row[3]) for row in rows if row}
@@ -118,7 +118,7 @@ def _cpu_is_meant() -> bool:
 
 
 def _find_gpu() -> str | None:
-    """Return what says that a GPU is here; None where nothing does."""
+    """Return the evidence that a GPU is here, None if there is none."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"{listed[0].partition(' (UUID')[0]} is here"
@@ -129,7 +129,7 @@ def _find_gpu() -> str | None:
 
 
 def _way_out(cuda: str | None) -> str:
-    """What to do about a GPU that a torch does not see which is built for this version of CUDA, None for a CPU's."""
+    """Return the remedy for a GPU that torch does not see; `cuda` is torch's version of CUDA, None for a CPU build."""
     if cuda is None:
         return "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
     driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]

@@ -27,7 +27,7 @@ def hash_file(path: Path) -> str:
 
 
 def is_kept(path: Path) -> bool:
-    """Is the hash kept of a file with this path, size and time of change (mtime)?"""
+    """Return whether the hash of a file with this path, size and modification time is kept."""
     return _key(path) in _read()
 
 
@@ -49,7 +49,7 @@ def _read() -> dict[str, str]:
 
 
 def _keep(hashes: dict[str, str]) -> None:
-    """Of processes that do so at once the last one wins."""
+    """Save the hashes; if several processes do so at once, the last one wins."""
     _cache().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:
         staged = Path(folder) / "hashes.json"

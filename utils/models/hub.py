@@ -83,7 +83,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
 
 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
-    """Where all files of a model lie, of a hub model those of the commit in its fingerprint; call `check_model` first.
+    """Return the folder with all files of a model (a hub model's commit in its fingerprint); call `check_model` first.
 
     What the cache lacks is fetched into it, unless HF_HUB_OFFLINE is set.
 
@@ -113,7 +113,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 
 def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | None:
-    """Return where one file of a model lies, of a hub model that of its cached commit; None where it has no such file.
+    """Return the path of a model's file (a hub model's at its cached commit), None if it has no such file.
 
     What the cache does not tell is asked of the hub, and None where that is away. Call `check_model` first.
 
@@ -136,7 +136,7 @@ def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | Non
 
 @contextmanager
 def skipping_absent_hub(name: str) -> Iterator[None]:
-    """Within this a hub model is loaded from the cache alone if the hub is away, as `local_files_only` does not do it.
+    """Load a hub model from the cache alone if the hub cannot be reached (`local_files_only` does not do that).
 
     Else each file that is looked for in vain would take half a minute.
     """
@@ -168,7 +168,7 @@ def is_hub_away() -> bool:
 
 
 def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
-    """Where the files of a model lie: its folder, or of a hub model its main commit's in the cache, None without."""
+    """Return a model's folder; a hub model's main commit in the cache, or None if it is not cached."""
     if is_folder(name):
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
@@ -213,7 +213,7 @@ def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
 
 
 def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
-    """What transformers is to load of a model: this very commit, and no code; of the latter it would ask the user."""
+    """Return transformers' arguments for loading a model: its cached commit, and no remote code."""
     return {"cache_dir": cache_dir, "revision": cached_commit(name, cache_dir) or "main", "trust_remote_code": False}
 
 
@@ -241,7 +241,7 @@ def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[lis
 
 
 def is_folder(name: str) -> bool:
-    """Is this a folder's name, and not one on the hub? Where it exists, begins as a path does, or has two slashes."""
+    """Return whether this is a folder and not a hub name: it exists, looks like a path, or has two slashes."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 

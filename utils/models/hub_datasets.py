@@ -99,7 +99,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """The files of a config's split, in order: as the card names them, else those called so; UserError over none."""
+    """Return the files of a config's split, as the card or their names say; UserError if there are none."""
     patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
     readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
     found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
@@ -110,7 +110,7 @@ def files_of(source: Source, config: str, split: str) -> list[str]:
 
 
 def _card_patterns(source: Source, config: str, split: str) -> list[str]:
-    """Return what the card says of one split's files, in `configs: [{config_name, data_files: [{split, path}]}]`."""
+    """Return the card's files of a split, from `configs: [{config_name, data_files: [{split, path}]}]`."""
     from huggingface_hub.repocard import metadata_load, yaml
 
     if CARD not in source.sizes:
@@ -125,7 +125,7 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
 
 
 def cached_blob(path: Path) -> Path:
-    """Return what a file in the cache links to, named by its SHA-256 where it is large; it may be a link itself."""
+    """Return the target of a file in the cache, named by its SHA-256 if it is large; it may be a link itself."""
     return path.parent / path.readlink() if path.is_symlink() else path
 
 

@@ -32,7 +32,7 @@ def loading(name: str | Path, *files: str) -> Iterator[None]:
 
 @contextmanager
 def blaming(what: Callable[[], str]) -> Iterator[None]:
-    """Within this, whatever a library raises is a UserError: `what`, and the library's words in one line."""
+    """Turn a library's exception into a UserError: `what`, and the library's message in one line."""
     try:
         yield
     except UserError:
@@ -44,7 +44,7 @@ def blaming(what: Callable[[], str]) -> Iterator[None]:
 
 
 def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
-    """UserError if a loaded tokenizer lacks one of these tokens, which a padded batch needs, or its model does."""
+    """Raise UserError if a tokenizer or its model lacks one of these tokens, which a padded batch needs."""
     size = getattr(config, "vocab_size", None)
     for name in names:
         if (token := getattr(tokenizer, name)) is None:
@@ -64,7 +64,7 @@ def in_short(error: BaseException) -> str:
 
 
 def _may_be_right(path: Path) -> bool:
-    """It is a JSON object, or none, or not here."""
+    """Return whether it is a JSON object, not JSON by its name, or missing."""
     try:
         return path.suffix != ".json" or not path.is_file() or isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""What a command needs of the machine that it runs on, as --dry_run prints it: GPUs, memory, a C compiler, disk.
+"""A command's requirements as --dry_run prints them: GPUs, memory, a C compiler, disk.
 
 The run may be on another machine than the dry run, such as a login node. So what this one lacks is a line that begins
 with "missing:", and not an error. No weights are loaded.
@@ -98,7 +98,7 @@ def _describe_gpus(gpus: list[Gpu]) -> list[str]:
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
-    """Return what a model needs, and how it fits on these GPUs if there are any."""
+    """Return a model's requirements, and how it fits on these GPUs."""
     name, length = model.name, model.length
     num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
     base = adapter_base(name) or name
@@ -132,7 +132,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
 
 @_or_missing
 def _check_bfloat16(dtype: str) -> list[str]:
-    """UserError if --dtype is bfloat16 and a GPU cannot compute in it; else a note on the dtype used instead."""
+    """Raise UserError if --dtype is bfloat16 and a GPU cannot compute in it; else return a note on the dtype."""
     for gpu, capability in find_capabilities().items():
         if capability < MEANT:
             what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
@@ -144,7 +144,7 @@ def _check_bfloat16(dtype: str) -> list[str]:
 
 @_or_missing
 def _check_compiler() -> list[str]:
-    """UserError unless Triton, which vLLM and the trainings use on a GPU, can compile."""
+    """Raise UserError unless Triton, which vLLM and the trainings use on a GPU, can compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None or shutil.which(compiler) is None:
         found = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"

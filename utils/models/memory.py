@@ -46,7 +46,7 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelSize:
-    """What decides how much memory a model takes."""
+    """The sizes that decide a model's memory."""
 
     weights: int  # bytes of its weights as vLLM holds them
     layers: int  # of these, and of the next two, the KV cache has as many for every token, twice
@@ -78,14 +78,14 @@ class Fit(NamedTuple):
 
 
 def most_allowance(num_gpus: int) -> int:
-    """Return what vLLM may take on each GPU instead of `ALLOWANCE`: the most of each part in published logs."""
+    """Return the most that vLLM itself takes per GPU in published logs, instead of `ALLOWANCE`."""
     return MOST_ALLOWANCE if num_gpus == 1 else MOST_ALLOWANCE_OF_SEVERAL
 
 
 def fit_model(
     size: ModelSize, gpu_memory: int, utilization: float, num_gpus: int = 1, allowance: int = ALLOWANCE
 ) -> Fit:
-    """Return what is left of GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
+    """Return the memory left on GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
 
     Raises:
         UserError: the attention heads cannot be shared out between that many GPUs.
@@ -98,7 +98,7 @@ def fit_model(
 
 
 def load_config(folder: Path) -> Any:
-    """The configuration of the model in a folder; UserError where it is damaged or of no kind transformers knows."""
+    """Load the configuration of the model in a folder; UserError if it is damaged or unknown to transformers."""
     from transformers import AutoConfig
 
     with loading(folder, "config.json"):

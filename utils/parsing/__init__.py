@@ -1,4 +1,4 @@
-"""What a language model wrote, as data: answers, verdicts, plans. Pure.
+"""Parsers of language models' texts: answers, verdicts, plans. Pure.
 
 Parsers get the text after the thoughts, which thoughts.py separates.
 """
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Parsed:
-    """What was found in a text; the parser's module says in which order it looks."""
+    """The result of a parser; its module documents the order in which it looks."""
 
     value: Any  # a text, a number, a boolean or a list of them; None: nothing usable
     how: str  # "strict", "repaired" or "none"

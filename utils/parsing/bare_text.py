@@ -43,7 +43,7 @@ class LabelParser:
 
 
 def words_of(label: str) -> str:
-    """How a label of words is spelled: as a regular expression that takes spaces for hyphens, and the reverse."""
+    """Return a regular expression for a label's words that accepts spaces for hyphens and the reverse."""
     words = r"[\s-]+".join(re.split("[ -]", label))
     return rf"(?<!\w){words}(?!\w)"
 

@@ -1,4 +1,4 @@
-"""What a model says of a post while a dataset is built, read as json_text.py says. Pure.
+"""A model's judgments of posts while a dataset is built, read as json_text.py describes. Pure.
 
 Needs: the boolean "needs_personalization", also as the text "true" or "false"; without a valid object it is read after
 its name, if all values there agree.
@@ -34,7 +34,7 @@ ASPECTS_SCHEMA = {
 
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
-    """Does a good answer depend on who asks? The value is a boolean; one that max_tokens cut is not read."""
+    """Read whether a good answer depends on the asker, as a boolean; one that max_tokens cut is not read."""
     value, how = from_object(text, _NEEDS)
     if how != "none":
         told = _boolean(value)
@@ -49,7 +49,7 @@ def parse_needs(text: str, cut: bool = False) -> Parsed:
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
-    """The aspects a post tells of, each {"aspect", "evidence", "reason"}; none where it has not enough details."""
+    """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
     listed, how = from_object(text, _ASPECTS)
     enough, how_enough = from_object(text, _ENOUGH)
     how = how_enough if how == "none" else how

@@ -58,7 +58,7 @@ class Choice:
 
     @property
     def begin(self) -> str:
-        """What stands before the value where nothing but the object is written, as a schema has it."""
+        """The text before the value in an object as the schema writes it."""
         return f"{{{json.dumps(self.field.name)}: "
 
     def parse(self, text: str, cut: bool = False) -> Parsed:

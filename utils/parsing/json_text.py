@@ -31,7 +31,7 @@ def pattern(regex: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Field:
-    """A field that was asked for, and what finds it."""
+    """A requested field, and the patterns that find it."""
 
     name: str
     spelled: re.Pattern[str]  # the name as models spell it
@@ -102,7 +102,7 @@ def may_be_draft(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """It has a word besides a fence's json."""
+    """Return whether it has a word besides a fence's json."""
     return re.search(r"\w", re.sub("json", "", text, flags=re.IGNORECASE)) is not None
 
 

@@ -95,14 +95,14 @@ def _named(text: str) -> list[str]:
 
 
 def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
-    """The letters of these matches, and those joined to one of them by a comma, "or", "and" or "vs", or by nothing."""
+    """Return the letters of these matches, and those joined to them by a comma, "or", "and", "vs", or nothing."""
     matches = list(matches)
     others = [another for match in matches if (another := _ANOTHER.match(text, match.end()))]
     return sorted({match[match.lastindex].lower() for match in (*matches, *others)})
 
 
 def read_officially(text: str, right: str) -> bool:
-    """Does the public code count this text right?
+    """Return whether the public code counts this text as correct.
 
     It does if the letters after the last marker are the right one and no other, or else if those of the whole text
     are. Letters are those in parentheses; where there are none, every word "a" to "d". That code also cuts a closing

@@ -139,7 +139,7 @@ def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """What --planner_target says, for the settings of an output."""
+    """Return --planner_target's settings for an output."""
     return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
@@ -166,7 +166,7 @@ def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) ->
 
 
 def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
-    """Return what reads the titles of a plan: `parse_plan`, without the lead-in and the dashes that were asked for."""
+    """Return a parser of a plan's titles: `parse_plan`, after removing the requested lead-in and dashes."""
     if lead_in is None:
         return parse_plan
 

@@ -1,4 +1,4 @@
-"""What a model thought, told from its answer by the marks in the text. Pure.
+"""Separate a model's thoughts from its answer by the marks in the text. Pure.
 
 Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final one is
 the answer: as they are, or as they are left where a server drops special tokens, `analysis...assistantfinal...`.
@@ -68,7 +68,7 @@ def describe_unfinished(count: int) -> str:
 
 
 def _split_channels(text: str) -> Split:
-    """As gpt-oss writes them; a final channel that comes last is the answer."""
+    """Split gpt-oss's channels; a final channel in the last place is the answer."""
     _, *told = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = told[::2], [_ENDS_MESSAGE.split(message)[0] for message in told[1::2]]
     reasoning = "\n".join(said.strip() for name, said in zip(names, messages, strict=True) if name != "final")

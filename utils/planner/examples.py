@@ -1,4 +1,4 @@
-"""What the planner learns from: prompts and targets as token ids.
+"""The planner's training examples: prompts and targets as token ids.
 
 The planner's target, titles alone or with a lead-in, comes from the flag, or from a planner's or its plans' manifest.
 """
@@ -23,7 +23,7 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """Return what plans begin with: as the planner's checkpoint remembers it, or a run that planned; else by the flag.
+    """Return the lead-in of plans: that of the planner's checkpoint or of a run that planned, else by the flag.
 
     UserError where files of plans begin differently, or the flag says otherwise than what is remembered, or needs a
     prompt that has a lead-in.
@@ -62,7 +62,7 @@ class Example:
 
     @property
     def row(self) -> dict[str, list[int]]:
-        """What the trainer takes: the whole prompt is labelled with `NO_LOSS`."""
+        """The trainer's row; the whole prompt is labelled with `NO_LOSS`."""
         return {"input_ids": [*self.prompt, *self.target], "labels": [NO_LOSS] * len(self.prompt) + list(self.target)}
 
 

@@ -42,7 +42,7 @@ def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model
 
 
 def template_flags(args: Namespace) -> dict[str, Any]:
-    """The settings of the planner's chat template, by its own flags, as far as they are known without its tokenizer."""
+    """Return the planner's chat template settings, as far as they are known without its tokenizer."""
     if not args.openai and (trained := trained_variables(args.planner_model)) is not None:
         return {"chat_template_kwargs": trained} if trained else {}
     return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}

@@ -1,4 +1,4 @@
-"""What baselines.py does besides its method: which questions, which model, and the response files."""
+"""The parts of baselines.py besides its method: questions, model, and response files."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,7 +31,7 @@ Method = Callable[[Record, Ask], Awaitable[Piece]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset, and what of it a run answers."""
+    """A dataset, and the questions that a run answers."""
 
     path: str
     output_addr: str
@@ -41,7 +41,7 @@ class Dataset:
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
-    """What `read_datasets` reads."""
+    """Add the flags of `read_datasets`."""
     # fmt: off
     add = parser.add_argument
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help=inputs_help)
@@ -53,7 +53,7 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
 
 
 def add_answer_arguments(parser: cli.FlagParser) -> None:
-    """How questions are answered, of the benchmarks that know several ways."""
+    """Add the flags for ways of answering that only some benchmarks have."""
     # fmt: off
     add = parser.add_argument
     add("--choose", choices=["likelihood"],

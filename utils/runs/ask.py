@@ -1,4 +1,4 @@
-"""What a method may ask, for one record: rendered within the budget, looked up in the store, asked for, and read."""
+"""`ask` for one record: a call is rendered within the budget, looked up in the store, requested, and parsed."""
 
 import asyncio
 import hashlib
@@ -32,7 +32,7 @@ CHARACTERS_PER_TOKEN = 4  # about, of English
 
 
 class MethodError(Exception):
-    """What a method does cannot give an answer."""
+    """A method cannot give an answer."""
 
 
 class Room:
@@ -194,7 +194,7 @@ class Ask:
         model: str = "generator",
         **more: Any,
     ) -> Piece:
-        """As `ask`, but all that is known of the call; `more` is as for `Shared.make`."""
+        """Make a call as `ask` does, and return its whole record; `more` is as for `Shared.make`."""
         await self._unless_over()
         make = partial(self._shared.make, self._record, self.key, model, prompt, items, values, **more)
         return await self.send(model, make)

@@ -54,7 +54,7 @@ def execute(command: Command, args: Namespace) -> int:
 
 @contextmanager
 def writing(outputs: Iterable[Output]) -> Iterator[None]:
-    """Within this, these files are this process's alone."""
+    """Lock these files for this process."""
     outputs = list(outputs)
     try:
         for output in outputs:

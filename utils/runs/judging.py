@@ -44,7 +44,7 @@ MANY_PROMPTS = 5000  # take seconds to render
 
 @dataclass
 class System:
-    """What is judged together: one response file, or the two of a pairwise comparison; and where its scores go."""
+    """Responses that are judged together: one file, or the two of a pairwise comparison; and their score file."""
 
     response_addrs: list[str]
     responses: list[dict[str, list[dict[str, Any]]]]  # what each of these files holds
@@ -148,7 +148,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
 
 
 def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
-    """Return what decides the verdicts, besides the responses; of computed ones no flag but the metric does."""
+    """Return the settings that decide the verdicts besides the responses; for computed ones only the metric."""
     its = {"script": SCRIPT, "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
     if judging is None:
         return its
@@ -175,7 +175,7 @@ def choose_judge(args: Arguments, judge: Judge) -> Judging:
 
 
 def load_judge(args: Arguments, judging: Judging) -> Judging:
-    """The judge with its chat template and its completions; `args` then has the tokens that its thoughts need."""
+    """Load the judge's chat template and completions, and add its thoughts' tokens to `args`."""
     chat = None if args.openai else open_chat(args, args.evaluator_llm)
     thoughts = find_thoughts(args, chat, args.evaluator_llm)
     args.reasoning_parser = thoughts.parser
@@ -270,7 +270,7 @@ def pass_over_unanswered(systems: list[System]) -> None:
 
 
 def compute_verdicts(systems: list[System], records: list[Record]) -> None:
-    """The verdicts of a metric that asks no judge."""
+    """Compute the verdicts of a metric without a judge."""
     with closing(Progress(sum(len(system.output.missing()) for system in systems), "verdicts")) as progress:
         for record, system, keys in lacking(systems, records):
             [response] = answers_to(system.responses, record["id"])

@@ -121,7 +121,7 @@ def load_method(path: str) -> Method:
 
 
 def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
-    """UserError where it imports a file of its own folder by a name that is ours: it would get ours."""
+    """Raise UserError if it imports a file of its folder by a name of this project, because it would get ours."""
     if folder in (ROOT, SHIPPED):
         return
     lines = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -133,7 +133,7 @@ def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
 
 
 def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
-    """The figures of several calls: how many, tries, tokens (None where a server did not tell), what became of them."""
+    """Return figures of several calls: number, tries, tokens (None if a server reported none), and outcomes."""
     calls = list(calls)
     figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
     figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}

@@ -109,7 +109,7 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
 
 
 def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
-    """Return what decides the answers besides the method's file, its --set and the dataset: those may change."""
+    """Return the settings of the answers, without the method's file, its --set and the dataset, which may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     return args.settings() | {
         "script": "baselines.py",

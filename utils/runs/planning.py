@@ -1,4 +1,4 @@
-"""What planpers.py does besides its method: where plans come from, and the file that they are kept in."""
+"""The parts of planpers.py besides its method: the source of plans, and their file."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from utils.runs.shared import Role, Shared
 
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:
-    """Where plans come from. The generator's API key is never sent to the planner's API."""
+    """Add the flags for the source of plans. The generator's API key is never sent to the planner's API."""
     # fmt: off
     add = parser.add_argument
     add_source = parser.add_mutually_exclusive_group(required=True).add_argument
@@ -65,7 +65,7 @@ def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
 
 
 def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -> list[Pieces]:
-    """By dataset the plans that need no planner: gold ones, or those of --plans_addr; UserError if these lack one."""
+    """Return by dataset the plans without a planner: gold ones, or those of --plans_addr (UserError if incomplete)."""
     if args.gold_plan:
         return [
             {key: parsing.gold_plan(one.task.gold_plan(record), lead_in) for key, record in one.asked.items()}

@@ -1,4 +1,4 @@
-"""What all records of a run share: the models, the prompts, and how a call to one of them is made."""
+"""Shared by all records of a run: models, prompts, and the making of calls."""
 
 import inspect
 import re

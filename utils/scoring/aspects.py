@@ -37,7 +37,7 @@ def question_score(
 
 
 def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """One question of the score file. `score` is 0 without an answer, else None unless every aspect has a verdict."""
+    """Return a question's entry in the score file. `score` is 0 without an answer, and None if a verdict is missing."""
     details = [
         {"aspect": title, "score": score(verdict), **origin(verdict)}
         for title, verdict in zip(titles, verdicts, strict=True)
@@ -46,7 +46,7 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """The `question_score` that an entry's details give, None for a question without aspects; ValueError for others."""
+    """Return the `question_score` of an entry's details, None for a question without aspects; ValueError for others."""
     if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
         raise ValueError("field 'details' is not a list of scored aspects")
     between = any("probabilities" in one or "drawn" in one for one in details)
@@ -59,7 +59,7 @@ def in_words(verdict: float | None) -> str:
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """The head of a score file: `direct.summarize_scores` of the questions with aspects, and the ids of the others."""
+    """Return a score file's head: `direct.summarize_scores` of questions with aspects, and ids of the others."""
     asked = [question for question in per_question if question["details"]]
     as_zero = mean([score_of(question["details"], True) for question in asked])
     without = [question["id"] for question in per_question if not question["details"]]

@@ -8,7 +8,7 @@ from utils.scoring.verdicts import Verdict, is_answered, origin, score
 
 
 def entry(verdict: Verdict) -> dict[str, Any]:
-    """One question of the score file: the number is the score; 0 without an answer."""
+    """Return a question's entry in the score file: the number is its score, 0 without an answer."""
     details = [{"score": score(verdict), **origin(verdict)}]
     return {"answered": is_answered(verdict), "score": score(verdict), "details": details}
 

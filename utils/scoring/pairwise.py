@@ -10,7 +10,7 @@ SYSTEMS = ("first", "second")  # as their files were given
 
 
 def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """One question of a pairwise score file.
+    """Return a question's entry in a pairwise score file.
 
     Args:
         verdicts: two preferences: with the first system's response ahead, and with the second's.
@@ -42,7 +42,7 @@ def result_by_default(answered: Sequence[bool]) -> str:
 
 
 def pair_result(one: str | None, other: str | None) -> str | None:
-    """The first system's result: a tie where the preference flips with the order, None where one has no verdict."""
+    """Return the first system's result: a tie if the preference flips with the order, None if a verdict is missing."""
     if one is None or other is None:
         return None
     if one != other:

@@ -36,7 +36,7 @@ def read_rating(response: str | None) -> float | None:
 
 
 def rating_error(reference: float, rating: float | None) -> float:
-    """Return how far a rating is from the reference; one that cannot be read is as far off as the scale goes.
+    """Return a rating's distance from the reference; an unreadable one is as far off as the scale allows.
 
     LaMP takes NaN and the infinite as numbers, which leaves no mean; here these cannot be read.
     """

@@ -37,7 +37,7 @@ def score(verdict: Verdict) -> int | float | None:
 
 
 def origin(verdict: Verdict) -> dict[str, Any]:
-    """Return how a verdict came to be."""
+    """Return the fields about a verdict's origin."""
     return {name: verdict[name] for name in ORIGIN if name in verdict}
 
 
@@ -63,7 +63,7 @@ def weigh(log_probs: Mapping[str, float]) -> Verdict:
 
 
 def average(verdicts: Sequence[Verdict]) -> Verdict:
-    """One verdict from several of a judge on the same thing.
+    """Merge several verdicts of a judge on the same thing into one.
 
     Returns:
         value: their mean, without those that the judge failed to give; None where it gave none.
@@ -87,7 +87,7 @@ def summarize_weighed(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
-    """For the head of a score file with `count` verdicts on each thing.
+    """Return figures for the head of a score file with `count` verdicts on each thing.
 
     Returns:
         num_missing_verdicts: of all, those that the judge failed to give.

@@ -105,7 +105,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
 
 
 def finish_saving(folder: Path, best_step: int | None) -> None:
-    """What is left to do where a run was killed right after a checkpoint was whole."""
+    """Finish the saving of a checkpoint if a run was killed right after it was whole."""
     staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
     best = folder / "best"
     if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):

@@ -1,4 +1,4 @@
-"""The flags that trainings share, their processes, and what these say together. Free of torch until asked."""
+"""The trainings' shared flags, processes and messages. Imports torch only when needed."""
 
 import argparse
 import os
@@ -63,7 +63,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
-    """Return what decides the model, step by step. Devices and batch size may change, their product may not."""
+    """Return the settings that decide the model. Devices and batch size may change, but not their product."""
     return args.settings() | {
         "script": script,
         "model": model,
@@ -136,7 +136,7 @@ def effective_batch_size(args: Namespace) -> int:
 
 
 def describe_batch(args: Namespace, what: str, paper: int) -> str:
-    """Return how many of `what` a step learns from, and where that is another number than the paper's."""
+    """Describe how many of `what` a step learns from, and whether the paper has another number."""
     size = effective_batch_size(args)
     return (
         f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "

@@ -286,7 +286,7 @@ def _cannot_be_read(checkpoint: str | Path | None, why: str) -> UserError:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """What torch and safetensors raise where they cannot write is an OSError here, and names the folder."""
+    """Turn torch's and safetensors' errors over writing into an OSError that names the folder."""
     try:
         with naming(folder):
             yield

@@ -1,4 +1,4 @@
-"""How a training leaves on SIGTERM or Ctrl-C: after the step that is under way, with a checkpoint of it."""
+"""How a training leaves on SIGTERM or Ctrl-C: after the current step, with a checkpoint of it."""
 
 import os
 import signal
@@ -49,7 +49,7 @@ class Stopper:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within this nothing can get lost: a signal has the process leave on the spot."""
+        """Have a signal end the process at once, while nothing can get lost."""
         self._at_once = True
         try:
             if self.asked:
