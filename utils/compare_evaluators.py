@@ -38,13 +38,13 @@ from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator, Human
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed, to_markdown
-from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
     Entry,
     add_unscored_argument,
     check_same_content,
+    check_same_judge,
     refuse_other_benchmarks,
 )
 
@@ -73,7 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, check_files(args))
     evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
-    unknown_judge = [path for evaluator in evaluators for path in check_same_judge(chain(*evaluator.files))]
+    for evaluator in evaluators:
+        check_same_judge(chain(*evaluator.files))
     human = None if args.human_addr is None else agreement.read_human(args.human_addr)
     check_systems(evaluators, human)
     check_enough(evaluators, human)
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     figures = agreement.all_figures(evaluators, human)
     tables = [human_table(figures["human"], figures["evaluators"])] if human else []
     tables += [pairs_table(figures["pairs"])] if figures["pairs"] else []
-    tables[0].notes.extend(judge_notes(unknown_judge))
+    tables[0].notes.extend(judge_notes(path for evaluator in evaluators for path in chain(*evaluator.files)))
     print(to_markdown(tables), end="")
     if outputs:
         text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"

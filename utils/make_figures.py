@@ -33,10 +33,9 @@ from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
-from utils.tables.notes import print_notes, read_compared
+from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator
-from utils.tables.score_table import make_row
-from utils.tables.system_scores import SELECTED, System, add_unscored_argument
+from utils.tables.system_scores import SELECTED, System, add_unscored_argument, read_boards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -116,10 +115,10 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "groups":
         return paper_figures.groups_figure(systems), notes
     if args.figure == "3":
-        return paper_figures.systems_figure(list(map(make_row, systems)), are_errors), notes
+        return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
-    if selected := [system.name for system in systems if system.num_selected]:
+    if selected := [system.name for system in systems if system.is_selected]:
         bars += f"\nk = {', '.join(selected)}: {SELECTED}"
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
 
@@ -139,8 +138,8 @@ def check_names(figure: str, names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """Read the systems, and notes on them; UserError too where no question of any system has a score."""
-    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
-    systems = board.systems
+    board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
         path = others[0].systems[0].paths[0]
         raise UserError(

@@ -29,10 +29,10 @@ from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
-from utils.tables.notes import read_compared, wording_note
+from utils.tables.notes import notes_on, wording_note
 from utils.tables.pages import rubric
 from utils.tables.report_texts import Datasets, Side, has_options, is_whole, profile_of
-from utils.tables.system_scores import Board, System
+from utils.tables.system_scores import Board, System, read_boards
 
 SCRIPT = "utils/report.py"
 
@@ -169,7 +169,8 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
     arguments = [[side.name, *side.scores] for side in sides if side.scores]
     if not arguments:
         return [], []
-    boards, notes = read_compared(arguments, allow_partial=True)
+    boards = read_boards(arguments, allow_partial=True)
+    notes = notes_on(boards)
     systems = [system for board in boards for system in board.systems]
     for system in systems:
         check_scores(system, datasets)

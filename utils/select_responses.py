@@ -28,9 +28,8 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
-from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import describe_selection
-from utils.tables.system_scores import few
+from utils.tables.system_scores import check_same_judge, few
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # 0.6 - 0.4 is slightly less than 0.2
@@ -135,17 +134,13 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
     """Read the score files, in the samples' order; UserError unless there is one of each sample, judged alike."""
     numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
-    if unknown := check_same_judge(paths):
-        raise UserError(
-            f"{few(unknown)}: no manifest beside it, or changed since, so it is unknown which sample it scores\n"
-            "  give score files as evaluate_responses.py wrote them, with their manifests"
-        )
+    check_same_judge(paths)
     path_of: dict[int, str] = {}
     for path in scores:
         number = numbers.get(str(settings_of(path).get("responses")))
         if number is None:
             raise UserError(
-                f"{path}: not the scores of a sample of {response_addr}\n"
+                f"{path}: not the scores of a sample of {response_addr}, by the manifest beside it\n"
                 "  write the samples by --split_dir, and judge these files"
             )
         if number in path_of:

@@ -366,6 +366,7 @@ WITHOUT_EFFECT = [
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",

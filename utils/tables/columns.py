@@ -1,49 +1,18 @@
 """A table's columns of means: one for every group of questions, and one for their average or for all questions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
-from utils.benchmarks.task import Task
-from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
-from utils.tables.clusters import mean_interval, share_interval
-from utils.tables.pooled import pooled_interval
-from utils.tables.significance import bootstrap_interval
-from utils.tables.system_scores import System, cluster_of
+from utils.benchmarks.task import Metric, Task
+from utils.scoring.means import macro_average, mean
+from utils.tables.significance import Strata, clustered_share_interval, interval
+from utils.tables.system_scores import Entry, System, cluster_of
 
 MACRO = "Average (macro)"
-
-
-def columns_of(task: Task) -> list[str]:
-    """Its groups, and their average where there are several."""
-    return [*task.groups, task.overall or MACRO] if len(task.groups) > 1 else list(task.groups)
-
-
-def strata_by_column(task: Task, by_group: dict[str, Any]) -> dict[str, list[Any]]:
-    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own.
-
-    Where the benchmark counts all questions alike, they are one stratum.
-    """
-    strata = {group: [values] for group, values in by_group.items()}
-    if len(by_group) == 1:
-        return strata
-    if task.overall is not None:
-        return {**strata, task.overall: [list(chain.from_iterable(by_group.values()))]}
-    return {**strata, MACRO: list(by_group.values())}
-
-
-def column_means(system: System) -> dict[str, float | None]:
-    """None for a mean over nothing."""
-    task, pooled = system.task, system.metric.pooled
-    means = group_means(system.questions, task.groups, pooled)
-    if len(means) == 1:
-        return means
-    if task.overall is not None:
-        [values] = strata_by_column(task, scores_by_group(system.questions, task.groups, pooled))[task.overall]
-        return {**means, task.overall: (pooled.score if pooled else mean)(values)}
-    return {**means, MACRO: macro_average(means)}
 
 
 @dataclass(frozen=True)
@@ -55,40 +24,65 @@ class Point:
     questions: int = 0
 
 
+def columns_of(task: Task) -> list[str]:
+    """Name its groups, and their average where there are several."""
+    return list(strata_of(task, []))
+
+
+def strata_of(
+    task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
+) -> dict[str, list[list[Any]]]:
+    """Sort questions into what each column is the mean of: a group alone, or as the average each group as a stratum.
+
+    Where the benchmark counts all questions alike, they are one stratum.
+    """
+    by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
+    for question in questions:
+        by_group[group_of(question)].append(question)
+    strata = {group: [its] for group, its in by_group.items()}
+    if len(by_group) > 1:
+        groups = list(by_group.values())
+        strata[task.overall or MACRO] = [list(chain.from_iterable(groups))] if task.overall else groups
+    return strata
+
+
+def scored(questions: Iterable[Entry]) -> list[Entry]:
+    return [question for question in questions if question["score"] is not None]
+
+
+def mean_score(metric: Metric, strata: Strata) -> float | None:
+    """Compute the score of questions in strata; None where a stratum is empty."""
+    average = metric.pooled.score if metric.pooled else mean
+    return macro_average({number: average(its) for number, its in enumerate(_values(metric, strata))})
+
+
+def _values(metric: Metric, strata: Strata) -> Strata:
+    """Return what the score is computed from."""
+    value = metric.pooled.value if metric.pooled else itemgetter("score")
+    return [list(map(value, stratum)) for stratum in strata]
+
+
+def column_means(system: System) -> dict[str, float | None]:
+    strata_by_column = strata_of(system.task, scored(system.questions))
+    return {column: mean_score(system.metric, strata) for column, strata in strata_by_column.items()}
+
+
 def points_of(system: System) -> dict[str, Point]:
-    """By column."""
-    task, metric = system.task, system.metric
-    strata = strata_by_column(task, scores_by_group(system.questions, task.groups, metric.pooled))
-    clusters = strata_by_column(task, by_group(system.questions, task.groups, cluster_of))
-    means = column_means(system)
-    return {column: _point(its_mean, strata[column], clusters[column], system) for column, its_mean in means.items()}
+    strata_by_column = strata_of(system.task, scored(system.questions))
+    return {column: point_of(system, strata) for column, strata in strata_by_column.items()}
 
 
-def unplaced_point(system: System) -> Point:
-    """Of the questions of no known group."""
-    unplaced = [entry for entry in system.entries if entry["group"] is None]
-    pooled = system.metric.pooled
-    scores = scores_by_group(unplaced, [None], pooled)[None]
-    clusters = by_group(unplaced, [None], cluster_of)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system)
-
-
-def _point(
-    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], system: System
-) -> Point:
-    """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
-    metric = system.metric
+def point_of(system: System, strata: Strata) -> Point:
+    """Compute a score and its interval; a mean of several groups' shares is no share."""
+    metric, values = system.metric, _values(system.metric, strata)
+    clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
-        interval = share_interval(strata[0], clusters[0])
-    elif metric.pooled:
-        interval = pooled_interval(strata, metric.pooled.of, clusters if system.cluster else None)
-    elif system.cluster:
-        interval = mean_interval(strata, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
+        its = clustered_share_interval(values[0], clusters[0])
     else:
-        interval = bootstrap_interval(strata)
-    return Point(its_mean, interval, sum(map(len, strata)))
+        of = metric.pooled.of if metric.pooled else None
+        its = interval(values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1)
+    return Point(mean_score(metric, strata), its, sum(map(len, strata)))
 
 
 def interval_words(system: System) -> str:
-    """What the intervals of means are."""
     return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"

@@ -6,31 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from utils.benchmarks.task import Task
-from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.scoring.means import Pooled
-from utils.tables import clusters, significance
-from utils.tables.clusters import Clusters
-from utils.tables.columns import strata_by_column
-from utils.tables.pooled import difference_of, pooled_interval, pooled_mean, swap_test
-from utils.tables.significance import ALPHA, Strata, bootstrap_interval, permutation_test
+from utils.benchmarks.task import Metric
+from utils.tables import significance
+from utils.tables.columns import strata_of
+from utils.tables.significance import ALPHA, difference_of, differences
 from utils.tables.system_scores import Board, System, cluster_names, cluster_of
 
 T_TEST, PERMUTATION = "t-test p", "permutation p"
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """The scores of two systems on the same questions, and how many questions are left out; the counts are disjoint."""
-
-    # (first, second) by group, in the order of the questions' ids; where scores are pooled, the values these hang on
-    scores: dict[str, list[tuple[Any, Any]]]
-    clusters: dict[str, list[str]]  # of these questions
-    paired: int
-    only_first: int  # scored for the first system, but absent or without a score for the second
-    only_second: int
-    neither: int  # in a file, but scored for none
 
 
 @dataclass
@@ -40,27 +22,27 @@ class Result:
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
     p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
+    test: str = T_TEST  # the one that daggers go by
     interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
     effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
-    test: str = T_TEST  # the one that daggers go by
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Contrast:
-    """A system against a baseline, with a result for each column of means."""
+    """A system against a baseline, with a result for each column of means, and how many questions are compared."""
 
     system: str
     baseline: str
-    pairing: Pairing
-    results: dict[str, Result]  # by the column's name
     board: Board
-
-    def note(self, text: str) -> str:
-        return self.board.note(f"{self.system} and {self.baseline}: {text}")
+    results: dict[str, Result]  # by the column's name
+    paired: int
+    only_system: int  # scored for the system, but absent or without a score for the baseline
+    only_baseline: int
+    neither: int  # in a file, but scored for none
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
-    """Every other system against every baseline that has scores of the same task and metric.
+    """Compare every other system with every baseline that has scores of the same task and metric.
 
     Args:
         intervals: also what is drawn at random: interval and permutation test.
@@ -69,29 +51,51 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
     contrasts = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}
-        for name in (name for name in by_name if name not in baselines):
-            contrasts += [
-                contrast(board, by_name[name], by_name[one], intervals) for one in baselines if one in by_name
-            ]
+        known = [by_name[name] for name in baselines if name in by_name]
+        for system in (system for system in board.systems if system.name not in baselines):
+            contrasts += [contrast(board, system, baseline, intervals) for baseline in known]
     if correct:
         correct_all([result for one in contrasts for result in one.results.values()])
     return contrasts
 
 
 def contrast(board: Board, system: System, baseline: System, intervals: bool) -> Contrast:
-    pooled = board.metric.pooled
-    pairing = pair_questions(system.questions, baseline.questions, board.task, pooled)
-    strata = strata_by_column(board.task, pairing.scores)
-    users = strata_by_column(board.task, pairing.clusters) if cluster_names([board]) else dict.fromkeys(strata)
-    most = math.inf if board.metric.lower_is_better else 1.0
-    results = {}
-    for column, its in strata.items():
-        if pooled is not None:
-            result = compare_pooled(its, pooled, intervals, users[column])
-        else:
-            result = compare_strata(list(map(significance.differences, its)), intervals, users[column], most)
-        results[board.name_of(column)] = result
-    return Contrast(system.name, baseline.name, pairing, results, board)
+    """Pair the questions of two systems by id; only those that both have a score of are compared."""
+    first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
+    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the system, of the baseline?
+    pairs = []
+    for question_id in sorted(first.keys() | second.keys()):
+        pair = [by_id.get(question_id, {"score": None}) for by_id in (first, second)]
+        is_scored = (pair[0]["score"] is not None, pair[1]["score"] is not None)
+        counts[is_scored] += 1
+        pairs += [pair] if all(is_scored) else []
+    by_user = bool(cluster_names([board]))
+    results = {
+        board.name_of(column): compare_column(board.metric, strata, by_user, intervals)
+        for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items()
+    }
+    left_out = counts[True, False], counts[False, True], counts[False, False]
+    return Contrast(system.name, baseline.name, board, results, counts[True, True], *left_out)
+
+
+def compare_column(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> Result:
+    """Compare pairs of questions, in strata; the t-test and the effect size are of means alone."""
+    clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
+    if metric.pooled is None:
+        of, test = None, T_TEST
+        values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
+        p_values = {T_TEST: significance.t_test(values, clusters)}
+        p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
+    else:
+        of, test = difference_of(metric.pooled.of), PERMUTATION
+        values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
+        p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
+    result = Result(sum(map(len, strata)), significance.estimate(values, of), p_values, test)
+    if intervals:
+        most = math.inf if metric.lower_is_better else 1.0
+        result.interval = significance.interval(values, clusters, of, -most, most)
+        result.effect_size = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
+    return result
 
 
 def correct_all(results: list[Result]) -> None:
@@ -105,75 +109,12 @@ def correct_all(results: list[Result]) -> None:
                 result.p_values[holm_name(test)] = None if p is None else corrected
 
 
-def pair_questions(
-    first: list[dict[str, Any]], second: list[dict[str, Any]], task: Task, pooled: Pooled | None = None
-) -> Pairing:
-    """Pair the questions of two systems by id; only those that both have a score of are compared.
-
-    Raises:
-        UserError: a question is of one group, part of it or cluster in one system and of another in the other.
-    """
-    first_by_id, second_by_id = ({question["id"]: question for question in system} for system in (first, second))
-    scores: dict[str, list[tuple[Any, Any]]] = {group: [] for group in task.groups}
-    its_clusters: dict[str, list[str]] = {group: [] for group in task.groups}
-    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the first, of the second?
-    for question_id in sorted(first_by_id.keys() | second_by_id.keys()):
-        both = [by_id[question_id] for by_id in (first_by_id, second_by_id) if question_id in by_id]
-        _check_same_place(both, task)
-        one, other = (by_id.get(question_id, {}).get("score") for by_id in (first_by_id, second_by_id))
-        counts[one is not None, other is not None] += 1
-        if one is not None and other is not None:
-            scores[both[0]["group"]].append((one, other) if pooled is None else tuple(map(pooled.value, both)))
-            its_clusters[both[0]["group"]].append(cluster_of(both[0]))
-    return Pairing(
-        scores, its_clusters, counts[True, True], counts[True, False], counts[False, True], counts[False, False]
-    )
-
-
-def _check_same_place(both: list[dict[str, Any]], task: Task) -> None:
-    group, _, subgroup = task.group_words
-    for name, field in ((subgroup, "subgroup"), (group, "group"), (task.user_field, "cluster")):
-        one, other = both[0].get(field), both[-1].get(field)
-        if one != other:
-            raise UserError(
-                f"question {quote(both[0]['id'])}: its {name} is {quote(one)} in one system's score files "
-                f"and {quote(other)} in the other's\n  compare systems that were scored on the same dataset"
-            )
-
-
-def compare_strata(
-    strata: Strata, intervals: bool, its_clusters: Clusters | None = None, most: float = math.inf
-) -> Result:
-    """Of differences, up to `most`; within clusters, where there are any, questions depend on each other."""
-    t_test = significance.t_test(strata)[1] if its_clusters is None else clusters.t_test(strata, its_clusters)
-    result = Result(sum(map(len, strata)), significance.mean_over_strata(strata), {T_TEST: t_test})
-    if intervals:
-        if its_clusters is None:
-            result.p_values[PERMUTATION] = permutation_test(strata)
-            result.interval = bootstrap_interval(strata)
-        else:
-            result.p_values[PERMUTATION] = clusters.permutation_test(strata, its_clusters)
-            result.interval = clusters.mean_interval(strata, its_clusters, -most, most)
-        result.effect_size = significance.effect_size(strata[0]) if len(strata) == 1 else None
-    return result
-
-
-def compare_pooled(
-    strata: Sequence[Sequence[tuple[Any, Any]]], pooled: Pooled, intervals: bool, its_clusters: Clusters | None = None
-) -> Result:
-    """Of scores that are no means: no t-test and no effect size, which are of means; always the swap test."""
-    difference = difference_of(pooled.of)
-    p_values = {T_TEST: None, PERMUTATION: swap_test(strata, pooled.of, its_clusters)}
-    interval = pooled_interval(strata, difference, its_clusters) if intervals else None
-    return Result(sum(map(len, strata)), pooled_mean(strata, difference), p_values, interval, test=PERMUTATION)
-
-
 def holm_name(test: str) -> str:
     return f"{test} (Holm)"
 
 
 def shown_p(result: Result, test: str) -> float | None:
-    """The corrected p-value where there is one."""
+    """Return the corrected p-value where there is one."""
     return result.p_values.get(holm_name(test), result.p_values[test])
 
 
@@ -184,7 +125,7 @@ def is_corrected(contrasts: Sequence[Contrast]) -> bool:
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
     its = [one for one in contrasts if one.system == system and column in one.results]
-    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).num_selected:
+    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).is_selected:
         return False
     sign = -1 if its[0].board.metric.lower_is_better else 1
     results = [one.results[column] for one in its]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError
 from utils.files.json_files import read_bytes
-from utils.tables.columns import Point, columns_of, interval_words, points_of
+from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
 from utils.tables.drawing import (
     CHARACTER,
     COLUMN,
@@ -29,7 +29,6 @@ from utils.tables.drawing import (
     tidy,
     wrapped,
 )
-from utils.tables.score_table import Row
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -104,40 +103,40 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: st
 
 
 @figure_style()
-def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
+def systems_figure(systems: list[System]) -> "Figure":
     """Draw bars of every system in each column of a table that has any; below, the last one in percent of the first.
 
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
     that rises by 155% would be above 1.
     """
-    groups = [group for group in rows[0].means if any(row.means[group] is not None for row in rows)]
-    width = COLUMN if len(rows) <= COLUMN_SYSTEMS else PAGE
+    are_errors, means = systems[0].metric.lower_is_better, list(map(column_means, systems))
+    groups = [group for group in means[0] if any(its[group] is not None for its in means)]
+    width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
     figure = new_figure(width, 2.8)
     panel = figure.subplots()
-    bars = [draw_system(panel, row, groups, number, len(rows)) for number, row in enumerate(rows)]
-    percents = [percent_text(rows[0].means[group], rows[-1].means[group]) for group in groups]
+    bars = [draw_system(panel, [its[group] for group in groups], i, len(systems)) for i, its in enumerate(means)]
+    percents = [percent_text(means[0][group], means[-1][group]) for group in groups]
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
     panel.set_xticks(range(len(groups)), labels)
     panel.set_xlim(-0.5, len(groups) - 0.5)
     tidy(panel, **TICKS)
     panel.tick_params(axis="x", length=0)
-    highest = max(row.means[group] or 0 for row in rows for group in groups)
-    panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
+    highest = max(its[group] or 0 for its in means for group in groups)
+    panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
-    last, first = (wrapped(row.name, 40, lines=1) for row in (rows[-1], rows[0]))
+    last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
     relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
     figure.supxlabel(relative, fontsize=SMALL_TEXT)
-    add_legend(figure, bars, [wrapped(row.label or row.name, 38, lines=2) for row in rows])
+    add_legend(figure, bars, [wrapped(system.label, 38, lines=2) for system in systems])
     return figure
 
 
-def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
+def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
     """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
     from matplotlib import colormaps
 
     width = 0.84 / num_systems
-    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(groups))]
-    means = [row.means[group] for group in groups]
+    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(means))]
     # Each is darker than the one before, also in grey and to the colour-blind.
     color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
@@ -243,7 +242,7 @@ def groups_figure(systems: list[System]) -> "Figure":
     panel.set_xlabel(f"{systems[0].metric_name}: {score_label(are_errors)}", fontsize=TEXT)
     lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
     figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
-    add_legend(figure, marks, [wrapped(system.label or system.name, 38, lines=2) for system in systems])
+    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
     return figure
 
 

@@ -7,13 +7,12 @@ from pathlib import Path
 from utils.benchmarks.task import Record, Task
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
-from utils.tables.columns import columns_of, points_of, unplaced_point
-from utils.tables.divisions import divide
+from utils.tables.columns import columns_of, point_of, points_of, scored
 from utils.tables.formats import plural
 from utils.tables.pages import as_text, fill_template, rubric_parts, to_json
 from utils.tables.report_texts import RULE, Datasets, Shown, Side, boards_of, history_of, make_texts
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, cluster_names
+from utils.tables.system_scores import Board, Entry, System, cluster_names, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
@@ -34,7 +33,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
-        "systems": [labels.get(name) or name for name in names],
+        "systems": [labels.get(name, name) for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
         "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
@@ -67,9 +66,13 @@ def score_panels(board: Board) -> list[Shown]:
     """
     task, systems = board.task, list(map(board.system, board.rows))
     asked = {entry["group"] for system in systems for entry in system.entries}
+
+    def unplaced(system: System) -> list[Entry]:
+        return [entry for entry in system.entries if entry["group"] is None]
+
     shown = [group for group in task.groups if group in asked] + [UNKNOWN] * (None in asked)
     shown += columns_of(task)[-1:] * (len(task.groups) > 1)
-    points = [points_of(system) | ({UNKNOWN: unplaced_point(system)} if None in asked else {}) for system in systems]
+    points = [points_of(system) | {UNKNOWN: point_of(system, [scored(unplaced(system))])} for system in systems]
     is_error = board.metric.lower_is_better
     return [
         {"group": board.name_of(group), "error": is_error, "points": [asdict(its[group]) for its in points]}

@@ -2,9 +2,8 @@
 
 from utils.benchmarks.task import Task
 from utils.records.scores import Scores, metric_of
-from utils.scoring.means import group_means, macro_average
 from utils.tables.agreement import sign_test
-from utils.tables.columns import points_of
+from utils.tables.columns import MACRO, column_means, points_of
 from utils.tables.formats import counted, p_text
 from utils.tables.system_scores import SELECTED, System
 
@@ -57,20 +56,18 @@ def describe_agreement(scores: Scores) -> str:
 
 
 def describe_average(task: Task, scores: Scores) -> str:
-    """The average that a table has, which weighs the groups alike; nothing without a score in each of them.
+    """Tell the average that a table has, which weighs the groups alike; nothing without a score in each of them.
 
     Where a table has the mean over all questions, its interval.
     """
+    system = System("", task, metric_of(task, scores)[0], {"": scores})
     if task.overall is not None:
-        system = System("", task, {"": scores["per_question_scores"]}, strategy=metric_of(task, scores)[0])
         interval = points_of(system)[task.overall].interval
         return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
-    placed = [question for question in scores["per_question_scores"] if question["group"] is not None]
-    average = macro_average(group_means(placed, task.groups))
-    if average is None or len(task.groups) == 1:
+    if (average := column_means(system).get(MACRO)) is None:
         return ""
     one, several, _ = task.group_words
-    unplaced = len(scores["per_question_scores"]) - len(placed)
+    unplaced = len(system.entries) - len(system.questions)
     without = f", without {counted(unplaced, 'question')} of no known {one}" if unplaced else ""
     return f" (macro: {average:.4f} over {len(task.groups)} {several}{without})"
 
