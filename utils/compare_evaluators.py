@@ -73,11 +73,8 @@ def main(argv: list[str] | None = None) -> int:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, check_files(args))
     evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
-    for evaluator in evaluators:
-        check_same_judge(chain(*evaluator.files))
     human = None if args.human_addr is None else agreement.read_human(args.human_addr)
     check_systems(evaluators, human)
-    check_enough(evaluators, human)
     prepare_derived(outputs, SCRIPT, args.overwrite)
 
     figures = agreement.all_figures(evaluators, human)
@@ -104,6 +101,8 @@ def check_files(args: argparse.Namespace) -> list[str]:
     counts = Counter(map(os.path.realpath, inputs))
     if twice := [path for path in inputs if counts[os.path.realpath(path)] > 1]:
         raise UserError(f"{twice[-1]}: is given twice; every file stands once")
+    if args.human_addr is None and len({one_line(name) for name, *_ in args.evaluator}) < 2:
+        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
     return inputs
 
 
@@ -116,28 +115,31 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
         files = {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
-        strategies = {path: strategy_in_words(scores) for path, scores in files.items()}
-        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
-        check_strategies(evaluator, strategies)
-        add_questions(evaluator, files)
+        strategy = strategy_in_words(files[paths[0]])
+        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategy))
+        check_strategies(evaluator, files)
         check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
+        add_questions(evaluator, files)
         evaluator.files.append(paths)
         read |= files
     refuse_other_benchmarks(read, "task")
+    for evaluator in evaluators.values():
+        check_same_judge(chain(*evaluator.files))
     return list(evaluators.values())
 
 
-def check_strategies(evaluator: Evaluator, strategies: dict[str, str]) -> None:
-    for path, strategy in strategies.items():
-        if strategy != evaluator.strategy:
+def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
+    """Raise UserError unless these are files of the evaluator's strategy, one if it is pairwise, else two."""
+    for path, scores in files.items():
+        if (strategy := strategy_in_words(scores)) != evaluator.strategy:
             raise UserError(
                 f"{path}: its strategy is {strategy}, but --evaluator {quote(evaluator.name)} has files of "
                 f"{evaluator.strategy}\n  give every strategy its own name"
             )
-    if len(strategies) != (1 if evaluator.strategy == "pairwise" else 2):
+    if len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         taken = "one file" if evaluator.strategy == "pairwise" else "two files, the first system's and the second's"
         raise UserError(
-            f"--evaluator {quote(evaluator.name)}: {len(strategies)} of {evaluator.strategy} at a time, which takes "
+            f"--evaluator {quote(evaluator.name)}: {len(files)} of {evaluator.strategy} at a time, which takes "
             f"{taken}\n  for more files, such as one a category, give --evaluator with this name again"
         )
 
@@ -154,10 +156,6 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
                     f"{quote(evaluator.name)}; a question counts once"
                 )
             systems[-1][entry["id"]] = entry
-    if not set.intersection(*map(set, systems)):
-        raise UserError(
-            f"{' and '.join(files)}: have no question in common\n  give two systems' score files of one dataset"
-        )
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
@@ -170,27 +168,24 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
         evaluator.preferences[question_id] = preference
 
 
-# What must fit together
-
-
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
     """Raise UserError where the manifests tell that one evaluator's first system is another's second, or the humans'.
 
     Also where the humans' file tells that they saw other answers.
     """
-    seen = human.responses if human else []
-    place_of = {digest: (place, human.path) for place, digests in enumerate(seen) for digest in digests}
+    seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
+    place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
             # Of a category that the humans were not asked about their file does not tell the responses.
-            if seen and {digest for _, digest in its}.isdisjoint(chain(*seen)):
+            if seen and not any(digest in seen for _, digest in its):
                 raise UserError(
                     f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
                     "  give the scores of the response files that they were asked about"
                 )
-            for path, responses in its:
-                known_place, known_path = place_of.setdefault(responses, (place, path))
+            for path, digest in its:
+                known_place, known_path = place_of.setdefault(digest, (place, path))
                 if place != known_place:
                     raise UserError(
                         f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
@@ -199,28 +194,13 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
-    """Return the score file and the hash of the responses judged in it, of the first and of the second system.
-
-    Nothing where that is not known: without a manifest, or changed since.
-    """
+    """Return the score file and the hash of the responses judged in it, of both systems; nothing if not known."""
     found = []
     for path in paths:
         responses = settings_of(path).get("responses")
         found += [(path, digest) for digest in (responses if isinstance(responses, list) else [responses])]
     is_known = len(found) == len(SYSTEMS) and all(isinstance(digest, str) for _, digest in found)
     return found if is_known else []
-
-
-def check_enough(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError where there is nothing to compare, or an evaluator and the humans judged other questions."""
-    if human is None and len(evaluators) < 2:
-        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
-    for evaluator in evaluators if human else []:
-        if human.choices.keys().isdisjoint(evaluator.preferences):
-            raise UserError(
-                f"{human.path}: has no question in common with --evaluator {quote(evaluator.name)} "
-                f"({', '.join(evaluator.files[0])})\n  give the choices on the questions that these files score"
-            )
 
 
 # The tables
@@ -271,21 +251,21 @@ def pairs_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def describe_humans(human: dict[str, Any]) -> str:
-    differ = len(human["raters"]) > human["num_raters"]
-    raters = counted(len(human["raters"]) if differ else human["num_raters"], "rater")
-    if differ:
-        raters += f", at most {human['num_raters']} per question"
+    named, most = len(human["raters"]), human["num_raters"]
+    raters = counted(max(named, most), "rater")
+    if named > most:
+        raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
         raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
-    if human["num_raters"] > 1:
+    if most > 1:
         text += f"; {human['no_majority']} of the ties for lack of a majority"
-    if differ and human["num_raters"] > 1:
-        text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
-    elif human["num_raters"] == 2:
-        whom = "two raters" if human["raters"] else "first and the second choice"
-        text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
-    return text + "."
+        if named > most:
+            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
+        elif most == 2:
+            whom = "two raters" if named else "first and the second choice"
+            text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
+    return f"{text}."
 
 
 def describe_left_out(row: dict[str, Any]) -> str | None:

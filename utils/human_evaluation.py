@@ -26,7 +26,6 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import file_hash
 from utils.parsing.plans import one_line
@@ -34,7 +33,7 @@ from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
 from utils.tables import raters, rating_study, rating_tables
 from utils.tables.formats import counted, to_markdown
-from utils.tables.pages import fill_template, rubric, to_json, unseen_texts
+from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
 
 SCRIPT = "utils/human_evaluation.py"
@@ -102,9 +101,11 @@ def make(args: argparse.Namespace) -> None:
         raise UserError(f"--raters {' '.join(map(repr, names))}: give every rater a name of their own")
     check_systems(args.ask, args.system)
     task, records = read_records(args.inputs_addr)
+    if args.ask != "pairs" and not rubric_parts(task):
+        raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; ask pairs")
     systems = [read_system(paths, records) for _, *paths in args.system]
-    asked = with_aspects(args.ask, task, records)
-    groups = {i: task.place(asked[i])["group"] for i in asked if all(i in answers for answers in systems)}
+    asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
+    groups = {i: task.place(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
     if not groups:
         raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
     drawn = rating_study.draw(groups, args.draw, args.seed)
@@ -115,13 +116,14 @@ def make(args: argparse.Namespace) -> None:
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
     shares = rating_study.share_out(drawn, names, overlap, args.seed)
-    content = rating_study.make_content(args.ask, questions, shares, has_aspects(task) and args.show != "question")
+    has_post_detail = rubric_parts(task) is not None and args.show != "question"
+    content = rating_study.make_content(args.ask, questions, shares, has_post_detail)
     told = [{"name": one_line(name), "responses": list(map(file_hash, paths))} for name, *paths in args.system]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
     counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
-    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
-    print(*[f"  left out: {left_out}\n"] * bool(left_out), end="")
+    if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
+        print(f"  left out: {left_out}")
     print(f"{key_addr}: stays with you; --collect needs it")
 
 
@@ -165,23 +167,8 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
     for path in paths:
         responses = read_responses(path)
         match_responses(list(records.values()), responses, path, records, allow_partial=True)
-        if twice := found.keys() & responses.keys():
-            raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
-        found |= {question_id: its[0]["output"] or "" for question_id, its in responses.items()}
+        add_new(found, {question_id: its[0]["output"] or "" for question_id, its in responses.items()}, path)
     return {question_id: answer for question_id, answer in found.items() if answer.strip()}
-
-
-def has_aspects(task: Task) -> bool:
-    return any(metric.parts for metric in task.metrics.values())
-
-
-def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, Record]:
-    """Return those of the questions that can be asked about; UserError where none of this task can."""
-    if ask == "pairs":
-        return records
-    if not has_aspects(task):
-        raise UserError(f"--ask {ask}: the questions of {task.name} have no aspects; ask pairs")
-    return {question_id: record for question_id, record in records.items() if rubric(task, record)}
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from utils.files.manifest import file_hash, settings_of
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, read_plans, read_responses
-from utils.tables import report_page
+from utils.tables import pages, report_page
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
 from utils.tables.pages import rubric
@@ -153,9 +153,7 @@ def as_keys(path: str, content: dict[str, Any], side: Side, datasets: Datasets) 
 def add_new(whole: dict[str, Any], part: dict[str, Any], path: str, datasets: Datasets) -> None:
     """Add a file's questions to a system's; UserError where one stands in two files, or in no dataset."""
     check_known(part, datasets, path)
-    if twice := whole.keys() & part.keys():
-        raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
-    whole.update(part)
+    pages.add_new(whole, part, path)
 
 
 def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:

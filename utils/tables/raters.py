@@ -48,6 +48,10 @@ class Rating:
     about: str  # the aspect's title, or the question
     values: dict[str, int]  # by rater; of pairs 1 is the first system and not what was shown first
 
+    @property
+    def gap(self) -> int:
+        return max(self.values.values()) - min(self.values.values())
+
 
 @dataclass
 class Results:
@@ -57,12 +61,16 @@ class Results:
     raters: list[str] = field(default_factory=list)  # in the order of the study
     decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)  # by rater, question and slot
     comments: dict[tuple[str, str], str] = field(default_factory=dict)  # by question and rater
-    ratings: list[Rating] = field(default_factory=list)  # of every slot, in the order of the study
+    ratings: list[Rating] = field(default_factory=list)  # of every slot with a value, in the order of the study
 
     def by_scale(self) -> dict[str, list[Rating]]:
+        """Sort the ratings, also by scales that nobody has used."""
         found: dict[str, list[Rating]] = {}
+        for question in self.key["questions"].values():
+            for _, scale, _ in slots_of(self.key["ask"], len(question["aspects"])):
+                found.setdefault(scale, [])
         for rating in self.ratings:
-            found.setdefault(rating.scale, []).append(rating)
+            found[rating.scale].append(rating)
         return found
 
 
@@ -75,6 +83,28 @@ def read_key(path: str) -> dict[str, Any]:
     if manifest is not None and manifest["output_sha256"] != file_hash(path):
         raise UserError(f"{path}: changed since it was written\n  restore the file as it was written")
     return key
+
+
+def read_results(paths: list[str], key: dict[str, Any]) -> Results:
+    """Join the files of all raters, also several of one, such as of two days.
+
+    UserError where they say different things, and where a file is not one that this study's page has written.
+    """
+    results = Results(key)
+    files = {path: read_result(path, key) for path in paths}
+    for path, content in files.items():
+        for answer in content["answers"]:
+            add_answer(results, path, content["rater"], answer)
+    named = {content["rater"] for content in files.values()}
+    results.raters = [rater for rater in key["raters"] if rater in named]
+    for question_id, question in key["questions"].items():
+        order = {1: 2, 2: 1} if question["swapped"] else {}
+        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
+            about = question["question"] if aspect is None else question["aspects"][aspect]
+            said = {rater: results.decisions.get((rater, question_id, slot)) for rater in results.raters}
+            values = {rater: order.get(one["value"], one["value"]) for rater, one in said.items() if one is not None}
+            results.ratings += [Rating(question_id, slot, scale, about, values)] if values else []
+    return results
 
 
 def read_result(path: str, key: dict[str, Any]) -> ResultFile:
@@ -93,28 +123,6 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
     return content
-
-
-def read_results(paths: list[str], key: dict[str, Any]) -> Results:
-    """Join the files of all raters, also several of one, such as of two days.
-
-    UserError where they say different things, and where a file is not one that this study's page has written.
-    """
-    results, raters = Results(key), set()
-    for path in paths:
-        content = read_result(path, key)
-        raters.add(content["rater"])
-        for answer in content["answers"]:
-            add_answer(results, path, content["rater"], answer)
-    results.raters = [rater for rater in key["raters"] if rater in raters]
-    for question_id, question in key["questions"].items():
-        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
-            about = question["question"] if aspect is None else question["aspects"][aspect]
-            said = {rater: results.decisions.get((rater, question_id, slot)) for rater in results.raters}
-            order = {1: 2, 2: 1} if question["swapped"] else {}
-            values = {rater: order.get(one["value"], one["value"]) for rater, one in said.items() if one is not None}
-            results.ratings.append(Rating(question_id, slot, scale, about, values))
-    return results
 
 
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
@@ -144,29 +152,28 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
 
 def collected(results: Results) -> dict[str, Any]:
     """Return what the output file holds, by what the study asks."""
-    systems = results.key["systems"]
+    responses = [system["responses"] for system in results.key["systems"]]
+    if results.key["ask"] == "pairs":
+        return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
+    by_question: dict[str, dict[str, Any]] = {}
+    for one in results.ratings:
+        by_question.setdefault(one.question_id, {})[one.slot] = one.values
     if results.key["ask"] == "aspects":
-        return ratings_by_question(results)
-    if results.key["ask"] == "verdicts":
-        return {"responses": systems[0]["responses"][0], "verdicts": verdicts(results)}
-    responses = [system["responses"] for system in systems]
-    return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
+        by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
+        means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
+        return {"means": means, "ratings": by_question}
+    questions = results.key["questions"]
+    verdicts = {  # of the questions that have all of them
+        question_id: {slot: as_verdict(median(its.values()), f"{question_id} {slot}") for slot, its in said.items()}
+        for question_id, said in by_question.items()
+        if len(said) == len(questions[question_id]["aspects"])
+    }
+    return {"responses": responses[0][0], "verdicts": verdicts}
 
 
 def preferences(results: Results) -> dict[str, list[str]]:
     """Return the choices of its raters by question of a pair."""
-    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.ratings if one.values}
-
-
-def verdicts(results: Results) -> dict[str, dict[str, int]]:
-    """Return by question with all its verdicts, and by aspect's number, the median of the raters."""
-    found: dict[str, dict[str, int]] = {}
-    for one in results.ratings:
-        if one.values:
-            name = f"{one.question_id} {one.slot}"
-            found.setdefault(one.question_id, {})[one.slot] = as_verdict(median(one.values.values()), name)
-    questions = results.key["questions"]
-    return {i: its for i, its in found.items() if len(its) == len(questions[i]["aspects"])}
+    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.ratings}
 
 
 def as_verdict(value: float, name: str) -> int:
@@ -175,17 +182,6 @@ def as_verdict(value: float, name: str) -> int:
     Always the lower one, or leaving such verdicts out, would move the mean.
     """
     return math.floor(value) if random.Random(name).random() < 0.5 else math.ceil(value)
-
-
-def ratings_by_question(results: Results) -> dict[str, Any]:
-    """Return means by scale, and all ratings by question, slot and rater."""
-    by_question: dict[str, dict[str, dict[str, int]]] = {}
-    for one in results.ratings:
-        if one.values:
-            by_question.setdefault(one.question_id, {})[one.slot] = one.values
-    by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
-    means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
-    return {"means": means, "ratings": by_question}
 
 
 def all_values(ratings: list[Rating]) -> list[int]:

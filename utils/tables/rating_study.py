@@ -90,21 +90,19 @@ def make_content(
         has_post_detail: do raters see what the paper's instruction on pairs is about?
     """
     place = {question["id"]: i for i, question in enumerate(questions)}
-    slots = {question["id"]: slots_of(ask, len(question["aspects"])) for question in questions}
-    used = {scale for its in slots.values() for _, scale, _ in its}
+    questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
+    used = {scale for question in questions for _, scale, _ in question["slots"]}
+    instruction = ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
+    # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
+    scales = {
+        name: asdict(its) | {"choices": list(its.choices.items())} for name, its in SCALES.items() if name in used
+    }
     content = {
         "ask": ask,
-        "instruction": _TEXTS["instructions"][
-            ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
-        ],
-        # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
-        "scales": {
-            name: asdict(scale) | {"choices": list(scale.choices.items())}
-            for name, scale in SCALES.items()
-            if name in used
-        },
+        "instruction": _TEXTS["instructions"][instruction],
+        "scales": scales,
         "shares": [[rater, [place[question_id] for question_id in ids]] for rater, ids in shares.items()],
-        "questions": [{**question, "slots": slots[question["id"]]} for question in questions],
+        "questions": questions,
     }
     return {"study": hashlib.sha256(to_json(content).encode()).hexdigest(), **content}
 

@@ -1,17 +1,17 @@
 """What raters said, as tables: who did how much, what they say, how far they agree, and where they do not."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from statistics import fmean, median
 
 from utils.cli.errors import printable
 from utils.parsing.plans import one_line
+from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import describe_sign_test, human_figures
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.raters import CHOICES, Rating, Results, all_values, preferences
 from utils.tables.rating_study import SCALES, slots_of
-from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
 
 PAPER = {  # what it says of its own raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
@@ -37,7 +37,7 @@ def raters_table(results: Results) -> Table:
         its = {(i, slot): said for (name, i, slot), said in results.decisions.items() if name == rater}
         ids = key["raters"][rater]
         finished = sum(all((i, slot) in its for slot, *_ in slots[i]) for i in ids)
-        seconds = number(median(said["seconds"] for said in its.values()), 1) if its else "–"
+        seconds = number(median(said["seconds"] for said in its.values()) if its else None, 1)
         shown = Counter(said["value"] for said in its.values())
         rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
     silent = [rater for rater in key["raters"] if rater not in results.raters]
@@ -55,8 +55,7 @@ def preferences_table(results: Results) -> Table:
     rows = []
     for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
         said = sum(its.count(choice) for its in choices.values())
-        share = figures[choice] / figures["num_questions"]
-        rows.append([name, str(figures[choice]), number(share), str(said)])
+        rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
     notes = [
         f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are.",
         describe_sign_test(figures, first, second),
@@ -73,7 +72,7 @@ def means_table(results: Results) -> Table:
         its = all_values(ratings)
         counts = [str(its.count(value)) if value in SCALES[scale].choices else "" for value in values]
         rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
-    halves = sum(median(one.values.values()) % 1 > 0 for one in results.ratings if one.values)
+    halves = sum(median(one.values.values()) % 1 > 0 for one in results.ratings)
     note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
     notes = [note] if results.key["ask"] == "verdicts" else []
     return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
@@ -83,7 +82,7 @@ def agreement_table(results: Results) -> Table:
     """Show Cohen's kappa of each two raters over what both rated, and of more than two Krippendorff's alpha of all."""
     groups = [*combinations(results.raters, 2), *([results.raters] if len(results.raters) > 2 else [])]
     scales = results.by_scale()
-    found = [_agreement_row(scale, ratings, group) for scale, ratings in scales.items() for group in groups]
+    rows = [row for scale, ratings in scales.items() for group in groups for row in _agreement(scale, ratings, group)]
     notes = [
         "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
         "all resamples agree."
@@ -92,40 +91,36 @@ def agreement_table(results: Results) -> Table:
         notes.append("Coefficients weigh a disagreement by the square of its steps.")
     notes += [PAPER[results.key["ask"]]] if results.key["ask"] in PAPER else []
     columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]
-    return _table(columns, [row for row in found if row is not None], notes, num_names=2)
+    return _table(columns, rows, notes, num_names=2)
 
 
-def _agreement_row(scale: str, ratings: list[Rating], group: Sequence[str]) -> list[str] | None:
-    """Return None where these raters have nothing in common."""
+def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
+    """Make the row of these raters, where they have something in common."""
     by_question: dict[str, list[list[int]]] = {}
     for one in ratings:
         values = [one.values[rater] for rater in group if rater in one.values]
         if len(values) > 1:
             by_question.setdefault(one.question_id, []).append(values)
-    if not by_question:
-        return None
     units = [values for its in by_question.values() for values in its]
-    same = sum(len(set(values)) == 1 for values in units) / len(units)
-    are_two = len(group) == 2
-    name, coefficient = ("Cohen's kappa", cohens_kappa) if are_two else ("Krippendorff's alpha", krippendorffs_alpha)
-    estimate = coefficient(list(by_question.values()), SCALES[scale].steps)
-    raters = " and ".join(group) if are_two else f"all {len(group)}"
-    counts = [str(len(by_question)), str(len(units)), number(same)]
-    return [scale, raters, *counts, name, signed(estimate.value), interval_text(estimate.interval)]
+    if units:
+        same = sum(len(set(values)) == 1 for values in units) / len(units)
+        name, coefficient, raters = "Krippendorff's alpha", krippendorffs_alpha, f"all {len(group)}"
+        if len(group) == 2:
+            name, coefficient, raters = "Cohen's kappa", cohens_kappa, " and ".join(group)
+        its = coefficient(list(by_question.values()), SCALES[scale].steps)
+        counts = [str(len(by_question)), str(len(units)), number(same)]
+        yield [scale, raters, *counts, name, signed(its.value), interval_text(its.interval)]
 
 
 def disagreements_table(results: Results) -> Table:
     """Show what raters do not say the same of, what is farthest apart first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
-    apart = []
-    for one in results.ratings:
-        if len(set(one.values.values())) > 1:
-            far = max(one.values.values()) - min(one.values.values()) if SCALES[one.scale].steps else 0
-            said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
-            apart.append(
-                (far, [one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
-            )
-    rows = [row for _, row in sorted(apart, key=lambda one: -one[0])]
+    apart = [one for one in results.ratings if one.gap]
+    apart.sort(key=lambda one: -one.gap if SCALES[one.scale].steps else 0)
+    rows = []
+    for one in apart:
+        said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
+        rows.append([one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
     return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
 
 

@@ -85,5 +85,5 @@ def describe_wins(scores: Scores) -> str:
         text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
         text += "is missing" if missing == 1 else "are missing"
     if (test := sign_test(scores["wins"], scores["losses"])) is not None:
-        text += f"; sign test p = {p_text(test.p)}"
+        text += f"; sign test p = {p_text(test['p'])}"
     return text

@@ -2,17 +2,18 @@
 
 Both are one minus the disagreement that was seen over the one that chance would give, by a table of how often each two
 values met. Values that are steps of a scale disagree by the square of their distance, others by 1 (Cohen 1968).
-The intervals are a bootstrap that draws whole questions, for the ratings within one hang together.
+The intervals are a bootstrap that draws whole questions, for the ratings within one depend on each other.
 """
 
 from collections.abc import Sequence
 from itertools import permutations
 from typing import TYPE_CHECKING, NamedTuple
 
-from utils.tables.significance import RESAMPLES, batch_sizes, rounded
-
 if TYPE_CHECKING:
     import numpy as np
+
+RESAMPLES = 9_999
+Met = Sequence[tuple[float, float, float]]  # two values that met, and how much that counts
 
 
 class Estimate(NamedTuple):
@@ -27,15 +28,11 @@ class Estimate(NamedTuple):
 
 
 def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
-    """Estimate kappa of two raters (Cohen 1960); with `steps` weighted by the squared distance (Cohen 1968).
-
-    Args:
-        questions: of each question the pairs of values that the two gave to the same things.
-    """
+    """Estimate kappa of two raters (Cohen 1960), from the pairs of values that they gave in each question."""
     return _estimate([[(one, other, 1.0) for one, other in pairs] for pairs in questions], steps, less=0)
 
 
-def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[int]]], steps: bool = False) -> Estimate:
+def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: bool = False) -> Estimate:
     """Estimate alpha of any number of raters (Krippendorff 2011); with `steps` by the interval metric.
 
     Args:
@@ -48,11 +45,8 @@ def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[int]]], steps: boo
     return _estimate(met, steps, less=1)
 
 
-def _estimate(questions: Sequence[Sequence[tuple[int, int, float]]], steps: bool, less: int) -> Estimate:
-    """Estimate from the values that met, and how much that counts.
-
-    With `less` 1 chance draws two of all values, with 0 one of each rater's.
-    """
+def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
+    """Estimate from the values that met: with `less` 1 chance draws two of all values, with 0 one of each rater's."""
     import numpy as np
 
     questions = [met for met in questions if met]
@@ -65,27 +59,18 @@ def _estimate(questions: Sequence[Sequence[tuple[int, int, float]]], steps: bool
             table[order.index(one), order.index(other)] += weight
     apart = np.subtract.outer(order, order)
     distances = apart**2 if steps else apart != 0
-    [value] = _beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)
-    if len(questions) < 2:
-        return Estimate(float(value), None)
-    flat, rng, shares = (
-        tables.reshape(len(questions), -1),
-        np.random.default_rng(0),
-        [1 / len(questions)] * len(questions),
-    )
-    drawn = [
-        _beyond_chance(
-            (rng.multinomial(len(questions), shares, rows) @ flat).reshape(-1, *apart.shape), distances, less
-        )
-        for rows in batch_sizes(RESAMPLES, len(questions))
-    ]
-    # A draw in which everybody says the same has no coefficient.
-    low, high = map(rounded, np.nanquantile(np.concatenate(drawn), [0.025, 0.975]))
-    return Estimate(float(value), (low, high) if low < high else None)
+    number = len(questions)
+    value = float(_beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)[0])
+    if number < 2:
+        return Estimate(value, None)
+    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # each question is drawn
+    drawn = _beyond_chance((times @ tables.reshape(number, -1)).reshape(-1, *apart.shape), distances, less)
+    low, high = np.nanquantile(drawn, [0.025, 0.975]).round(12).tolist()  # a draw of one value has no coefficient
+    return Estimate(value, (low, high) if low < high else None)
 
 
 def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> "np.ndarray":
-    """Return each table's coefficient, NaN where chance gives no disagreement; exact but for dividing integers."""
+    """Compute each table's coefficient, NaN where chance gives no disagreement; exact but for dividing integers."""
     import numpy as np
 
     seen = (tables.sum(axis=(1, 2)) - less) * (tables * distances).sum(axis=(1, 2))
