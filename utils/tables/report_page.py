@@ -10,9 +10,9 @@ from utils.scoring.means import mean
 from utils.tables.columns import columns_of, point_of, points_of, scored
 from utils.tables.formats import plural
 from utils.tables.pages import as_text, fill_template, rubric_parts, to_json
-from utils.tables.report_texts import RULE, Datasets, Shown, Side, boards_of, history_of, make_texts
+from utils.tables.report_texts import RULE, Datasets, Shown, Side, history_of, make_texts
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, System, cluster_names, divide
+from utils.tables.system_scores import Board, cluster_names, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
@@ -26,7 +26,8 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
 
     The table and the panels hold the systems with scores, by their place in `sides`: "judged".
     """
-    entries = [index_entry(sides, datasets, boards, record) for record in datasets.questions.values()]
+    task = datasets.task
+    entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
     labels = {system.name: system.label for board in boards for system in board.systems}
@@ -36,27 +37,24 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
         "systems": [labels.get(name, name) for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
-        "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
+        "measures": {task.name: list(map(measure, boards))},
         "table": {"columns": table.heads(), "rows": rows} if table else None,
         "panels": [panel for board in boards for panel in (*score_panels(board), *division_panels(board))],
-        "subgroups": heat_map(entries, datasets.tasks),
+        "subgroups": heat_map(entries, task),
         "notes": notes,
         "questions": entries,
         **({"turns": RULE} if has_histories else {}),
     }
 
 
-def measures(boards: list[Board]) -> list[Shown]:
-    """Describe the scores of a task, the one of the list and the filters first."""
-    return [
-        {
-            "name": "The whole answer" if board.is_alone else board.metric_name,
-            "worst": board.metric.worst,
-            "error": board.metric.lower_is_better,
-            "judged": board.metric.judge is not None,
-        }
-        for board in boards
-    ]
+def measure(board: Board) -> Shown:
+    """Describe the scores by a metric."""
+    return {
+        "name": "The whole answer" if board.is_alone else board.metric_name,
+        "worst": board.metric.worst,
+        "error": board.metric.lower_is_better,
+        "judged": board.metric.judge is not None,
+    }
 
 
 def score_panels(board: Board) -> list[Shown]:
@@ -65,14 +63,14 @@ def score_panels(board: Board) -> list[Shown]:
     The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
     """
     task, systems = board.task, list(map(board.system, board.rows))
-    asked = {entry["group"] for system in systems for entry in system.entries}
-
-    def unplaced(system: System) -> list[Entry]:
-        return [entry for entry in system.entries if entry["group"] is None]
-
-    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * (None in asked)
+    unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
+    asked = {entry["group"] for system in systems for entry in system.questions}
+    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * any(unplaced)
     shown += columns_of(task)[-1:] * (len(task.groups) > 1)
-    points = [points_of(system) | {UNKNOWN: point_of(system, [scored(unplaced(system))])} for system in systems]
+    points = [
+        points_of(system) | {UNKNOWN: point_of(system, [scored(its)])}
+        for system, its in zip(systems, unplaced, strict=True)
+    ]
     is_error = board.metric.lower_is_better
     return [
         {"group": board.name_of(group), "error": is_error, "points": [asdict(its[group]) for its in points]}
@@ -89,13 +87,13 @@ def division_panels(board: Board) -> Iterator[Shown]:
             yield from ({**panel, "by": name} for panel in panels if panel["group"] != board.task.overall)
 
 
-def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
+def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
     """Return by group and subgroup in the page's index a cell a system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
             found.setdefault((question["group"], question["subgroup"]), []).append(question)
-    order = [*(group for task in tasks for group in task.groups), UNKNOWN]
+    order = [*task.groups, UNKNOWN]
     rows = []
     for (group, subgroup), its in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         by_system = zip(*(question["scores"] for question in its), strict=True)
@@ -105,11 +103,10 @@ def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
     return rows
 
 
-def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], record: Record) -> Shown:
+def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Record) -> Shown:
     """Return a question with each system's score (None where it has none) by the first metric, and what failed."""
-    task = datasets.task_of(record)
-    place, its_boards = task.place(record), boards_of(task, boards)
-    entries = [(side.entries(record["id"], its_boards) or [None])[0] for side in sides]
+    place = task.place(record)
+    entries = [(side.entries(record["id"], boards) or [None])[0] for side in sides]
     return {
         "id": record["id"],
         "task": task.name,
@@ -117,7 +114,7 @@ def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], reco
         "subgroup": (as_text(place["subgroup"]) or UNKNOWN) if "subgroup" in place else None,
         "group": place["group"] or UNKNOWN,
         "scores": [entry and entry["score"] for entry in entries],
-        "failures": [failures(side, record["id"], its_boards) for side in sides],
+        "failures": [failures(side, record["id"], boards) for side in sides],
     }
 
 
@@ -128,10 +125,9 @@ def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
     """
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     found = [] if (answer["output"] or "").strip() else ["no answer"]
-    if side.verdicts is not None:
-        entries = side.entries(question_id, boards) or [None]
-        if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
-            found.append("unscored")
+    entries = side.entries(question_id, boards) if side.verdicts else []
+    if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
+        found.append("unscored")
     return found
 
 
@@ -140,7 +136,7 @@ def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
 
 def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
     """Fill the template with its data."""
-    page = fill_template(TEMPLATE, words(datasets.tasks, boards))
+    page = fill_template(TEMPLATE, words(datasets.task, boards))
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
     texts = enumerate(make_texts(sides, datasets, boards))
@@ -148,17 +144,15 @@ def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes:
     return f"{head}{to_json(make_index(sides, datasets, boards, notes))}{middle}" + "\n".join(blocks) + end
 
 
-def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
+def words(task: Task, boards: list[Board]) -> dict[str, str]:
     """Return what the template's places for words hold."""
-    task = tasks[0]
     group, _, subgroup = task.group_words
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
     bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
-    title = task.name if len(tasks) == 1 else task.benchmark
     unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     return {
-        "task": title,
+        "task": task.name,
         "range": range_words(task, boards),
         "bars": bars,
         "scorer": "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer",

@@ -30,18 +30,9 @@ Shown = dict[str, Any]  # what goes into the page as JSON
 class Datasets:
     """Questions by id, and their profiles by the hash of the file they are from: each ranks them in its own way."""
 
-    tasks: list[Task]  # several only of one benchmark
-    task_of_file: dict[str, Task] = field(default_factory=dict)  # by its hash
+    task: Task
     questions: dict[str, Record] = field(default_factory=dict)
     profiles: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-
-    def key(self, task: Task, question_id: str) -> str:
-        """Return the name of a question here: two tasks may have the same ids."""
-        return question_id if len(self.tasks) == 1 else f"{task.name}/{question_id}"
-
-    def task_of(self, record: Record) -> Task:
-        name = record.get("task", self.tasks[0].name)
-        return next(task for task in self.tasks if task.name == name)
 
 
 @dataclass
@@ -52,13 +43,12 @@ class Side:
     scores: list[str] = field(default_factory=list)  # paths
     responses: dict[str, list[Shown]] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
-    # Entries of the score files, by the title of their board and by question; None for a system that has none.
-    verdicts: dict[str, dict[str, Entry]] | None = None
+    verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of the score files, by metric
     plans: dict[str, list[Shown]] = field(default_factory=dict)
 
     def entries(self, question_id: str, boards: list[Board]) -> list[Entry | None]:
-        """Return the question's entry for each board of its task."""
-        return [(self.verdicts or {}).get(board.title, {}).get(question_id) for board in boards]
+        """Return the question's entry by the metric of each board."""
+        return [self.verdicts.get(board.metric_name, {}).get(question_id) for board in boards]
 
 
 def has_options(task: Task, record: Record) -> bool:
@@ -96,20 +86,15 @@ def history_of(question_id: str, datasets: Datasets) -> Profile | None:
     return next((profile for profile in found if isinstance(profile, Profile)), None)
 
 
-def boards_of(task: Task, boards: list[Board]) -> list[Board]:
-    return [board for board in boards if board.task == task]
-
-
 # The texts of a question
 
 
 def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
     """Return all texts of each question, in the order of the index."""
+    task = datasets.task
     for question_id, record in datasets.questions.items():
-        task = datasets.task_of(record)
         posts: dict[str, int] = {}  # the place of each text: systems share most of them
-        its_boards = boards_of(task, boards)
-        answers = [describe_answer(side, question_id, datasets, its_boards, posts) for side in sides]
+        answers = [describe_answer(side, question_id, datasets, boards, posts) for side in sides]
         unseen = unseen_texts(task, record)
         texts = {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
         if has_options(task, record):
@@ -130,7 +115,7 @@ def describe_answer(
     answer, *others = side.responses[question_id]
     shared = history_of(question_id, datasets) is not None
     used = [] if shared else items_used(side, question_id, datasets)  # marked in the history, where it is shared
-    task = datasets.task_of(datasets.questions[question_id])
+    task = datasets.task
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
