@@ -376,11 +376,8 @@ WITHOUT_EFFECT = [
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
     ("utils/select_responses.py", "--split_dir d",
-     "--score_addr s --output_addr o --worst_addr w --min_score 0.5 --min_margin 0.1 --keep_equal",
+     "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
-    *(("utils/select_responses.py", mode, "--keep_equal",
-       "with --worst_addr or --min_margin, which need two different scores\n  leave {} out")
-      for mode in ("--worst_addr w", "--min_margin 0.1")),
     *(("utils/make_figures.py", f"--figure {other}", flags, f"but in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
           ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),
