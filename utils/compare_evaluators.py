@@ -124,7 +124,7 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
         read |= files
     refuse_other_benchmarks(read, "task")
     for evaluator in evaluators.values():
-        check_same_judge(chain(*evaluator.files))
+        check_same_judge({path: read[path] for path in chain(*evaluator.files)})
     return list(evaluators.values())
 
 

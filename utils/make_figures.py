@@ -141,14 +141,16 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
-        path = others[0].systems[0].paths[0]
+        path = next(iter(others[0].systems[0].files))
         raise UserError(
-            f"{path}: scores of {others[0].title}, but {systems[0].paths[0]} has scores of {board.title}\n"
+            f"{path}: scores of {others[0].title}, but {next(iter(systems[0].files))} has scores of {board.title}\n"
             "  a figure shows one task by one metric: draw one for each"
         )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
-        raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
+        raise UserError(
+            f"{next(iter(systems[0].files))}: no question of any system has a score; there is nothing to draw"
+        )
     if missing := [group for group in systems[0].task.groups if group not in scored]:
         average = "" if systems[0].task.overall else ", and so no average"
         notes.append(f"No score in {', '.join(missing)}{average}.")

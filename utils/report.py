@@ -146,7 +146,7 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
 
 def check_scores(system: System, datasets: Datasets) -> None:
     """Raise UserError where a system's scores are of another task or other questions, or by other aspects."""
-    where = ", ".join(system.paths)
+    where = ", ".join(system.files)
     if system.task != datasets.task:
         raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
     check_known((entry["id"] for entry in system.entries), datasets, where)

@@ -126,7 +126,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
     """Read the score files, in the samples' order; UserError unless there is one of each sample, judged alike."""
     numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
-    check_same_judge(paths)
+    check_same_judge(scores)
     path_of: dict[int, str] = {}
     for path in scores:
         number = numbers.get(str(settings_of(path).get("responses")))

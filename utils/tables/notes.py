@@ -31,7 +31,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
         if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
             notes[f"{name}: no scores of {'; '.join(lacking)}."] = None
     judged = [board for board in boards if board.metric.judge]  # what is computed, is so in one way
-    return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.paths)]
+    return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.files)]
 
 
 def judge_notes(paths: Iterable[str]) -> list[str]:
@@ -80,7 +80,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
         yield f"{units} without a verdict, in {questions}; {treatment}"
-    manifests = [manifest_of(path) or {} for path in system.paths]
+    manifests = [manifest_of(path) or {} for path in system.files]
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
     counts = {"answer": origins, "verdict": manifests}
     counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
@@ -133,7 +133,7 @@ def _wordings(systems: list[System]) -> dict[str, dict[str, dict[str, list[str]]
     What is told of a prompt stands with the names of the systems that it is told of.
     """
     told: dict[str, dict[str, dict[str, list[str]]]] = {"judge": {}, "answers": {}, "constrained": {}}
-    for name_of_system, path in ((system.name, path) for system in systems for path in system.paths):
+    for name_of_system, path in ((system.name, path) for system in systems for path in system.files):
         manifest = manifest_of(path) or {"settings": {}}
         settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
         answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}

@@ -20,7 +20,7 @@ from utils.tables.formats import plural
 SELECTED = "selected by score"  # behind the name of what is no fair system
 # Of a score file's settings what changes a verdict: who judged, asked what, and how the verdict was drawn.
 JUDGE_SETTINGS = (
-    "strategy", "verdicts", "num_verdicts", "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
+    "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype",
 )  # fmt: skip
 
@@ -39,10 +39,6 @@ class System:
     @property
     def metric(self) -> Metric:
         return self.task.metrics[self.metric_name]
-
-    @property
-    def paths(self) -> list[str]:
-        return list(self.files)
 
     @cached_property
     def entries(self) -> list[Entry]:
@@ -169,12 +165,10 @@ def read_boards(
             }
             systems += [_make_system(row, task, name, its)] if its else []
         boards.append(Board(task, name, systems, rows, is_alone))
-        files = {path: its for system in systems for path, its in system.files.items()}
-        _check_same_verdicts(files)
-        check_same_judge(files)
+        check_same_judge({path: its for system in systems for path, its in system.files.items()})
     for name in dict.fromkeys(board.task.name for board in boards):
         systems = [system for board in boards if board.task.name == name for system in board.systems]
-        check_same_content((question, system.paths) for system in systems for question in system.questions)
+        check_same_content((question, system.files) for system in systems for question in system.questions)
         if not allow_partial:
             _check_same_questions(systems)
         _check_same_responses(systems)
@@ -268,31 +262,18 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
             )
 
 
-def _check_same_verdicts(files: dict[str, Scores]) -> None:
-    """Raise UserError where verdicts were had in two ways, as score files say themselves.
+def check_same_judge(files: dict[str, Scores]) -> None:
+    """Raise UserError where verdicts were had in two ways, by the score files and the manifests beside them.
 
-    A verdict that is counted once, an expectation and a mean of several are not drawn from one scale.
+    A verdict that is counted once, an expectation and a mean of several are not drawn from one scale. What no manifest
+    tells is not compared.
     """
-    path_of = {strategy_in_words(scores): path for path, scores in files.items()}
-    if len(path_of) > 1:
-        (one, path), (other, other_path) = list(path_of.items())[:2]
-        raise UserError(
-            f"{other_path}: verdicts of {other}, but {path} has those of {one}\n"
-            "  they do not compare: judge both alike, or keep them apart"
-        )
-
-
-def check_same_judge(paths: Iterable[str]) -> None:
-    """Raise UserError where two score files differ in one of `JUDGE_SETTINGS`, by the manifests beside them."""
-    manifests = {path: manifest for path in paths if (manifest := manifest_of(path)) is not None}
-    told = {
-        path: {name: its["settings"].get(name) for name in JUDGE_SETTINGS} | _unsent_settings(its)
-        for path, its in manifests.items()
-    }
+    told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
     # All are compared with one, which knows what its judge's server reported where any does.
-    first = max(told, key=lambda path: told[path][REPORTED] is not None, default=None)
+    first = max(told, key=lambda path: (REPORTED in told[path], told[path].get(REPORTED) is not None))
     for path, settings in told.items():
-        if differing := differing_names(told[first], settings):
+        differing = [name for name in differing_names(told[first], settings) if name in settings]
+        if differing:
             both = [(name, tell_apart(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
@@ -301,19 +282,20 @@ def check_same_judge(paths: Iterable[str]) -> None:
             )
 
 
-def _unsent_settings(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Tell how a judge was really asked where its server refused a setting: None, as where a flag leaves it to that."""
-    found = {}
+def _judge_settings(path: str) -> dict[str, Any]:
+    """Tell how a judge was really asked, None where its server refused a setting; nothing where it is not known."""
+    if (manifest := manifest_of(path)) is None:
+        return {}
+    found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
-            told = manifest["settings"].get(name)
-            found[name] = None if without == outputs else f"{told}, but refused for {without} of {outputs}"
+            found[name] = None if without == outputs else f"{found[name]}, but refused for {without} of {outputs}"
     return found
 
 
-def check_same_content(questions: Iterable[tuple[Entry, list[str]]]) -> None:  # each with the files it may be from
+def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
     """Raise UserError where one id stands for two things that judges were shown, as in two datasets."""
-    known: dict[str, tuple[tuple[Any, ...], list[str]]] = {}
+    known: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
         shown = tuple(question.get(name) for name in ("question_sha256", "subgroup", "group", "cluster"))
@@ -334,7 +316,7 @@ def _check_same_questions(systems: list[System]) -> None:
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids()):
             raise UserError(
-                f"--system {system.name!r} ({few(system.paths)}) "
+                f"--system {system.name!r} ({few(system.files)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
                 "  give score files of the same questions, or --allow_partial to compare what is there"
             )
@@ -349,6 +331,6 @@ def _check_same_responses(systems: Iterable[System]) -> None:
         hashes, others = ({settings_of(path).get("responses") for path in its.files} for its in (system, first))
         if None not in hashes | others and hashes != others:
             raise UserError(
-                f"--system {system.name!r}: {few(system.paths)} has scores of other responses than {few(first.paths)}\n"
+                f"--system {system.name!r}: {few(system.files)} has scores of other responses than {few(first.files)}\n"
                 "  a row is of one system: score the same responses by each metric"
             )
