@@ -1,15 +1,11 @@
 """What dataset files hold: questions, sizes of their fields, and communities; and the paper's figure 5 of these."""
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks import tasks
 from utils.benchmarks.checks import number_in
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
@@ -30,17 +26,13 @@ if TYPE_CHECKING:
 class Counts:
     """What a file holds."""
 
-    task_name: str  # for a task itself goes from no process to another
+    task: Task
     num_questions: int = 0
     sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of every question where it is there
     communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
     leaks: Counter[str] = field(default_factory=Counter)  # profile posts that hold a hidden text, by what that is
     users: set[str] = field(default_factory=set)  # by `Task.user_field`
-
-    @property
-    def task(self) -> Task:
-        return tasks()[self.task_name]
 
 
 @dataclass
@@ -64,9 +56,9 @@ def read_columns(paths: list[str]) -> list[Column]:
     """Count files: the paper's in the paper's order, then the others as they were given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
-    counts = count_files(paths)
-    if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
-        raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
+    counts = list(map(count_file, paths))
+    if others := [path for path, its in zip(paths, counts, strict=True) if its.task != counts[0].task]:
+        raise UserError(f"{others[0]}: not of {counts[0].task.name}, as {paths[0]} is; give the files of one task")
     paper = counts[0].task.paper_files()
     keys = [stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths]
     columns = []
@@ -78,43 +70,32 @@ def read_columns(paths: list[str]) -> list[Column]:
     return sorted(columns, key=lambda column: order.index(column.paper))
 
 
-def count_files(paths: list[str]) -> list[Counts]:
-    """Count every file, as many at a time as there are cores: the nine files have gigabytes of posts."""
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if workers == 1:
-        return [count_file(path) for path in paths]
-    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
-        return list(pool.map(count_file, paths))
-
-
 def count_file(path: str) -> Counts:
     """Count a dataset, a record in memory at a time; UserError where a field is neither missing nor as it must be."""
     file = DatasetFile(path)
-    counts = Counts("")
+    counts = None
     for number, record in enumerate(file.scan()):
-        where = f"{path}: record {number} (id {quote(record['id'])})"
-        if file.task.history is not None:  # its profile only refers to one
-            file.task.check(record, where, ["profile"])
+        where, task = f"{path}: record {number} (id {quote(record['id'])})", file.task
+        counts = counts or Counts(task)
+        if task.history is not None:  # its profile only refers to one
+            task.check(record, where, ["profile"])
             record = with_profile(record, path, ["profile"])
-        kinds = {name: kind for name, (kind, _) in file.task.sizes.items()}
-        for name, kind in {**kinds, file.task.placed_by: str}.items():
+        for name, (kind, _) in {**task.sizes, task.placed_by: (str, "")}.items():
             value = number_in(record, name) if kind is float else record.get(name)
             if value is not None and not isinstance(value, (kind, Profile)):
                 wanted = "text" if kind is str else "list"
                 raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
-            if name in kinds:
+            if name in task.sizes:
                 size = value if kind is float or value is None else len(value.split() if kind is str else value)
                 counts.sizes.setdefault(name, []).extend([] if size is None else [size])
-        if (user := record.get(file.task.user_field)) is not None:
+        if (user := record.get(task.user_field)) is not None:
             counts.users.add(str(user))
-        counts.leaks.update(find_leaks(file.task, record))
-        place = file.task.place(record)
-        community = place.get("subgroup", place["group"])
-        if community is not None:
+        counts.leaks.update(find_leaks(task, record))
+        place = task.place(record)
+        if (community := place.get("subgroup", place["group"])) is not None:
             counts.communities[community] += 1
             counts.group_of[community] = place["group"]
         counts.num_questions += 1
-    counts.task_name = file.task.name
     return counts
 
 
