@@ -31,7 +31,7 @@ from utils.files.manifest import file_hash
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
-from utils.tables import raters, rating_study, rating_tables
+from utils.tables import raters, rating_study
 from utils.tables.formats import counted, to_markdown
 from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
@@ -191,7 +191,7 @@ def collect(args: argparse.Namespace) -> None:
     cli.check_outputs(outputs, [*args.collect, args.key_addr])
     results = raters.read_results(args.collect, raters.read_key(args.key_addr))
     prepare_derived(outputs, COLLECTING, args.overwrite)
-    print(to_markdown(rating_tables.all_tables(results)), end="")
+    print(to_markdown(raters.all_tables(results)), end="")
     if outputs:
         text = json.dumps(raters.collected(results), ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)

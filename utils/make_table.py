@@ -35,7 +35,7 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables import score_table
-from utils.tables.comparisons import Contrast, compare
+from utils.tables.columns import Contrast, compare
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_results import Paper, read_paper

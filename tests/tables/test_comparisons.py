@@ -5,8 +5,7 @@ import math
 import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES, TASK
-from utils.tables.columns import MACRO
-from utils.tables.comparisons import PERMUTATION, T_TEST, compare
+from utils.tables.columns import MACRO, PERMUTATION, T_TEST, compare
 from utils.tables.system_scores import Board, System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES

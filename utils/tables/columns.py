@@ -1,7 +1,11 @@
-"""A table's columns of means: one for every group of questions, and one for their average or for all questions."""
+"""A table's columns: one for every group of questions, and one for their average or for all questions.
+
+What stands in them is a mean, with its interval, or a comparison of two systems.
+"""
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -9,10 +13,12 @@ from typing import Any
 
 from utils.benchmarks.task import Metric, Task
 from utils.scoring.means import macro_average, mean
-from utils.tables.significance import Strata, clustered_share_interval, interval
-from utils.tables.system_scores import Entry, System, cluster_of
+from utils.tables import significance
+from utils.tables.significance import ALPHA, Strata, clustered_share_interval, difference_of, differences, interval
+from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
+T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 
 @dataclass(frozen=True)
@@ -46,35 +52,37 @@ def strata_of(
     return strata
 
 
+def scored_strata(system: System) -> dict[str, list[list[Entry]]]:
+    return strata_of(system.task, scored(system.questions))
+
+
 def scored(questions: Iterable[Entry]) -> list[Entry]:
     return [question for question in questions if question["score"] is not None]
+
+
+def column_means(system: System) -> dict[str, float | None]:
+    return {column: mean_score(system.metric, strata) for column, strata in scored_strata(system).items()}
 
 
 def mean_score(metric: Metric, strata: Strata) -> float | None:
     """Compute the score of questions in strata; None where a stratum is empty."""
     average = metric.pooled.score if metric.pooled else mean
-    return macro_average({number: average(its) for number, its in enumerate(_values(metric, strata))})
+    return macro_average({number: average(its) for number, its in enumerate(values_of(metric, strata))})
 
 
-def _values(metric: Metric, strata: Strata) -> Strata:
+def values_of(metric: Metric, strata: Strata) -> Strata:
     """Return what the score is computed from."""
     value = metric.pooled.value if metric.pooled else itemgetter("score")
     return [list(map(value, stratum)) for stratum in strata]
 
 
-def column_means(system: System) -> dict[str, float | None]:
-    strata_by_column = strata_of(system.task, scored(system.questions))
-    return {column: mean_score(system.metric, strata) for column, strata in strata_by_column.items()}
-
-
 def points_of(system: System) -> dict[str, Point]:
-    strata_by_column = strata_of(system.task, scored(system.questions))
-    return {column: point_of(system, strata) for column, strata in strata_by_column.items()}
+    return {column: point_of(system, strata) for column, strata in scored_strata(system).items()}
 
 
 def point_of(system: System, strata: Strata) -> Point:
     """Compute a score and its interval; a mean of several groups' shares is no share."""
-    metric, values = system.metric, _values(system.metric, strata)
+    metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
         its = clustered_share_interval(values[0], clusters[0])
@@ -86,3 +94,125 @@ def point_of(system: System, strata: Strata) -> Point:
 
 def interval_words(system: System) -> str:
     return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"
+
+
+# Which systems are better than the baselines: every comparison that a table shows, and its daggers
+
+
+@dataclass
+class Result:
+    """A system against a baseline in one column, over the questions that both have a score of; None is undefined."""
+
+    num_questions: int
+    difference: float | None  # the system's mean minus the baseline's
+    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
+    test: str = T_TEST  # the one that daggers go by
+    interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
+    effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
+
+
+@dataclass(frozen=True, eq=False)
+class Contrast:
+    """A system against a baseline, with a result for each column of means, and how many questions are compared."""
+
+    system: str
+    baseline: str
+    board: Board
+    results: dict[str, Result]  # by the column's name
+    paired: int
+    only_system: int  # scored for the system, but absent or without a score for the baseline
+    only_baseline: int
+    neither: int  # in a file, but scored for none
+
+
+def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
+    """Compare every other system with every baseline that has scores of the same task and metric.
+
+    Args:
+        intervals: also what is drawn at random: interval and permutation test.
+        correct: also Holm's p-values, over all comparisons of the table.
+    """
+    contrasts = []
+    for board in boards:
+        by_name = {system.name: system for system in board.systems}
+        known = [by_name[name] for name in baselines if name in by_name]
+        for system in (system for system in board.systems if system.name not in baselines):
+            contrasts += [contrast(board, system, baseline, intervals) for baseline in known]
+    if correct:
+        correct_all([result for one in contrasts for result in one.results.values()])
+    return contrasts
+
+
+def contrast(board: Board, system: System, baseline: System, intervals: bool) -> Contrast:
+    """Pair the questions of two systems by id; only those that both have a score of are compared."""
+    first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
+    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the system, of the baseline?
+    pairs = []
+    for question_id in sorted(first.keys() | second.keys()):
+        pair = [by_id.get(question_id, {"score": None}) for by_id in (first, second)]
+        is_scored = (pair[0]["score"] is not None, pair[1]["score"] is not None)
+        counts[is_scored] += 1
+        pairs += [pair] if all(is_scored) else []
+    by_user = bool(cluster_names([board]))
+    results = {
+        board.name_of(column): compare_column(board.metric, strata, by_user, intervals)
+        for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items()
+    }
+    left_out = counts[True, False], counts[False, True], counts[False, False]
+    return Contrast(system.name, baseline.name, board, results, counts[True, True], *left_out)
+
+
+def compare_column(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> Result:
+    """Compare pairs of questions, in strata; the t-test and the effect size are of means alone."""
+    clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
+    if metric.pooled is None:
+        of, test = None, T_TEST
+        values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
+        p_values = {T_TEST: significance.t_test(values, clusters)}
+        p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
+    else:
+        of, test = difference_of(metric.pooled.of), PERMUTATION
+        values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
+        p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
+    result = Result(sum(map(len, strata)), significance.estimate(values, of), p_values, test)
+    if intervals:
+        most = math.inf if metric.lower_is_better else 1.0
+        result.interval = significance.interval(values, clusters, of, -most, most)
+        result.effect_size = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
+    return result
+
+
+def correct_all(results: list[Result]) -> None:
+    """Add Holm's p-values, test by test; a result without this test counts with the one that its dagger goes by."""
+    for test in (T_TEST, PERMUTATION):
+        p_values = [result.p_values.get(test) for result in results]
+        own = [result.p_values[result.test] for result in results]
+        adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
+        for result, p, corrected in zip(results, p_values, adjusted, strict=True):
+            if test in result.p_values:
+                result.p_values[holm_name(test)] = None if p is None else corrected
+
+
+def holm_name(test: str) -> str:
+    return f"{test} (Holm)"
+
+
+def shown_p(result: Result, test: str) -> float | None:
+    """Return the corrected p-value where there is one."""
+    return result.p_values.get(holm_name(test), result.p_values[test])
+
+
+def is_corrected(contrasts: Sequence[Contrast]) -> bool:
+    return any(holm_name(T_TEST) in result.p_values for one in contrasts for result in one.results.values())
+
+
+def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
+    """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
+    its = [one for one in contrasts if one.system == system and column in one.results]
+    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).is_selected:
+        return False
+    sign = -1 if its[0].board.metric.lower_is_better else 1
+    results = [one.results[column] for one in its]
+    p_values = [shown_p(result, result.test) for result in results]
+    is_significant = all(p is not None and p < ALPHA for p in p_values)
+    return is_significant and all(sign * result.difference > 0 for result in results)

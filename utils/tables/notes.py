@@ -18,6 +18,8 @@ from utils.tables.system_scores import Board, System, few
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
+Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output what is told, and of which systems
+
 
 def print_notes(notes: Iterable[str]) -> None:
     """Print to stderr, where the output itself has no place for them."""
@@ -110,48 +112,40 @@ def describe_selection(by: dict[str, Any]) -> str:
 
 def wording_note(systems: list[System]) -> str:
     """Write a line for the readers of a table that is set beside the paper's."""
-    told = _wordings(systems)
+    judge, answers, constrained = _wordings(systems)
     if any(system.metric.judge for system in systems):
-        text = f"Wording of the judge's prompt: {_listed(told['judge'])}; of the answers': {_listed(told['answers'])}."
+        text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
     else:
-        text = f"Wording of the answers' prompts: {_listed(told['answers'])}."
-        del told["constrained"]["judge"]
-    if any(words not in PUBLISHED for name in ("judge", "answers") for its in told[name].values() for words in its):
+        text = f"Wording of the answers' prompts: {_listed(answers)}."
+        del constrained["judge"]
+    if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
         text += " Levels need not be the paper's."
-    return f"{text} Constrained decoding: {_listed(told['constrained'])}; the paper's code has none."
+    return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
 def wording_columns(systems: list[System]) -> dict[str, str]:
     """Say the same of one row, for CSV, which has no place for notes."""
     names = ("Judge prompt", "Answer prompts", "Constrained decoding")
-    return dict(zip(names, map(_listed, _wordings(systems).values()), strict=True))
+    return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
 
-def _wordings(systems: list[System]) -> dict[str, dict[str, dict[str, list[str]]]]:
-    """Collect by prompt whose words it was in, of the judge and of the answers, and --constrained_decoding of both.
-
-    What is told of a prompt stands with the names of the systems that it is told of.
-    """
-    told: dict[str, dict[str, dict[str, list[str]]]] = {"judge": {}, "answers": {}, "constrained": {}}
-    for name_of_system, path in ((system.name, path) for system in systems for path in system.files):
-        manifest = manifest_of(path) or {"settings": {}}
-        settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
-        answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
-        judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
-        facts = {
-            "judge": _prompt_wordings(settings.get("prompt")),
-            "answers": _prompt_wordings(answers["prompt"]),
-            "constrained": {"judge": judged, "answers": answers["constrained_decoding"]},
-        }
-        for kind, its in facts.items():
-            for name, words in its.items():
-                names = told[kind].setdefault(name, {}).setdefault(words, [])
-                names += [] if name_of_system in names else [name_of_system]
-    return told
-
-
-def _prompt_wordings(prompts: dict[str, str] | None) -> dict[str, str]:
-    return {name: wording(name, digest) for name, digest in (prompts or {}).items()} or {"prompt": NOT_KNOWN}
+def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
+    """Collect by prompt whose words it was in, of the judge and of the answers, and --constrained_decoding of both."""
+    tables: tuple[Told, Told, Told] = {}, {}, {}
+    for system in systems:
+        for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
+            settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
+            answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
+            judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
+            facts = [
+                {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
+                for prompts in (settings.get("prompt", {}), answers["prompt"])
+            ]
+            facts.append({"judge": judged, "answers": answers["constrained_decoding"]})
+            for table, its in zip(tables, facts, strict=True):
+                for name, words in its.items():
+                    table.setdefault(name, {}).setdefault(words, {})[system.name] = None
+    return tables
 
 
 @cache
@@ -164,7 +158,7 @@ def wording(name: str, digest: str) -> str:
     return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
-def _listed(told: dict[str, dict[str, list[str]]]) -> str:
+def _listed(told: Told) -> str:
     """List as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
     parts = []
     for name, its in told.items():

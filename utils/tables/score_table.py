@@ -6,8 +6,18 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
 
-from utils.tables.columns import MACRO, column_means, columns_of, points_of
-from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
+from utils.tables.columns import (
+    MACRO,
+    PERMUTATION,
+    T_TEST,
+    Contrast,
+    column_means,
+    columns_of,
+    has_dagger,
+    is_corrected,
+    points_of,
+    shown_p,
+)
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
