@@ -107,10 +107,7 @@ def check_files(args: argparse.Namespace) -> list[str]:
 
 
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
-    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
-
-    With `unscored_as_zero`, as of `read_scores`, a pairwise comparison without a verdict has no result all the same.
-    """
+    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance."""
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
@@ -169,10 +166,7 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
 
 
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError where the manifests tell that one evaluator's first system is another's second, or the humans'.
-
-    Also where the humans' file tells that they saw other answers.
-    """
+    """Raise UserError where manifests tell that two evaluators, or the humans, had other systems or another order."""
     seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:

@@ -40,10 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Return each row's label, and a number or mean and deviation of this file and of it in the paper.
-
-    `has_users`: a record of any of the files names its user; else every question has a user of its own.
-    """
+    """Return each row's label, and a number or mean and deviation of this file and of it in the paper."""
     printed, task, users = column.paper.get("questions"), column.counts.task, len(column.counts.users)
     label = "Questions" if has_users else "Questions (users)"
     yield label, (column.counts.num_questions,), None if printed is None else (printed,)

@@ -146,10 +146,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
 def select(
     responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """Select the best and the worst response to each question that is kept, and count the others.
-
-    `scores` has each sample's by question id: None, or nothing, where there is none.
-    """
+    """Select the best and the worst response to each question that is kept, by each sample's scores, and count."""
     pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
     counts, most = Counter(), max(map(len, responses.values()))

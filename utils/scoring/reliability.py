@@ -17,11 +17,7 @@ Met = Sequence[tuple[float, float, float]]  # two values that met, and how much 
 
 
 class Estimate(NamedTuple):
-    """A coefficient, at most 1, and its 95% interval; None where it has no value.
-
-    There is no interval either where all resamples agree, as of raters who agree on everything: that a few questions
-    show no disagreement does not say that there is none.
-    """
+    """A coefficient and its 95% interval; None where it has no value, or all resamples agree, which proves nothing."""
 
     value: float | None
     interval: tuple[float, float] | None
@@ -33,11 +29,7 @@ def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = F
 
 
 def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: bool = False) -> Estimate:
-    """Estimate alpha of any number of raters (Krippendorff 2011); with `steps` by the interval metric.
-
-    Args:
-        questions: of each question the values that each of its things got; what got one alone does not count.
-    """
+    """Estimate alpha of any number of raters (Krippendorff 2011), from the values of each question's things."""
     met = [
         [(one, other, 1 / (len(values) - 1)) for values in things for one, other in permutations(values, 2)]
         for things in questions

@@ -122,11 +122,7 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Return counts of questions, the sign test of these, and the agreement of two raters.
-
-    num_raters is the most that a question has. kappa is of the first and the second choice where that is two, None
-    where it is not, or where `raters`, all of them if they are known, are more: they differ by question.
-    """
+    """Return counts of questions, their sign test, and Cohen's kappa where all questions have the same two raters."""
     outcomes = Counter(majority(its) for its in choices.values())
     num_raters = max(map(len, choices.values()))
     rated_by_all = [[PREFERENCES[one] for one in its] for its in choices.values() if len(its) == num_raters]
@@ -176,10 +172,7 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
 
 
 def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare two evaluators over the questions that both have a preference on.
-
-    With choices of humans also on how many of these only one of the two names their outcome, and the sign test.
-    """
+    """Compare two evaluators over the questions that both have a preference on, and how often each alone is right."""
     pairs = pair_up(one.decided, other.decided)
     figures = {
         "evaluators": [one.name, other.name],

@@ -38,10 +38,7 @@ def columns_of(task: Task) -> list[str]:
 def strata_of(
     task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
 ) -> dict[str, list[list[Any]]]:
-    """Sort questions into what each column is the mean of: a group alone, or as the average each group as a stratum.
-
-    Where the benchmark counts all questions alike, they are one stratum.
-    """
+    """Sort questions into what each column is the mean of: a group alone, all of them, or a stratum per group."""
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
     for question in questions:
         by_group[group_of(question)].append(question)
@@ -126,12 +123,7 @@ class Contrast:
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
-    """Compare every other system with every baseline that has scores of the same task and metric.
-
-    Args:
-        intervals: also what is drawn at random: interval and permutation test.
-        correct: also Holm's p-values, over all comparisons of the table.
-    """
+    """Compare every other system with every baseline that has scores of the same task and metric."""
     contrasts = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}

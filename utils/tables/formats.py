@@ -113,10 +113,7 @@ def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
 
 
 def _latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
-    """A tabular of these lines and the notes below it, in small letters, in a box as wide as the text around it.
-
-    The notes are no rows of the tabular, for one that is wider than the table would pull its last column away.
-    """
+    """Put lines into a tabular as wide as the text, and notes below it: a wide one would pull its last column away."""
     begin = [r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\centering\setlength{\tabcolsep}{3pt}"]
     begin += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
     below = [r"\par\smallskip\raggedright", *(rf"{latex_text(note)}\par" for note in notes)]
@@ -147,10 +144,7 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Full-precision numbers, an empty field for None; CSV has no place for notes.
-
-    A text that a spreadsheet would run as a formula begins with an apostrophe.
-    """
+    """Write full-precision numbers, an empty field for None, and no text that a spreadsheet would run as a formula."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)
     return text.getvalue()

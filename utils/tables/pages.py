@@ -30,10 +30,7 @@ def source_hash(source: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON that no HTML parser sees a tag, an end of a script or a comment in: pure ASCII without < > &.
-
-    Escaped, half a surrogate pair or a null byte is ASCII too.
-    """
+    """Return JSON that no HTML parser sees a tag, an end of a script or a comment in: pure ASCII without < > &."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

@@ -70,12 +70,7 @@ class Evaluator:
 
 @figure_style()
 def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
-    """Draw the score by the number of posts, a panel for each column of a table that has any, with the same axes.
-
-    Args:
-        points: by number of posts, ascending, and column; at least one has a mean.
-        bars: what the bars on points are.
-    """
+    """Draw the score by the number of posts, ascending, a panel for each column of a table that has any."""
     groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)

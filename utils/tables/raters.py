@@ -98,10 +98,7 @@ def read_key(path: str) -> dict[str, Any]:
 
 
 def read_results(paths: list[str], key: dict[str, Any]) -> Results:
-    """Join the files of all raters, also several of one, such as of two days.
-
-    UserError where they say different things, and where a file is not one that this study's page has written.
-    """
+    """Join the files of all raters, also several of one, such as of two days; UserError where they contradict."""
     results = Results(key)
     files = {path: read_result(path, key) for path in paths}
     for path, content in files.items():
@@ -189,10 +186,7 @@ def preferences(results: Results) -> dict[str, list[str]]:
 
 
 def as_verdict(value: float, name: str) -> int:
-    """Make a median between two verdicts one of them, by a coin that the name throws.
-
-    Always the lower one, or leaving such verdicts out, would move the mean.
-    """
+    """Make a median between two verdicts one of them, by a coin that the name throws: the lower one moves the mean."""
     return math.floor(value) if random.Random(name).random() < 0.5 else math.ceil(value)
 
 

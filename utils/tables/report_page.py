@@ -22,10 +22,7 @@ UNKNOWN = "unknown"  # the group of questions that none is known for
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at.
-
-    The table and the panels hold the systems with scores, by their place in `sides`: "judged".
-    """
+    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at."""
     task = datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
@@ -58,10 +55,7 @@ def measure(board: Board) -> Shown:
 
 
 def score_panels(board: Board) -> list[Shown]:
-    """Return mean scores with 95% intervals, a `Point` a row: a panel a group with questions, and the average.
-
-    The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
-    """
+    """Return mean scores with 95% intervals: a panel a group with questions, one for those of no group, the average."""
     task, systems = board.task, list(map(board.system, board.rows))
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
     asked = {entry["group"] for system in systems for entry in system.questions}
@@ -119,10 +113,7 @@ def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Reco
 
 
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
-    """Return any of "no answer" and "unscored": an aspect without a verdict, or a question that a judged system lacks.
-
-    The first is the system's failure and may have a score, 0; the second is the judge's.
-    """
+    """Return any of "no answer", the system's failure, and "unscored", the judge's: an aspect or all has no verdict."""
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     found = [] if (answer["output"] or "").strip() else ["no answer"]
     entries = side.entries(question_id, boards) if side.verdicts else []

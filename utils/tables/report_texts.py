@@ -67,10 +67,7 @@ def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Ite
 
 
 def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
-    """Return the items that stood in the prompt, best first; None where it is not known which they were.
-
-    There are none where all of a history was given, or what of it there was room for.
-    """
+    """Return the items that stood in the prompt, best first, none of a whole history; None where it is not known."""
     answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
     number = answer.get("num_contexts_used") or 0
     if not number or profile is None:

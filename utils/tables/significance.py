@@ -120,10 +120,7 @@ def batch_sizes(rows: int, width: int) -> Iterator[int]:
 
 
 def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
-    """Compute a number for each of two or more questions; their mean is the score, and varies as it does.
-
-    By how far the score moves where the question is left out (the jackknife; Efron & Tibshirani 1993, chapter 11).
-    """
+    """Compute a number for each of two or more questions; their mean is the score, and varies as it (the jackknife)."""
     import numpy as np
 
     counts, number = Counter(stratum), len(stratum)
@@ -315,10 +312,7 @@ def _swapped(
 
 
 def effect_size(stratum: Sequence[float]) -> float | None:
-    """Compute Cohen's d_z: mean of the differences over their standard deviation (over n - 1) (Lakens 2013).
-
-    0.0 where all differences are 0; None with fewer than two questions, or where all are equal and not 0.
-    """
+    """Compute Cohen's d_z; None with fewer than two differences, or where all are equal and not 0 (Lakens 2013)."""
     if len(stratum) < 2:
         return None
     spread = math.sqrt(variance(stratum)) if any(stratum) else math.inf
@@ -326,11 +320,7 @@ def effect_size(stratum: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust the p-values of a family of tests (Holm 1979), so that the chance of any false one below alpha is alpha.
-
-    Of m values in ascending order, the i-th becomes the largest of (m - j + 1) * p_j over j <= i, at most 1. None is no
-    test: it keeps its place and does not count in m.
-    """
+    """Adjust the p-values of a family of tests (Holm 1979); None is no test, and does not count."""
     adjusted = list(p_values)
     tests = [i for i, p in enumerate(p_values) if p is not None]
     largest = 0.0

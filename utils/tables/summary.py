@@ -56,10 +56,7 @@ def describe_agreement(scores: Scores) -> str:
 
 
 def describe_average(task: Task, scores: Scores) -> str:
-    """Tell the average that a table has, which weighs the groups alike; nothing without a score in each of them.
-
-    Where a table has the mean over all questions, its interval.
-    """
+    """Tell the average that a table has, or the interval of its mean over all questions; nothing without."""
     system = System("", task, metric_of(task, scores)[0], {"": scores})
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval

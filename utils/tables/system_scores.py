@@ -140,16 +140,7 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
 def read_boards(
     arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
 ) -> list[Board]:
-    """Read the systems of every `[name, file, ...]`, by task and metric.
-
-    Args:
-        unscored_as_zero: as of `read_scores`.
-        by: one of the benchmark's divisions, as `divide` takes it; None: its own groups.
-
-    Raises:
-        UserError: a name, a file or a question stands twice, or a system has none of them that is of use; they are not
-            of one benchmark, not scored alike, or, unless `allow_partial`, on other questions.
-    """
+    """Read the systems of every `[name, file, ...]`, by task and metric; UserError unless they compare."""
     scores = _read_files(arguments, unscored_as_zero)
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
@@ -210,11 +201,7 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
 
 
 def divide(board: Board, name: str) -> Board:
-    """Sort the same questions into other groups: the values of one of `Task.divisions`.
-
-    Raises:
-        UserError: the benchmark has no such division, or a score file does not tell it.
-    """
+    """Sort the same questions into other groups, the values of one of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
         told = f"it has {', '.join(task.divisions)}" if task.divisions else "leave it out"
@@ -247,10 +234,7 @@ def divide(board: Board, name: str) -> Board:
 
 
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
-    """Raise UserError over score files, by path, of two tasks, unless these are of one benchmark.
-
-    With `alike` "task", they may not be either.
-    """
+    """Raise UserError over score files, by path, of two tasks, unless these are of one benchmark and may be `alike`."""
     first, *others = scores
     benchmark = tasks()[scores[first]["task"]].benchmark if alike == "benchmark" else None
     for path in others:
@@ -263,11 +247,7 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 
 
 def check_same_judge(files: dict[str, Scores]) -> None:
-    """Raise UserError where verdicts were had in two ways, by the score files and the manifests beside them.
-
-    A verdict that is counted once, an expectation and a mean of several are not drawn from one scale. What no manifest
-    tells is not compared.
-    """
+    """Raise UserError where verdicts were had in two ways, by the score files and, where there are, their manifests."""
     told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
     # All are compared with one, which knows what its judge's server reported where any does.
     first = max(told, key=lambda path: (REPORTED in told[path], told[path].get(REPORTED) is not None))
