@@ -58,11 +58,14 @@ class Rating:
     slot: str
     scale: str
     about: str  # the aspect's title, or the question
-    values: dict[str, int]  # by rater; of pairs 1 is the first system and not what was shown first
+    swapped: bool  # is the second system's answer shown first?
+    said: dict[str, Decision | None]  # by rater, in the order of the study
 
     @property
-    def gap(self) -> int:
-        return max(self.values.values()) - min(self.values.values())
+    def values(self) -> dict[str, int]:
+        """Return by rater the value; of pairs 1 is the first system and not what was shown first."""
+        order = {1: 2, 2: 1} if self.swapped else {}
+        return {rater: order.get(one["value"], one["value"]) for rater, one in self.said.items() if one is not None}
 
 
 @dataclass
@@ -70,19 +73,18 @@ class Results:
     """What all raters of a study say; those without a file are left out."""
 
     key: dict[str, Any]  # as `rating_study.make_key` makes it
-    raters: list[str] = field(default_factory=list)  # in the order of the study
-    decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)  # by rater, question and slot
+    raters: list[str]  # in the order of the study
+    ratings: dict[tuple[str, str], Rating]  # by question and slot, in the order of the study
     comments: dict[tuple[str, str], str] = field(default_factory=dict)  # by question and rater
-    ratings: list[Rating] = field(default_factory=list)  # of every slot with a value, in the order of the study
+
+    @property
+    def rated(self) -> list[Rating]:
+        return [rating for rating in self.ratings.values() if rating.values]
 
     def by_scale(self) -> dict[str, list[Rating]]:
-        """Sort the ratings, also by scales that nobody has used."""
         found: dict[str, list[Rating]] = {}
-        for question in self.key["questions"].values():
-            for _, scale, _ in slots_of(self.key["ask"], len(question["aspects"])):
-                found.setdefault(scale, [])
-        for rating in self.ratings:
-            found[rating.scale].append(rating)
+        for rating in self.ratings.values():
+            found.setdefault(rating.scale, []).append(rating)
         return found
 
 
@@ -99,20 +101,17 @@ def read_key(path: str) -> dict[str, Any]:
 
 def read_results(paths: list[str], key: dict[str, Any]) -> Results:
     """Join the files of all raters, also several of one, such as of two days; UserError where they contradict."""
-    results = Results(key)
     files = {path: read_result(path, key) for path in paths}
+    named = {content["rater"] for content in files.values()}
+    results = Results(key, [rater for rater in key["raters"] if rater in named], {})
+    for question_id, question in key["questions"].items():
+        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
+            about = question["question"] if aspect is None else question["aspects"][aspect]
+            rating = Rating(question_id, slot, scale, about, question["swapped"], dict.fromkeys(results.raters))
+            results.ratings[question_id, slot] = rating
     for path, content in files.items():
         for answer in content["answers"]:
             add_answer(results, path, content["rater"], answer)
-    named = {content["rater"] for content in files.values()}
-    results.raters = [rater for rater in key["raters"] if rater in named]
-    for question_id, question in key["questions"].items():
-        order = {1: 2, 2: 1} if question["swapped"] else {}
-        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
-            about = question["question"] if aspect is None else question["aspects"][aspect]
-            said = {rater: results.decisions.get((rater, question_id, slot)) for rater in results.raters}
-            values = {rater: order.get(one["value"], one["value"]) for rater, one in said.items() if one is not None}
-            results.ratings += [Rating(question_id, slot, scale, about, values)] if values else []
     return results
 
 
@@ -136,17 +135,15 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
 
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
     """Add what a file says of one question; UserError where it cannot be, or another file says it in another way."""
-    key, question_id = results.key, answer["id"]
+    question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
-    if question_id not in key["raters"][rater]:
+    if question_id not in results.key["raters"][rater]:
         raise UserError(f"{where} is no question that {quote(rater)} was given")
-    slots = slots_of(key["ask"], len(key["questions"][question_id]["aspects"]))
-    choices = {slot: SCALES[scale].choices for slot, scale, _ in slots}
     for slot, decision in answer["decisions"].items():
-        value = decision["value"]
-        if value not in choices.get(slot, ()):
+        value, rating = decision["value"], results.ratings.get((question_id, slot))
+        if rating is None or value not in SCALES[rating.scale].choices:
             raise UserError(f"{where}: {quote(slot)}: {value} is no value that could be given there")
-        known = results.decisions.setdefault((rater, question_id, slot), decision)
+        known = rating.said[rater] = rating.said[rater] or decision
         if known["value"] != value:
             raise UserError(
                 f"{where}: {quote(slot)} is {value}, but {known['value']} in another file of {quote(rater)}\n"
@@ -165,7 +162,7 @@ def collected(results: Results) -> dict[str, Any]:
     if results.key["ask"] == "pairs":
         return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
     by_question: dict[str, dict[str, Any]] = {}
-    for one in results.ratings:
+    for one in results.rated:
         by_question.setdefault(one.question_id, {})[one.slot] = one.values
     if results.key["ask"] == "aspects":
         by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
@@ -182,7 +179,7 @@ def collected(results: Results) -> dict[str, Any]:
 
 def preferences(results: Results) -> dict[str, list[str]]:
     """Return the choices of its raters by question of a pair."""
-    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.ratings}
+    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.rated}
 
 
 def as_verdict(value: float, name: str) -> int:
@@ -207,15 +204,15 @@ def all_tables(results: Results) -> list[Table]:
 def raters_table(results: Results) -> Table:
     """Show what each rater did; of pairs also how often they chose what was shown first."""
     key = results.key
-    slots = {i: slots_of(key["ask"], len(question["aspects"])) for i, question in key["questions"].items()}
     sides = SCALES["choice"].choices if key["ask"] == "pairs" else {}
     rows = []
     for rater in results.raters:
-        its = {(i, slot): said for (name, i, slot), said in results.decisions.items() if name == rater}
         ids = key["raters"][rater]
-        finished = sum(all((i, slot) in its for slot, *_ in slots[i]) for i in ids)
-        seconds = number(median(said["seconds"] for said in its.values()) if its else None, 1)
-        shown = Counter(said["value"] for said in its.values())
+        said = [one.said[rater] for one in results.ratings.values() if one.said[rater] is not None]
+        open_ids = {one.question_id for one in results.ratings.values() if one.said[rater] is None}
+        seconds = number(median(one["seconds"] for one in said) if said else None, 1)
+        shown = Counter(one["value"] for one in said)
+        finished = len(set(ids) - open_ids)
         rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
     silent = [rater for rater in key["raters"] if rater not in results.raters]
     notes = [f"No file of {', '.join(silent)}."] if silent else []
@@ -249,7 +246,7 @@ def means_table(results: Results) -> Table:
         its = all_values(ratings)
         counts = [str(its.count(value)) if value in SCALES[scale].choices else "" for value in values]
         rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
-    halves = sum(median(one.values.values()) % 1 > 0 for one in results.ratings)
+    halves = sum(median(one.values.values()) % 1 > 0 for one in results.rated)
     note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
     notes = [note] if results.key["ask"] == "verdicts" else []
     return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
@@ -292,10 +289,10 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
 def disagreements_table(results: Results) -> Table:
     """Show what raters do not say the same of, what is farthest apart first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
-    apart = [one for one in results.ratings if one.gap]
-    apart.sort(key=lambda one: -one.gap if SCALES[one.scale].steps else 0)
+    apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
+    apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale].steps else 0)
     rows = []
-    for one in apart:
+    for _, one in apart:
         said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
         rows.append([one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
     return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
