@@ -118,7 +118,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
-    if selected := [system.name for system in systems if system.is_selected]:
+    if selected := [system.name for system in systems if system.num_selected]:
         bars += f"\nk = {', '.join(selected)}: {SELECTED}"
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
 

@@ -201,7 +201,7 @@ def is_corrected(contrasts: Sequence[Contrast]) -> bool:
 def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
     """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
     its = [one for one in contrasts if one.system == system and column in one.results]
-    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).is_selected:
+    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).num_selected:
         return False
     sign = -1 if its[0].board.metric.lower_is_better else 1
     results = [one.results[column] for one in its]

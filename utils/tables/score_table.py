@@ -53,10 +53,10 @@ def make_rows(boards: list[Board]) -> list[Row]:
         )
         counts = {"Questions": 0, "Unanswered": 0, unscored: 0}
         for _, same in groupby(systems.values(), key=lambda system: system.task.name):
-            most = max(same, key=lambda system: len(system.asked_ids()))
-            its = len(most.asked_ids()), most.num_unanswered(), sum(most.unscored())
+            most = max(same, key=lambda system: len(system.asked_ids))
+            its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
             counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
-        selected = [system for system in systems.values() if system.is_selected]
+        selected = [system for system in systems.values() if system.num_selected]
         rows.append(Row(name, dict(named), counts, selected[0].label if selected else name, bool(selected)))
     return rows
 

@@ -3,18 +3,17 @@
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Metric, Task
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.manifest import REPORTED, differing_names, manifest_of, settings_of, tell_apart
 from utils.generation.refusals import LIMITS
 from utils.generation.requests import FURTHER
 from utils.parsing.plans import one_line
-from utils.records.scores import Scores, read_scores, strategy_in_words
+from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
 SELECTED = "selected by score"  # behind the name of what is no fair system
@@ -27,65 +26,28 @@ JUDGE_SETTINGS = (
 Entry = dict[str, Any]  # of a score file: a question with its score
 
 
-@dataclass
 class System:
-    """A row's name and its score files of one task and metric, by path; none where it was not scored by that."""
+    """A row's name and what its score files of one task and metric hold, by path; none if it was not scored by that."""
 
-    name: str
-    task: Task
-    metric_name: str
-    files: dict[str, Scores]
-
-    @property
-    def metric(self) -> Metric:
-        return self.task.metrics[self.metric_name]
-
-    @cached_property
-    def entries(self) -> list[Entry]:
-        return [entry for scores in self.files.values() for entry in scores["per_question_scores"]]
-
-    @cached_property
-    def questions(self) -> list[Entry]:
-        """Return the entries of a known group; the others are in no column."""
-        return [entry for entry in self.entries if entry["group"] is not None]
-
-    @cached_property
-    def cluster(self) -> str | None:
-        """Name the field of users, by whom intervals and tests go, where one has several questions; None if not."""
+    def __init__(self, name: str, task: Task, metric_name: str, files: dict[str, Scores]):
+        self.name, self.task, self.metric_name, self.files = name, task, metric_name, files
+        self.metric = task.metrics[metric_name]
+        self.entries: list[Entry] = [entry for scores in files.values() for entry in scores["per_question_scores"]]
+        # Those of no known group are in no column, and those without verdicts, which have no score, count nowhere.
+        self.questions = [entry for entry in self.entries if entry["group"] is not None]
+        asked = [entry for entry in self.questions if entry["details"]]
+        self.asked_ids = {entry["id"] for entry in asked}
+        self.num_unanswered = sum(not entry["answered"] for entry in asked)  # they have the worst score
+        missing = (sum(one["score"] is None for one in entry["details"]) for entry in asked)
+        self.unscored = [count for count in missing if count]  # missing verdicts of every question where any is
         users = list(map(cluster_of, self.questions))
-        return self.task.user_field if len(set(users)) < len(users) else None
-
-    @property
-    def is_selected(self) -> bool:
-        """Were responses selected by their scores, so that this is no fair system?"""
-        return self.total("num_selected") > 0
-
-    @property
-    def label(self) -> str:
-        return f"{self.name} ({SELECTED})" if self.is_selected else self.name
-
-    def total(self, count: str) -> int:
-        """Sum a count in the heads of the files, such as that of answers cut at --max_tokens."""
-        return sum(scores.get(count, 0) for scores in self.files.values())
-
-    @property
-    def strategy_in_words(self) -> str:
-        return strategy_in_words(next(iter(self.files.values())))
-
-    def asked_ids(self) -> set[str]:
-        return {question["id"] for question in self.questions if question["details"]}
-
-    def num_unanswered(self) -> int:
-        """Count the questions that the system did not answer, which have the worst score."""
-        return sum(not question["answered"] for question in self.questions if question["details"])
-
-    def unscored(self) -> list[int]:
-        """Count the missing verdicts of every question where any is."""
-        missing = [sum(d["score"] is None for d in question["details"]) for question in self.questions]
-        return [count for count in missing if count]
+        # The field of users, by whom intervals and tests go, where one has several questions.
+        self.cluster = task.user_field if len(set(users)) < len(users) else None
+        self.num_truncated, self.num_selected = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
+        self.label = f"{name} ({SELECTED})" if self.num_selected else name
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Board:
     """The columns of one task and metric in a table: the systems with scores of it."""
 
@@ -95,13 +57,8 @@ class Board:
     rows: list[str]  # the names of all rows, also of systems without such scores
     is_alone: bool = True  # else columns are named after their task and metric, instead of its groups
 
-    @property
-    def metric(self) -> Metric:
-        return self.task.metrics[self.metric_name]
-
-    @property
-    def title(self) -> str:
-        return self.task.scored_by(self.metric_name)
+    def __post_init__(self):
+        self.metric, self.title = self.task.metrics[self.metric_name], self.task.scored_by(self.metric_name)
 
     def name_of(self, column: str) -> str:
         """Name a column as no other one of the table is named."""
@@ -109,8 +66,8 @@ class Board:
 
     def system(self, name: str) -> System:
         """Return a row, which may have no scores here."""
-        nothing = System(name, self.task, self.metric_name, {})
-        return next((system for system in self.systems if system.name == name), nothing)
+        found = [system for system in self.systems if system.name == name]
+        return found[0] if found else System(name, self.task, self.metric_name, {})
 
     def note(self, text: str) -> str:
         return text if self.is_alone else f"{self.task.name}: {text}"
@@ -292,9 +249,9 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
 
 def _check_same_questions(systems: list[System]) -> None:
     """Raise UserError unless all systems were scored on the same questions; names the first that lacks one."""
-    all_ids = set().union(*(system.asked_ids() for system in systems))
+    all_ids = set().union(*(system.asked_ids for system in systems))
     for system in systems:
-        if lacking := sorted(all_ids - system.asked_ids()):
+        if lacking := sorted(all_ids - system.asked_ids):
             raise UserError(
                 f"--system {system.name!r} ({few(system.files)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
