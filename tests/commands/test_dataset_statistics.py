@@ -9,7 +9,7 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import Column, Counts, communities_figure
+from utils.tables.dataset_counts import Column, communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -151,7 +151,7 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
         ("test", Counter({"law": 5, "music": 9, "anime": 1})),
     ):
         group_of = {community: COMMUNITIES.get(community) for community in counts}
-        columns.append(Column(name, Counts(TASK, counts.total(), {}, counts, group_of), {}))
+        columns.append(Column(TASK, name, {}, counts.total(), {}, counts, group_of))
     figure = communities_figure(columns)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     groups = CATEGORIES[0], CATEGORIES[2], "Communities without a category"
