@@ -35,7 +35,7 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables import score_table
-from utils.tables.columns import Contrast, compare
+from utils.tables.columns import Comparison, compare
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_results import Paper, read_paper
@@ -54,13 +54,13 @@ def main(argv: list[str] | None = None) -> int:
     if args.intervals and not args.baseline and not shares:
         raise UserError("--intervals: nothing to compare; name the rows to compare with by --baseline")
     paper = None if args.paper is None else read_paper_beside(boards, args)
-    contrasts = compare(boards, args.baseline, args.intervals, args.holm)
-    tables = make_tables(args, boards, contrasts, paper)
+    comparisons = compare(boards, args.baseline, args.intervals, args.holm)
+    tables = make_tables(args, boards, comparisons, paper)
     tables += [score_table.seeds_table(boards, seeds)] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
-    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals and args.baseline else []
+    tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and args.baseline else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, contrasts, paper))
+        text = to_csv(score_table.csv_rows(boards, comparisons, paper))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -81,15 +81,15 @@ def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
 
 
 def make_tables(
-    args: argparse.Namespace, boards: list[Board], contrasts: list[Contrast], paper: Paper | None
+    args: argparse.Namespace, boards: list[Board], comparisons: list[Comparison], paper: Paper | None
 ) -> list[Table]:
     """Make the tables of means, one unless the page is narrow, with the notes below the last one."""
     marked = args.format != "csv"  # whose cells are numbers alone
-    notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(contrasts, marked)]
+    notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
-    notes += [] if args.intervals else score_table.left_out_notes(contrasts)
+    notes += [] if args.intervals else score_table.left_out_notes(comparisons)
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
-    tables = [score_table.means_table(its, contrasts, paper) for its in pages]
+    tables = [score_table.means_table(its, comparisons, paper) for its in pages]
     tables[-1].notes.extend(notes)
     return tables
 

@@ -19,16 +19,15 @@ def question(question_id, community, score):
 
 def results_of(first, second):
     """Every result of one system against another, by column."""
-    return contrast_of(first, second).results
+    return {one.column: one for one in comparisons_of(first, second)}
 
 
-def contrast_of(first, second):
+def comparisons_of(first, second):
     named = {"first": first, "second": second}
     files = {name: {f"{name}.json": {"per_question_scores": its}} for name, its in named.items()}
     systems = [System(name, TASK, "aspect", its) for name, its in files.items()]
     board = Board(TASK, "aspect", systems, list(named))
-    [contrast] = compare([board], ["second"], intervals=True, correct=False)
-    return contrast
+    return compare([board], ["second"], intervals=True, correct=False)
 
 
 def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
@@ -39,13 +38,11 @@ def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
     }  # fmt: skip
     first = [question(i, community, one) for i, (community, one, _) in scores.items()]
     second = [question(i, community, its) for i, (community, _, its) in sorted(scores.items()) if its != "-"]
-    contrast = contrast_of(first, second)
-    numbers = [result.num_questions for result in contrast.results.values()]
-    assert numbers == [2, 0, 1, 3]
-    assert [result.difference for result in contrast.results.values()] == [0.375, None, 0.25, None]
-    assert (contrast.paired, contrast.only_system, contrast.only_baseline, contrast.neither) == (3, 3, 1, 2)
-    swapped = contrast_of(second, first)
-    assert (swapped.paired, swapped.only_system, swapped.only_baseline, swapped.neither) == (3, 1, 3, 2)
+    results = comparisons_of(first, second)
+    assert [result.num_questions for result in results] == [2, 0, 1, 3]
+    assert [result.difference for result in results] == [0.375, None, 0.25, None]
+    assert {result.pairing for result in results} == {(3, 3, 1, 2)}
+    assert {result.pairing for result in comparisons_of(second, first)} == {(3, 1, 3, 2)}
 
 
 def test_two_systems_by_hand():

@@ -5,7 +5,7 @@ What stands in them is a mean, with its interval, or a comparison of two systems
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from operator import itemgetter
@@ -97,9 +97,15 @@ def interval_words(system: System) -> str:
 
 
 @dataclass
-class Result:
+class Comparison:
     """A system against a baseline in one column, over the questions that both have a score of; None is undefined."""
 
+    system: str
+    baseline: str
+    board: Board
+    column: str
+    # How many questions are paired, scored for the system alone, for the baseline alone, and in a file but for neither.
+    pairing: tuple[int, int, int, int]
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
     p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
@@ -107,35 +113,30 @@ class Result:
     interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
     effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
 
+    def shown_p(self, test: str) -> float | None:
+        """Return the corrected p-value where there is one."""
+        return self.p_values.get(holm_name(test), self.p_values[test])
 
-@dataclass(frozen=True, eq=False)
-class Contrast:
-    """A system against a baseline, with a result for each column of means, and how many questions are compared."""
-
-    system: str
-    baseline: str
-    board: Board
-    results: dict[str, Result]  # by the column's name
-    paired: int
-    only_system: int  # scored for the system, but absent or without a score for the baseline
-    only_baseline: int
-    neither: int  # in a file, but scored for none
+    @property
+    def is_better(self) -> bool:
+        p, sign = self.shown_p(self.test), -1 if self.board.metric.lower_is_better else 1
+        return p is not None and p < ALPHA and sign * self.difference > 0
 
 
-def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Contrast]:
-    """Compare every other system with every baseline that has scores of the same task and metric."""
-    contrasts = []
+def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
+    """Compare every other system with every baseline that has scores of the same task and metric, in each column."""
+    comparisons = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}
-        known = [by_name[name] for name in baselines if name in by_name]
         for system in (system for system in board.systems if system.name not in baselines):
-            contrasts += [contrast(board, system, baseline, intervals) for baseline in known]
+            for name in (name for name in baselines if name in by_name):
+                comparisons += compare_systems(board, system, by_name[name], intervals)
     if correct:
-        correct_all([result for one in contrasts for result in one.results.values()])
-    return contrasts
+        correct_all(comparisons)
+    return comparisons
 
 
-def contrast(board: Board, system: System, baseline: System, intervals: bool) -> Contrast:
+def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:
     """Pair the questions of two systems by id; only those that both have a score of are compared."""
     first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
     counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the system, of the baseline?
@@ -145,17 +146,15 @@ def contrast(board: Board, system: System, baseline: System, intervals: bool) ->
         is_scored = (pair[0]["score"] is not None, pair[1]["score"] is not None)
         counts[is_scored] += 1
         pairs += [pair] if all(is_scored) else []
+    pairing = counts[True, True], counts[True, False], counts[False, True], counts[False, False]
     by_user = bool(cluster_names([board]))
-    results = {
-        board.name_of(column): compare_column(board.metric, strata, by_user, intervals)
-        for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items()
-    }
-    left_out = counts[True, False], counts[False, True], counts[False, False]
-    return Contrast(system.name, baseline.name, board, results, counts[True, True], *left_out)
+    for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items():
+        figures = compare_pairs(board.metric, strata, by_user, intervals)
+        yield Comparison(system.name, baseline.name, board, board.name_of(column), pairing, **figures)
 
 
-def compare_column(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> Result:
-    """Compare pairs of questions, in strata; the t-test and the effect size are of means alone."""
+def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> dict[str, Any]:
+    """Compute the figures of a `Comparison` from pairs of questions; t-test and effect size are of means alone."""
     clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
     if metric.pooled is None:
         of, test = None, T_TEST
@@ -166,45 +165,36 @@ def compare_column(metric: Metric, strata: Sequence[Sequence[Any]], by_user: boo
         of, test = difference_of(metric.pooled.of), PERMUTATION
         values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
         p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
-    result = Result(sum(map(len, strata)), significance.estimate(values, of), p_values, test)
+    found = {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
+    found |= {"p_values": p_values, "test": test}
     if intervals:
         most = math.inf if metric.lower_is_better else 1.0
-        result.interval = significance.interval(values, clusters, of, -most, most)
-        result.effect_size = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
-    return result
+        found["interval"] = significance.interval(values, clusters, of, -most, most)
+        found["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
+    return found
 
 
-def correct_all(results: list[Result]) -> None:
-    """Add Holm's p-values, test by test; a result without this test counts with the one that its dagger goes by."""
+def correct_all(comparisons: list[Comparison]) -> None:
+    """Add Holm's p-values, test by test; where this test was not made, the one that the dagger goes by counts."""
     for test in (T_TEST, PERMUTATION):
-        p_values = [result.p_values.get(test) for result in results]
-        own = [result.p_values[result.test] for result in results]
+        p_values = [one.p_values.get(test) for one in comparisons]
+        own = [one.p_values[one.test] for one in comparisons]
         adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
-        for result, p, corrected in zip(results, p_values, adjusted, strict=True):
-            if test in result.p_values:
-                result.p_values[holm_name(test)] = None if p is None else corrected
+        for one, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
+            if test in one.p_values:
+                one.p_values[holm_name(test)] = None if p is None else corrected
 
 
 def holm_name(test: str) -> str:
     return f"{test} (Holm)"
 
 
-def shown_p(result: Result, test: str) -> float | None:
-    """Return the corrected p-value where there is one."""
-    return result.p_values.get(holm_name(test), result.p_values[test])
+def is_corrected(comparisons: Sequence[Comparison]) -> bool:
+    return any(holm_name(T_TEST) in one.p_values for one in comparisons)
 
 
-def is_corrected(contrasts: Sequence[Contrast]) -> bool:
-    return any(holm_name(T_TEST) in result.p_values for one in contrasts for result in one.results.values())
-
-
-def has_dagger(contrasts: Sequence[Contrast], system: str, column: str) -> bool:
+def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
     """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
-    its = [one for one in contrasts if one.system == system and column in one.results]
-    if not its or len(its) < len({one.baseline for one in contrasts}) or its[0].board.system(system).num_selected:
-        return False
-    sign = -1 if its[0].board.metric.lower_is_better else 1
-    results = [one.results[column] for one in its]
-    p_values = [shown_p(result, result.test) for result in results]
-    is_significant = all(p is not None and p < ALPHA for p in p_values)
-    return is_significant and all(sign * result.difference > 0 for result in results)
+    its = [one for one in comparisons if (one.system, one.column) == (system, column)]
+    is_compared = its and len(its) == len({one.baseline for one in comparisons})
+    return bool(is_compared) and not its[0].board.system(system).num_selected and all(one.is_better for one in its)

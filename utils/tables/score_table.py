@@ -10,13 +10,12 @@ from utils.tables.columns import (
     MACRO,
     PERMUTATION,
     T_TEST,
-    Contrast,
+    Comparison,
     column_means,
     columns_of,
     has_dagger,
     is_corrected,
     points_of,
-    shown_p,
 )
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
@@ -74,7 +73,7 @@ def columns_in(boards: list[Board]) -> dict[str, Board]:
     return {board.name_of(column): board for board in boards for column in columns_of(board.task)}
 
 
-def means_table(boards: list[Board], contrasts: Sequence[Contrast] = (), paper: Paper | None = None) -> Table:
+def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), paper: Paper | None = None) -> Table:
     rows, columns = make_rows(boards), columns_in(boards)
     counts = list(rows[0].counts)
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
@@ -82,7 +81,7 @@ def means_table(boards: list[Board], contrasts: Sequence[Contrast] = (), paper: 
     for row in rows:
         cells = [Cell(row.label)]
         for column, value in row.means.items():
-            dagger = "†" if has_dagger(contrasts, row.name, column) else ""
+            dagger = "†" if has_dagger(comparisons, row.name, column) else ""
             beside = ()
             if paper and (row.name, column) in paper.scores:
                 beside = paper.printed(row.name, column), signed(_to_paper(row, column, paper), paper.decimals)
@@ -154,14 +153,14 @@ def shares_table(boards: list[Board]) -> Table:
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
-def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
+def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
     """Show every comparison in a line."""
-    suffix = " (Holm)" if is_corrected(contrasts) else ""
+    suffix = " (Holm)" if is_corrected(comparisons) else ""
     rows = []
-    for contrast, column, result in ((one, *its) for one in contrasts for its in one.results.items()):
-        texts = [contrast.system, contrast.baseline, column, signed(result.difference), interval_text(result.interval)]
-        texts += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
-        rows.append([*map(Cell, [*texts, signed(result.effect_size, 2), str(result.num_questions)])])
+    for one in comparisons:
+        texts = [one.system, one.baseline, one.column, signed(one.difference), interval_text(one.interval)]
+        texts += [p_text(one.shown_p(T_TEST)), p_text(one.shown_p(PERMUTATION))]
+        rows.append([*map(Cell, [*texts, signed(one.effect_size, 2), str(one.num_questions)])])
     average = "; the average has none" if MACRO in columns_of(boards[0].task) else ""
     drawn = dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
     drawn = " or ".join(drawn)
@@ -179,54 +178,53 @@ def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
     columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
     short = {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
     short = _short_names(boards) | short | ({f"t-test p{suffix}": "t-test p"} if suffix else {})
-    described = dict.fromkeys(map(_describe_pairs, contrasts))  # of two metrics it may be the same
+    described = dict.fromkeys(map(_describe_pairs, comparisons))  # of two metrics it may be the same
     return Table(columns, rows, [note, *described], num_names=3, short=short)
 
 
 # What a reader must know of these tables' cells
 
 
-def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
+def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     """Say what a dagger means where there is one, how was tested if cells are not `marked`, and what could not be."""
-    if not contrasts:
+    if not comparisons:
         return
-    results = {(one, column): result for one in contrasts for column, result in one.results.items()}
-    tests = [test for test in (T_TEST, PERMUTATION) if test in {result.test for result in results.values()}]
+    tests = [test for test in (T_TEST, PERMUTATION) if test in {one.test for one in comparisons}]
     named = " or ".join("t-test" if test == T_TEST else "permutation test" for test in tests)
-    untested = [result for result in results.values() if result.p_values[result.test] is None]
-    cluster = cluster_names(one.board for one in contrasts)
+    untested = [one for one in comparisons if one.p_values[one.test] is None]
+    cluster = cluster_names(one.board for one in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
-    tested = counted(len(results) - len(untested), "comparison")
-    correction = f"Holm's correction over {tested}" if is_corrected(contrasts) else f"not corrected for the {tested}"
+    tested = counted(len(comparisons) - len(untested), "comparison")
+    correction = f"Holm's correction over {tested}" if is_corrected(comparisons) else f"not corrected for the {tested}"
     if marked:
-        baselines = list(dict.fromkeys(contrast.baseline for contrast in contrasts))
+        baselines = list(dict.fromkeys(one.baseline for one in comparisons))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
-        daggers = any(has_dagger(contrasts, one.system, column) for one, column in results)
+        daggers = any(has_dagger(comparisons, one.system, one.column) for one in comparisons)
         sign = "†: better" if daggers else "No system is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     else:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
-        by_swaps = dict.fromkeys(column for (_, column), result in results.items() if result.test == PERMUTATION)
+        by_swaps = dict.fromkeys(one.column for one in comparisons if one.test == PERMUTATION)
         yield f"By the permutation test: {'; '.join(by_swaps)}; their scores are no means of their questions'."
     if untested:
         units, alike = ("paired questions", "all differences equal")
         if cluster:
             units, alike = (f"values of {cluster}", "no variation between them")
-        why = f"fewer than two {units} in a {contrasts[0].board.task.group_words[0]}, or {alike}"
+        why = f"fewer than two {units} in a {comparisons[0].board.task.group_words[0]}, or {alike}"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
-def left_out_notes(contrasts: list[Contrast]) -> list[str]:
+def left_out_notes(comparisons: list[Comparison]) -> list[str]:
     """Describe the comparisons that could not use every question."""
-    left_out = (one for one in contrasts if one.only_system or one.only_baseline or one.neither)
-    return list(dict.fromkeys(map(_describe_pairs, left_out)))
+    return list(dict.fromkeys(_describe_pairs(one) for one in comparisons if any(one.pairing[1:])))
 
 
-def _describe_pairs(its: Contrast) -> str:
-    return its.board.note(
-        f"{its.system} and {its.baseline}: {counted(its.paired, 'paired question')}; left out: {its.only_system} "
-        f"scored only for {its.system}, {its.only_baseline} only for {its.baseline}, {its.neither} for neither."
+def _describe_pairs(one: Comparison) -> str:
+    paired, only_system, only_baseline, neither = one.pairing
+    return one.board.note(
+        f"{one.system} and {one.baseline}: {counted(paired, 'paired question')}; left out: {only_system} scored "
+        f"only for {one.system}, {only_baseline} only for {one.baseline}, {neither} for neither."
     )
 
 
@@ -247,9 +245,9 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
 # The same as CSV
 
 
-def csv_rows(boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
+def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> list[list[Any]]:
     """Put all that the tables and their notes on the paper show of a system into one row, below a header."""
-    records = [_csv_record(row, boards, contrasts, paper) for row in make_rows(boards)]
+    records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})
@@ -257,14 +255,15 @@ def csv_rows(boards: list[Board], contrasts: list[Contrast], paper: Paper | None
     return [columns, *([record.get(column) for column in columns] for record in records)]
 
 
-def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
+def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
     record |= {SELECTED.capitalize(): "yes"} if row.is_selected else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
-    for contrast in contrasts:
-        record |= _csv_contrast(contrast) if contrast.system == row.name else {}
+    its = [one for one in comparisons if one.system == row.name]
+    for _, same in groupby(its, key=lambda one: (one.baseline, one.board.title)):
+        record |= _csv_comparisons(list(same))
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():
             record |= {f"{board.name_of(column)}: {name}": limit for name, limit in _csv_limits(point.interval)}
@@ -276,13 +275,14 @@ def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, flo
     return zip(("95% interval, low", "95% interval, high"), interval or (None, None), strict=True)
 
 
-def _csv_contrast(contrast: Contrast) -> dict[str, Any]:
+def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
+    """Put the comparisons with one baseline, by one metric, into columns."""
     record = {}
-    for column, result in contrast.results.items():
-        figures = {"paired questions": result.num_questions, "difference": result.difference, **result.p_values}
-        if PERMUTATION in result.p_values:
-            figures |= {**dict(_csv_limits(result.interval)), "effect size": result.effect_size}
-        record |= {f"{column}: {name} against {contrast.baseline}": figure for name, figure in figures.items()}
-    left_out = {"here only": contrast.only_system, "there only": contrast.only_baseline, "nowhere": contrast.neither}
-    against = contrast.board.note(f"Left out against {contrast.baseline}")
-    return record | {f"{against}: scored {where}": n for where, n in left_out.items()}
+    for one in comparisons:
+        figures = {"paired questions": one.num_questions, "difference": one.difference, **one.p_values}
+        if PERMUTATION in one.p_values:
+            figures |= {**dict(_csv_limits(one.interval)), "effect size": one.effect_size}
+        record |= {f"{one.column}: {name} against {one.baseline}": figure for name, figure in figures.items()}
+    against = one.board.note(f"Left out against {one.baseline}")
+    left_out = zip(("here only", "there only", "nowhere"), one.pairing[1:], strict=True)
+    return record | {f"{against}: scored {where}": count for where, count in left_out}
