@@ -14,8 +14,8 @@ from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import with_profile
 from utils.records.stream import DatasetFile
-from utils.tables.drawing import figure_style, new_figure, tidy, wrapped
 from utils.tables.formats import plural
+from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
