@@ -35,6 +35,7 @@ from utils.tables import raters, rating_study
 from utils.tables.formats import counted, to_markdown
 from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
+from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
 COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
@@ -99,11 +100,15 @@ def make(args: argparse.Namespace) -> None:
     names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
     if "" in names or len(set(names)) < len(names):
         raise UserError(f"--raters {' '.join(map(repr, names))}: give every rater a name of their own")
-    check_systems(args.ask, args.system)
+    named = files_by_name(args.system)
+    if len(named) != NUM_SYSTEMS[args.ask]:
+        raise UserError(f"--ask {args.ask}: takes {NUM_SYSTEMS[args.ask] or 'no'} --system, {len(named)} given")
+    if args.ask == "verdicts" and len(next(iter(named.values()))) > 1:
+        raise UserError("--ask verdicts: takes one response file; make a study for each")
     task, records = read_records(args.inputs_addr)
     if args.ask != "pairs" and not rubric_parts(task):
         raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; ask pairs")
-    systems = [read_system(paths, records) for _, *paths in args.system]
+    systems = [read_system(paths, records) for paths in named.values()]
     asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
     groups = {i: task.place(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
     if not groups:
@@ -118,7 +123,7 @@ def make(args: argparse.Namespace) -> None:
     shares = rating_study.share_out(drawn, names, overlap, args.seed)
     has_post_detail = rubric_parts(task) is not None and args.show != "question"
     content = rating_study.make_content(args.ask, questions, shares, has_post_detail)
-    told = [{"name": one_line(name), "responses": list(map(file_hash, paths))} for name, *paths in args.system]
+    told = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in named.items()]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
     counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
@@ -139,18 +144,6 @@ def publish(
     page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
     text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"
     publish_derived({page_addr: page.encode(), key_addr: text.encode()}, SCRIPT, args)
-
-
-def check_systems(ask: str, systems: list[list[str]]) -> None:
-    wanted = NUM_SYSTEMS[ask]
-    if len(systems) != wanted:
-        raise UserError(f"--ask {ask}: takes {wanted or 'no'} --system, {len(systems)} given")
-    for name, *paths in systems:
-        if not paths or (ask == "verdicts" and len(paths) > 1):
-            number = "its response file" if ask == "verdicts" else "its response files"
-            raise UserError(f"--system {name!r}: {len(paths)} files; give a name, then {number}")
-    if len({one_line(name) for name, *_ in systems}) < len(systems):
-        raise UserError(f"--system {systems[0][0]!r} twice: give each system a name of its own")
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:

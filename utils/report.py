@@ -23,7 +23,6 @@ from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, settings_of
-from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, read_plans, read_responses
 from utils.tables import report_page
@@ -31,7 +30,7 @@ from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
 from utils.tables.pages import add_new, rubric
 from utils.tables.report_texts import Datasets, Side, has_options, is_whole, profile_of
-from utils.tables.system_scores import Board, System, read_boards
+from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"
 
@@ -91,13 +90,11 @@ def read_datasets(paths: list[str]) -> Datasets:
 def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
     """Read the responses and plans of every `[name, file, ...]`; the scores, which a table needs at once, wait."""
     sides: dict[str, Side] = {}
-    for name, *paths in arguments:
-        if one_line(name) in sides:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
+    for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
         if "responses" not in kinds.values():
             raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
-        side = sides[one_line(name)] = Side(one_line(name), [path for path in paths if kinds[path] == "scores"])
+        side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
         for path in (path for path in paths if kinds[path] != "scores"):
             is_plans = kinds[path] == "plans"
             content = read_plans(path) if is_plans else read_responses(path, datasets.task)

@@ -365,7 +365,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("words", "message"),
         [
-            ("--system rag.json", "--system 'rag.json': no score file; give a name, then one or more files"),
+            ("--system rag.json", "--system 'rag.json': no file; give a name, then one or more files"),
             ("--system A a.json --system A b.json", "--system 'A' is given twice; put all its files behind one"),
             ("--system A a.json twice.json", "--system 'A': question '3' stands in a.json and in twice.json; "),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "

@@ -94,25 +94,37 @@ def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
+def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
+    """Return the files of every --system `[name, file, ...]`; UserError where there are none, or a name twice."""
+    found: dict[str, list[str]] = {}
+    for name, *paths in arguments:
+        if not paths:
+            raise UserError(f"--system {name!r}: no file; give a name, then one or more files")
+        if one_line(name) in found:
+            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
+        found[one_line(name)] = paths
+    return found
+
+
 def read_boards(
     arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
 ) -> list[Board]:
     """Read the systems of every `[name, file, ...]`, by task and metric; UserError unless they compare."""
-    scores = _read_files(arguments, unscored_as_zero)
+    rows = files_by_name(arguments)
+    files = [path for paths in rows.values() for path in paths]
+    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
+    refuse_other_benchmarks(scores)
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
         order = order[:1]  # its files are told apart by nothing else
-    is_alone, rows, boards = len(order) == 1, [one_line(name) for name, *_ in arguments], []
+    is_alone, boards = len(order) == 1, []
     for task, name in order:
         systems = []
-        for row, (_, *paths) in zip(rows, arguments, strict=True):
-            files = {path: scores[path] for path in paths}
-            its = {
-                p: one for p, one in files.items() if is_alone or (one["task"], one["strategy"]) == (task.name, name)
-            }
+        for row, paths in rows.items():
+            its = {path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)}
             systems += [_make_system(row, task, name, its)] if its else []
-        boards.append(Board(task, name, systems, rows, is_alone))
+        boards.append(Board(task, name, systems, list(rows), is_alone))
         check_same_judge({path: its for system in systems for path, its in system.files.items()})
     for name in dict.fromkeys(board.task.name for board in boards):
         systems = [system for board in boards if board.task.name == name for system in board.systems]
@@ -121,21 +133,6 @@ def read_boards(
             _check_same_questions(systems)
         _check_same_responses(systems)
     return boards if by is None else [divide(board, by) for board in boards]
-
-
-def _read_files(arguments: list[list[str]], unscored_as_zero: bool) -> dict[str, Scores]:
-    """Read all score files by path; UserError unless they are of one benchmark."""
-    names: set[str] = set()
-    for name, *paths in arguments:
-        if not paths:
-            raise UserError(f"--system {name!r}: no score file; give a name, then one or more files")
-        if one_line(name) in names:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
-        names.add(one_line(name))
-    files = [path for _, *paths in arguments for path in paths]
-    scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
-    refuse_other_benchmarks(scores)
-    return scores
 
 
 def _kind_of(scores: Scores) -> tuple[str, str]:
