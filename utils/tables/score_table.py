@@ -37,8 +37,7 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    label: str = ""  # the name, with what makes it no fair system
-    is_selected: bool = False
+    unfair: str | None = None  # the name, with what makes it no fair system
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -46,23 +45,22 @@ def make_rows(boards: list[Board]) -> list[Row]:
     rows = []
     unscored = f"Unscored {plural(next(iter(boards[0].task.metrics.values())).unit)}"
     for name in boards[0].rows:
-        systems = {board: board.system(name) for board in boards}
-        named = (
-            (board.name_of(column), its) for board in boards for column, its in column_means(systems[board]).items()
-        )
+        systems = [board.system(name) for board in boards]
+        means = {}
+        for board, system in zip(boards, systems, strict=True):
+            means |= {board.name_of(column): its for column, its in column_means(system).items()}
         counts = {"Questions": 0, "Unanswered": 0, unscored: 0}
-        for _, same in groupby(systems.values(), key=lambda system: system.task.name):
+        for _, same in groupby(systems, key=lambda system: system.task.name):
             most = max(same, key=lambda system: len(system.asked_ids))
             its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
             counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
-        selected = [system for system in systems.values() if system.num_selected]
-        rows.append(Row(name, dict(named), counts, selected[0].label if selected else name, bool(selected)))
+        rows.append(Row(name, means, counts, next((one.label for one in systems if one.num_selected), None)))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Name the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
-    means = {row.name: row.means[column] for row in rows if not row.is_selected}
+    means = {row.name: row.means[column] for row in rows if row.unfair is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
@@ -79,7 +77,7 @@ def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), pap
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
     for row in rows:
-        cells = [Cell(row.label)]
+        cells = [Cell(row.unfair or row.name)]
         for column, value in row.means.items():
             dagger = "†" if has_dagger(comparisons, row.name, column) else ""
             beside = ()
@@ -257,7 +255,7 @@ def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | 
 
 def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): "yes"} if row.is_selected else {}
+    record |= {SELECTED.capitalize(): "yes"} if row.unfair else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
