@@ -41,7 +41,6 @@ from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_te
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
-    Entry,
     add_unscored_argument,
     check_same_content,
     check_same_judge,
@@ -127,32 +126,23 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
 
 def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     """Raise UserError unless these are files of the evaluator's strategy, one if it is pairwise, else two."""
-    for path, scores in files.items():
-        if (strategy := strategy_in_words(scores)) != evaluator.strategy:
-            raise UserError(
-                f"{path}: its strategy is {strategy}, but --evaluator {quote(evaluator.name)} has files of "
-                f"{evaluator.strategy}\n  give every strategy its own name"
-            )
-    if len(files) != (1 if evaluator.strategy == "pairwise" else 2):
-        taken = "one file" if evaluator.strategy == "pairwise" else "two files, the first system's and the second's"
+    strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
+    if len(strategies) > 1 or len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         raise UserError(
-            f"--evaluator {quote(evaluator.name)}: {len(files)} of {evaluator.strategy} at a time, which takes "
-            f"{taken}\n  for more files, such as one a category, give --evaluator with this name again"
+            f"--evaluator {quote(evaluator.name)}: {' and '.join(files)} of {' and '.join(strategies)}; at a time it "
+            "takes one pairwise file, or two of another strategy, the first system's and the second's\n"
+            "  give every strategy its own name, and for more files, such as one a category, a name again"
         )
 
 
 def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     """Add what one pairwise file, or the files of two systems, say of their questions; UserError where one has two."""
-    systems: list[dict[str, Entry]] = []
+    systems = [{entry["id"]: entry for entry in scores["per_question_scores"]} for scores in files.values()]
     for path, scores in files.items():
-        systems.append({})
-        for entry in scores["per_question_scores"]:
-            if entry["id"] in systems[-1] or entry["id"] in evaluator.preferences:
-                raise UserError(
-                    f"{path}: question {quote(entry['id'])} stands twice in the files of --evaluator "
-                    f"{quote(evaluator.name)}; a question counts once"
-                )
-            systems[-1][entry["id"]] = entry
+        ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
+        if twice := [question_id for question_id, count in Counter(ids).items() if count > 1]:
+            where = f"{path}: question {quote(twice[0])} stands twice in the files of --evaluator"
+            raise UserError(f"{where} {quote(evaluator.name)}; a question counts once")
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":

@@ -207,9 +207,9 @@ class TestHumans:
     ("words", "message"),
     [
         ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one file or two"),
-        ("HUMANS --evaluator A a.json", "--evaluator 'A': 1 of aspect at a time, which takes two files, the first"),
-        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': 2 of pairwise at a time, which takes one file\n"),
-        ("AB --evaluator A p.json", "p.json: its strategy is pairwise, but --evaluator 'A' has files of aspect\n"),
+        ("HUMANS --evaluator A a.json", "--evaluator 'A': a.json of aspect; at a time it takes one pairwise file, or"),
+        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': p.json and q.json of pairwise; at a time it takes "),
+        ("AB --evaluator A p.json", "--evaluator 'A': p.json of aspect and pairwise; at a time it takes one pairwise "),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
         ("AB --evaluator A x.json y.json", "x.json: question 'c' stands twice in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
