@@ -171,16 +171,13 @@ def divide(board: Board, name: str) -> Board:
     order = [value for value in task.divisions[name] if value in found]
     groups = (*order, *sorted(found - set(order)))
     divided = replace(task, groups=groups, group_words=(name, plural(name), ""), short={})
-    systems = []
-    for system in board.systems:
-        its = {
-            path: {
-                **scores,
-                "per_question_scores": [{**one, "group": one[name]} for one in scores["per_question_scores"]],
-            }
-            for path, scores in system.files.items()
-        }
-        systems.append(System(system.name, divided, system.metric_name, its))
+
+    def moved(scores: Scores) -> Scores:
+        entries = [{**entry, "group": entry[name]} for entry in scores["per_question_scores"]]
+        return {**scores, "per_question_scores": entries}
+
+    its_files = {system.name: {path: moved(its) for path, its in system.files.items()} for system in board.systems}
+    systems = [System(row, divided, board.metric_name, its) for row, its in its_files.items()]
     return replace(board, task=divided, systems=systems)
 
 
@@ -189,15 +186,16 @@ def divide(board: Board, name: str) -> Board:
 
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
     """Raise UserError over score files, by path, of two tasks, unless these are of one benchmark and may be `alike`."""
-    first, *others = scores
-    benchmark = tasks()[scores[first]["task"]].benchmark if alike == "benchmark" else None
-    for path in others:
-        is_same = benchmark is not None and tasks()[scores[path]["task"]].benchmark == benchmark
-        if scores[path]["task"] != scores[first]["task"] and not is_same:
-            raise UserError(
-                f"{path}: scores of {scores[path]['task']}, but {first} has scores of {scores[first]['task']}\n"
-                f"  one table is of one {alike}: make one for each"
-            )
+    path_of: dict[str, str] = {}
+    for path, one in scores.items():
+        benchmark = tasks()[one["task"]].benchmark if alike == "benchmark" else None
+        path_of.setdefault(benchmark or one["task"], path)
+    if len(path_of) > 1:
+        first, other = list(path_of.values())[:2]
+        raise UserError(
+            f"{other}: scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
+            f"  one table is of one {alike}: make one for each"
+        )
 
 
 def check_same_judge(files: dict[str, Scores]) -> None:
