@@ -29,7 +29,7 @@ from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
 from utils.tables.pages import add_new, rubric
-from utils.tables.report_texts import Datasets, Side, has_options, is_whole, profile_of
+from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of
 from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"

@@ -21,7 +21,7 @@ from utils.cli import UserError
 from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
-from utils.tables.report_texts import MOST_CHARACTERS, show_history
+from utils.tables.report_page import MOST_CHARACTERS, show_history
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"
