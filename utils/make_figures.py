@@ -156,9 +156,7 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
         )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
-        raise UserError(
-            f"{next(iter(systems[0].files))}: no question of any system has a score; there is nothing to draw"
-        )
+        raise UserError("--system: no question of any system has a score; there is nothing to draw")
     if missing := [group for group in systems[0].task.groups if group not in scored]:
         average = "" if systems[0].task.overall else ", and so no average"
         notes.append(f"No score in {', '.join(missing)}{average}.")

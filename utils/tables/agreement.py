@@ -55,12 +55,11 @@ def read_human(path: str) -> Human:
     content = read_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("choices"), dict):
         content = {"choices": content, "responses": [[], []]}
-    several = Annotated[list[Choice], msgspec.Meta(min_length=1)]
+    some = msgspec.Meta(min_length=1)
+    several = Annotated[list[Choice], some]
     systems = Annotated[list[list[str]], msgspec.Meta(min_length=2, max_length=2)]
     try:
-        choices = msgspec.convert(
-            content["choices"], Annotated[dict[str, Choice | several], msgspec.Meta(min_length=1)]
-        )
+        choices = msgspec.convert(content["choices"], Annotated[dict[str, Choice | several], some])
         responses = msgspec.convert(content.get("responses"), systems)
         raters = msgspec.convert(content.get("raters", []), list[str])
     except msgspec.ValidationError as error:

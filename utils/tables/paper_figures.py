@@ -290,9 +290,8 @@ def groups_figure(systems: list[System]) -> "Figure":
                 panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
         style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
         marks += panel.plot([point.mean for _, point in known], [place for place, _ in known], **style)
-    panel.set_yticks(
-        range(len(columns)), [group_label(name, [its[name].questions for its in points]) for name in columns]
-    )
+    labels = [group_label(name, [its[name].questions for its in points]) for name in columns]
+    panel.set_yticks(range(len(columns)), labels)
     panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
     panel.set_ylim(len(columns) - 0.5, -0.5)
     are_errors = systems[0].metric.lower_is_better

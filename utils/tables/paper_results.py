@@ -61,9 +61,7 @@ def read_paper(
         raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
     methods = models[model]
     if not methods.keys() & set(names):
-        raise UserError(
-            f"--paper: no --system is named as a method of the paper\n  its methods are {', '.join(methods)}"
-        )
+        raise UserError(f"--paper: no --system is named as a method of the paper; these are {', '.join(methods)}")
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
     scores: dict[Place, float] = {}
     daggers: set[Place] = set()

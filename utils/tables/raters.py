@@ -125,9 +125,7 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
         raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(
-            f"{path}: of another study, {its}; this key is of {wanted}\n  give the key that was made with it"
-        )
+        raise UserError(f"{path}: of another study, {its}; this key is of {wanted}\n  give the key made with it")
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
     return content

@@ -86,9 +86,8 @@ def make_content(
     used = {scale for question in questions for _, scale, _ in question["slots"]}
     instruction = ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
     # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
-    scales = {
-        name: asdict(its) | {"choices": list(its.choices.items())} for name, its in SCALES.items() if name in used
-    }
+    shown = {name: scale for name, scale in SCALES.items() if name in used}
+    scales = {name: asdict(scale) | {"choices": list(scale.choices.items())} for name, scale in shown.items()}
     content = {
         "ask": ask,
         "instruction": _TEXTS["instructions"][instruction],

@@ -327,10 +327,8 @@ def range_words(task: Task, boards: list[Board]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
         extent = "from 0 up, and lower is better" if metric.lower_is_better else "from 0 to 1"
-        over = (
-            f"of all questions of a {group} together" if metric.pooled else f"the mean over the questions of a {group}"
-        )
-        kinds.setdefault(f"{extent}, {over}", []).append(name)
+        over = "of all questions of a {} together" if metric.pooled else "the mean over the questions of a {}"
+        kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
     if task.overall:
         parts.append("the last column is over all questions")
