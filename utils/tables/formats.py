@@ -144,20 +144,11 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Write full-precision numbers, an empty field for None, and no text that a spreadsheet would run as a formula."""
+    """Write full-precision numbers, an empty field for None; CSV has no place for notes."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)
+    shown = ([printable(value) if isinstance(value, str) else value for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(shown)
     return text.getvalue()
-
-
-def _csv_cell(value: str | float | int | None) -> str | float | int | None:
-    if not isinstance(value, str):
-        return value
-    text = printable(value)  # a tab or CR, which may begin a formula too, is spelled out
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text) else text
-
-
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 # Words and numbers for readers
