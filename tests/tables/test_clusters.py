@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from utils.tables import significance
-from utils.tables.significance import clustered_share_interval, interval, permutation_test, robust_mean, t_test
+from utils.tables.significance import interval, permutation_test, robust_mean, share_interval, t_test
 
 
 def by_matrices(values, clusters, strata=None):
@@ -55,7 +55,7 @@ def test_unequal_clusters_have_the_general_formula(seed):
     values, clusters = unequal(seed)
     its = robust_mean([values], [clusters])
     assert (its.mean, its.error, its.degrees) == pytest.approx(by_matrices(values, clusters))
-    assert clustered_share_interval(values, clusters) == pytest.approx(limits_of_the_logit(values, clusters))
+    assert share_interval(values, clusters) == pytest.approx(limits_of_the_logit(values, clusters))
     differences = [value - (number % 3 == 0) for number, value in enumerate(values)]
     mean, error, degrees = by_matrices(differences, clusters)
     assert t_test([differences], [clusters]) == pytest.approx(2 * scipy.stats.t.sf(abs(mean) / error, degrees))
@@ -85,7 +85,7 @@ def test_one_question_a_cluster_is_the_usual_statistic():
     assert t_test([values], [clusters]) == pytest.approx(expected.pvalue)
     assert interval([values], [clusters]) == pytest.approx(tuple(expected.confidence_interval()))
     assert permutation_test([values], [clusters]) == significance.permutation_test([values])
-    assert clustered_share_interval([1] * 8 + [0] * 2, list("abcdefghij")) == significance.share_interval(8, 10)
+    assert share_interval([1] * 8 + [0] * 2, list("abcdefghij")) == significance.share_interval([1] * 8 + [0] * 2)
 
 
 @pytest.mark.parametrize(
@@ -96,11 +96,11 @@ def test_one_question_a_cluster_is_the_usual_statistic():
 def test_what_is_undefined_is_none(values, clusters, p):
     assert t_test([values], [clusters]) == p
     assert interval([values], [clusters]) is None
-    assert clustered_share_interval(values, clusters) is (None if values else significance.share_interval(0, 0))
+    assert share_interval(values, clusters) is (None if values else significance.share_interval([]))
 
 
 def test_limits_stay_in_range_and_swapping_systems_negates_them():
-    low, high = clustered_share_interval([1] * 9 + [0], list("aaaaabbbbb"))
+    low, high = share_interval([1] * 9 + [0], list("aaaaabbbbb"))
     assert 0 < low < 0.9 < high <= 1
     values, clusters = [1, 1, 1, 0, 0], list("aaabb")
     assert interval([values], [clusters], None, -1.0, 1.0) == (-1.0, 1.0)
@@ -158,7 +158,7 @@ def simulate(runs, seed, *design, flips=99):
         n, differences = len(first), (second - first).tolist()
         pairs.append([first[: n // 2 * 2 : 2], first[1::2]])
         naive = abs(first.mean() - share) <= 1.96 * math.sqrt(share * (1 - share) / n)  # Wilson's interval holds it
-        low, high = clustered_share_interval(first.tolist(), personas) or (math.nan, math.nan)
+        low, high = share_interval(first.tolist(), personas) or (math.nan, math.nan)
         least, most = interval([(third - first).tolist()], [personas]) or (math.nan, math.nan)
         by_question = abs(np.mean(differences)) > 2 * np.std(differences, ddof=1) / math.sqrt(n)
         by_persona = t_test([differences], [personas])
@@ -193,7 +193,7 @@ def share_covered(runs, seed, personas, questions, spread, share, correlation):
         owner = np.repeat(np.arange(personas), 1 + dice.multinomial(questions - personas, weights / weights.sum()))
         own = dice.beta(*(np.array([share, 1 - share]) * (1 / correlation - 1)), personas)
         right = (dice.random(questions) < own[owner]).astype(int)
-        low, high = clustered_share_interval(right.tolist(), owner.tolist()) or (math.nan, math.nan)
+        low, high = share_interval(right.tolist(), owner.tolist()) or (math.nan, math.nan)
         found.append(low <= share <= high)
     return np.mean(found)
 

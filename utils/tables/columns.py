@@ -14,7 +14,7 @@ from typing import Any
 from utils.benchmarks.task import Metric, Task
 from utils.scoring.means import macro_average, mean
 from utils.tables import significance
-from utils.tables.significance import ALPHA, Strata, clustered_share_interval, difference_of, differences, interval
+from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
 from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
@@ -82,7 +82,7 @@ def point_of(system: System, strata: Strata) -> Point:
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
-        its = clustered_share_interval(values[0], clusters[0])
+        its = share_interval(values[0], clusters[0])
     else:
         of = metric.pooled.of if metric.pooled else None
         its = interval(values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1)

@@ -130,26 +130,18 @@ def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
     return [float(score + moved[place]) for place in map({value: i for i, value in enumerate(counts)}.get, stratum)]
 
 
-def share_interval(hits: int, number: int) -> Interval | None:
-    """Compute the 95% interval of the share that is hits of a number (Wilson 1927); None of none."""
-    from scipy.stats import binomtest
+def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
+    """Compute the 95% interval of a share, the mean of values 0 and 1; Wilson's (1927) if no two are of a cluster.
 
-    if not number:
-        return None
-    limits = binomtest(hits, number).proportion_ci(method="wilson")
-    return float(limits.low), float(limits.high)
-
-
-def clustered_share_interval(values: Sequence[float], clusters: Sequence[str]) -> Interval | None:
-    """Compute the 95% interval of a share; the values are 0 and 1. If every cluster has one question, it is Wilson's.
-
-    A t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the fewer of both degrees of freedom:
-    near 0 and 1 a few clusters make up most of the variance.
+    By cluster it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the fewer of both
+    degrees of freedom: near 0 and 1 a few clusters make up most of the variance.
     """
     from scipy.special import expit, logit
+    from scipy.stats import binomtest
 
-    if len(set(clusters)) == len(clusters):
-        return share_interval(round(math.fsum(values)), len(values))
+    if clusters is None or len(set(clusters)) == len(clusters):
+        test = binomtest(round(math.fsum(values)), len(values)) if values else None
+        return tuple(map(float, test.proportion_ci(method="wilson"))) if test else None
     its = robust_mean([values], [clusters])
     if its is None:
         return None
@@ -279,36 +271,33 @@ def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: in
 
     if not all(strata):
         return None
-    rng = np.random.default_rng(seed)
-    by_stratum = zip(strata, clusters or [None] * len(strata), strict=True)
-    drawn = np.mean([_swapped(stratum, of, rng, its) for stratum, its in by_stratum], axis=0)
+    rng, drawn = np.random.default_rng(seed), []
+    for stratum, its in zip(strata, clusters or [None] * len(strata), strict=True):
+        counts = Counter(stratum)
+        values = [*(one for one, _ in counts), *(other for _, other in counts)]
+        whole, batches = np.array(list(counts.values())), []
+        for swapped in _swaps(stratum, counts, rng, its):  # how many of each distinct pair
+            kept = whole - swapped
+            batches.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
+        drawn.append(np.concatenate(batches))
     observed = abs(estimate(strata, difference_of(of)))
-    hits = int(np.count_nonzero(abs(drawn) >= observed - 1e-9))  # floats of the same counts may differ in the last bits
+    # Floats of the same counts may differ in the last bits.
+    hits = int(np.count_nonzero(abs(np.mean(drawn, axis=0)) >= observed - 1e-9))
     return (hits + 1) / (PERMUTATIONS + 1)
 
 
-def _swapped(
-    stratum: Sequence[tuple[Hashable, Hashable]], of: Of, rng: "np.random.Generator", clusters: Sequence[str] | None
-) -> "np.ndarray":
-    """Draw differences of the two scores: a random number of each distinct pair is swapped, or all of a cluster's."""
+def _swaps(
+    stratum: Sequence[Any], counts: Counter[Any], rng: "np.random.Generator", clusters: Sequence[str] | None
+) -> Iterator["np.ndarray"]:
+    """Draw how many of each distinct pair are swapped, or all of a cluster's together, in batches."""
     import numpy as np
 
-    counts = Counter(stratum)
-    values = [*(one for one, _ in counts), *(other for _, other in counts)]
-    whole = np.array(list(counts.values()))
-    held = None
-    if clusters is not None:
-        by_cluster = Counter(zip(clusters, stratum, strict=True))
-        held = np.array([[by_cluster[one, pair] for pair in counts] for one in dict.fromkeys(clusters)], dtype=float)
-    drawn = []
-    for rows in batch_sizes(PERMUTATIONS, 2 * len(counts) if held is None else sum(held.shape)):
-        if held is None:
-            swapped = rng.binomial(whole, 0.5, size=(rows, len(whole)))
-        else:
-            swapped = rng.integers(0, 2, size=(rows, len(held))) @ held
-        kept = whole - swapped
-        drawn.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
-    return np.concatenate(drawn)
+    if clusters is None:
+        whole = np.array(list(counts.values()))
+        return (rng.binomial(whole, 0.5, (rows, len(whole))) for rows in batch_sizes(PERMUTATIONS, 2 * len(whole)))
+    by_cluster = Counter(zip(clusters, stratum, strict=True))
+    held = np.array([[by_cluster[one, pair] for pair in counts] for one in dict.fromkeys(clusters)], dtype=float)
+    return (rng.integers(0, 2, (rows, len(held))) @ held for rows in batch_sizes(PERMUTATIONS, sum(held.shape)))
 
 
 def effect_size(stratum: Sequence[float]) -> float | None:
