@@ -38,13 +38,12 @@ from utils.scoring.pairwise import SYSTEMS
 from utils.tables import agreement
 from utils.tables.agreement import Evaluator, Human
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, signed, to_markdown
-from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import judge_notes
 from utils.tables.significance import differences
 from utils.tables.system_scores import (
-    Entry,
     add_unscored_argument,
     check_same_content,
+    check_same_judge,
     refuse_other_benchmarks,
 )
 
@@ -73,16 +72,14 @@ def main(argv: list[str] | None = None) -> int:
     outputs = [] if args.output_addr is None else [args.output_addr]
     cli.check_outputs(outputs, check_files(args))
     evaluators = read_evaluators(args.evaluator, args.unscored_as_zero)
-    unknown_judge = [path for evaluator in evaluators for path in check_same_judge(chain(*evaluator.files))]
     human = None if args.human_addr is None else agreement.read_human(args.human_addr)
     check_systems(evaluators, human)
-    check_enough(evaluators, human)
     prepare_derived(outputs, SCRIPT, args.overwrite)
 
     figures = agreement.all_figures(evaluators, human)
     tables = [human_table(figures["human"], figures["evaluators"])] if human else []
     tables += [pairs_table(figures["pairs"])] if figures["pairs"] else []
-    tables[0].notes.extend(judge_notes(unknown_judge))
+    tables[0].notes.extend(judge_notes(path for evaluator in evaluators for path in chain(*evaluator.files)))
     print(to_markdown(tables), end="")
     if outputs:
         text = json.dumps(figures, ensure_ascii=False, indent=2) + "\n"
@@ -103,60 +100,49 @@ def check_files(args: argparse.Namespace) -> list[str]:
     counts = Counter(map(os.path.realpath, inputs))
     if twice := [path for path in inputs if counts[os.path.realpath(path)] > 1]:
         raise UserError(f"{twice[-1]}: is given twice; every file stands once")
+    if args.human_addr is None and len({one_line(name) for name, *_ in args.evaluator}) < 2:
+        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
     return inputs
 
 
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
-    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance.
-
-    With `unscored_as_zero`, as of `read_scores`, a pairwise comparison without a verdict has no result all the same.
-    """
+    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance."""
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
         files = {path: read_scores(path, pairs=True, unscored_as_zero=unscored_as_zero) for path in paths}
-        strategies = {path: strategy_in_words(scores) for path, scores in files.items()}
-        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategies[paths[0]]))
-        check_strategies(evaluator, strategies)
-        add_questions(evaluator, files)
+        strategy = strategy_in_words(files[paths[0]])
+        evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategy))
+        check_strategies(evaluator, files)
         check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
+        add_questions(evaluator, files)
         evaluator.files.append(paths)
         read |= files
     refuse_other_benchmarks(read, "task")
+    for evaluator in evaluators.values():
+        check_same_judge({path: read[path] for path in chain(*evaluator.files)})
     return list(evaluators.values())
 
 
-def check_strategies(evaluator: Evaluator, strategies: dict[str, str]) -> None:
-    for path, strategy in strategies.items():
-        if strategy != evaluator.strategy:
-            raise UserError(
-                f"{path}: its strategy is {strategy}, but --evaluator {quote(evaluator.name)} has files of "
-                f"{evaluator.strategy}\n  give every strategy its own name"
-            )
-    if len(strategies) != (1 if evaluator.strategy == "pairwise" else 2):
-        taken = "one file" if evaluator.strategy == "pairwise" else "two files, the first system's and the second's"
+def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
+    """Raise UserError unless these are files of the evaluator's strategy, one if it is pairwise, else two."""
+    strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
+    if len(strategies) > 1 or len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         raise UserError(
-            f"--evaluator {quote(evaluator.name)}: {len(strategies)} of {evaluator.strategy} at a time, which takes "
-            f"{taken}\n  for more files, such as one a category, give --evaluator with this name again"
+            f"--evaluator {quote(evaluator.name)}: {' and '.join(files)} of {' and '.join(strategies)}; at a time it "
+            "takes one pairwise file, or two of another strategy, the first system's and the second's\n"
+            "  give every strategy its own name, and for more files, such as one a category, a name again"
         )
 
 
 def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     """Add what one pairwise file, or the files of two systems, say of their questions; UserError where one has two."""
-    systems: list[dict[str, Entry]] = []
+    systems = [{entry["id"]: entry for entry in scores["per_question_scores"]} for scores in files.values()]
     for path, scores in files.items():
-        systems.append({})
-        for entry in scores["per_question_scores"]:
-            if entry["id"] in systems[-1] or entry["id"] in evaluator.preferences:
-                raise UserError(
-                    f"{path}: question {quote(entry['id'])} stands twice in the files of --evaluator "
-                    f"{quote(evaluator.name)}; a question counts once"
-                )
-            systems[-1][entry["id"]] = entry
-    if not set.intersection(*map(set, systems)):
-        raise UserError(
-            f"{' and '.join(files)}: have no question in common\n  give two systems' score files of one dataset"
-        )
+        ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
+        if twice := [question_id for question_id, count in Counter(ids).items() if count > 1]:
+            where = f"{path}: question {quote(twice[0])} stands twice in the files of --evaluator"
+            raise UserError(f"{where} {quote(evaluator.name)}; a question counts once")
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
@@ -169,27 +155,21 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
         evaluator.preferences[question_id] = preference
 
 
-# What must fit together
-
-
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError where the manifests tell that one evaluator's first system is another's second, or the humans'.
-
-    Also where the humans' file tells that they saw other answers.
-    """
-    seen = human.responses if human else []
-    place_of = {digest: (place, human.path) for place, digests in enumerate(seen) for digest in digests}
+    """Raise UserError where manifests tell that two evaluators, or the humans, had other systems or another order."""
+    seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
+    place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
             # Of a category that the humans were not asked about their file does not tell the responses.
-            if seen and {digest for _, digest in its}.isdisjoint(chain(*seen)):
+            if seen and not any(digest in seen for _, digest in its):
                 raise UserError(
                     f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
                     "  give the scores of the response files that they were asked about"
                 )
-            for path, responses in its:
-                known_place, known_path = place_of.setdefault(responses, (place, path))
+            for path, digest in its:
+                known_place, known_path = place_of.setdefault(digest, (place, path))
                 if place != known_place:
                     raise UserError(
                         f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
@@ -198,28 +178,13 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
-    """Return the score file and the hash of the responses judged in it, of the first and of the second system.
-
-    Nothing where that is not known: without a manifest, or changed since.
-    """
+    """Return the score file and the hash of the responses judged in it, of both systems; nothing if not known."""
     found = []
     for path in paths:
         responses = settings_of(path).get("responses")
         found += [(path, digest) for digest in (responses if isinstance(responses, list) else [responses])]
     is_known = len(found) == len(SYSTEMS) and all(isinstance(digest, str) for _, digest in found)
     return found if is_known else []
-
-
-def check_enough(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError where there is nothing to compare, or an evaluator and the humans judged other questions."""
-    if human is None and len(evaluators) < 2:
-        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
-    for evaluator in evaluators if human else []:
-        if human.choices.keys().isdisjoint(evaluator.preferences):
-            raise UserError(
-                f"{human.path}: has no question in common with --evaluator {quote(evaluator.name)} "
-                f"({', '.join(evaluator.files[0])})\n  give the choices on the questions that these files score"
-            )
 
 
 # The tables
@@ -270,21 +235,21 @@ def pairs_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def describe_humans(human: dict[str, Any]) -> str:
-    differ = len(human["raters"]) > human["num_raters"]
-    raters = counted(len(human["raters"]) if differ else human["num_raters"], "rater")
-    if differ:
-        raters += f", at most {human['num_raters']} per question"
+    named, most = len(human["raters"]), human["num_raters"]
+    raters = counted(max(named, most), "rater")
+    if named > most:
+        raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
         raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
-    if human["num_raters"] > 1:
+    if most > 1:
         text += f"; {human['no_majority']} of the ties for lack of a majority"
-    if differ and human["num_raters"] > 1:
-        text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
-    elif human["num_raters"] == 2:
-        whom = "two raters" if human["raters"] else "first and the second choice"
-        text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
-    return text + "."
+        if named > most:
+            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
+        elif most == 2:
+            whom = "two raters" if named else "first and the second choice"
+            text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"
+    return f"{text}."
 
 
 def describe_left_out(row: dict[str, Any]) -> str | None:

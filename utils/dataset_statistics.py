@@ -40,24 +40,21 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Return each row's label, and a number or mean and deviation of this file and of it in the paper.
-
-    `has_users`: a record of any of the files names its user; else every question has a user of its own.
-    """
-    printed, task, users = column.paper.get("questions"), column.counts.task, len(column.counts.users)
+    """Return each row's label, and a number or mean and deviation of this file and of it in the paper."""
+    printed, task, users = column.paper.get("questions"), column.task, len(column.users)
     label = "Questions" if has_users else "Questions (users)"
-    yield label, (column.counts.num_questions,), None if printed is None else (printed,)
+    yield label, (column.num_questions,), None if printed is None else (printed,)
     if has_users:
         yield f"Users (by {task.user_field})", (users,) if users else None, None
     for name, (_, label) in task.sizes.items():
-        sizes = column.counts.sizes[name]
+        sizes = column.sizes[name]
         yield label, (fmean(sizes), pstdev(sizes)) if sizes else None, column.paper.get(name)
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
     """Make a row a statistic; where the paper has something to compare, its row follows."""
     rows = []
-    has_users = any(column.counts.users for column in columns)
+    has_users = any(column.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
         rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
         rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
@@ -73,31 +70,32 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 def make_notes(columns: list[Column]) -> list[str]:
     """Say what a reader must know before comparing the numbers."""
     notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
-    if columns[0].counts.task.paper_files():
+    if columns[0].task.paper_files():
         notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."
     for column in columns:
-        notes += [f"{column.title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
+        title = ", ".join(filter(None, (column.group, column.name)))
+        notes += [f"{title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
     return notes
 
 
 def _count_notes(column: Column) -> Iterator[str]:
-    counts, expected = column.counts, column.paper.get("questions")
-    if expected not in (None, counts.num_questions):
-        yield f"{counted(counts.num_questions, 'question')}; the paper's Table 1 says {expected}."
-    for name, sizes in counts.sizes.items():
-        if missing := counts.num_questions - len(sizes):
-            yield f"no {name!r} in {missing} of {counts.num_questions} questions, left out of its mean."
-        if column.counts.task.sizes[name][0] is not float and (empty := sizes.count(0)):
-            yield f"an empty {name!r} in {empty} of {counts.num_questions} questions, counted as 0."
-    for name, count in counts.leaks.items():
-        posts = counted(sum(counts.sizes["profile"]), "profile post")
+    expected = column.paper.get("questions")
+    if expected not in (None, column.num_questions):
+        yield f"{counted(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
+    for name, sizes in column.sizes.items():
+        if missing := column.num_questions - len(sizes):
+            yield f"no {name!r} in {missing} of {column.num_questions} questions, left out of its mean."
+        if column.task.sizes[name][0] is not float and (empty := sizes.count(0)):
+            yield f"an empty {name!r} in {empty} of {column.num_questions} questions, counted as 0."
+    for name, count in column.leaks.items():
+        posts = counted(sum(column.sizes["profile"]), "profile post")
         yield f"{name} is word for word in {count} of {posts}, though only the judge may see it."
-    if missing := counts.num_questions - counts.communities.total():
-        yield f"no {counts.task.placed_by!r} in {missing} of {counts.num_questions} questions."
+    if missing := column.num_questions - column.communities.total():
+        yield f"no {column.task.placed_by!r} in {missing} of {column.num_questions} questions."
 
 
 def _group_notes(column: Column) -> Iterator[str]:
-    task, group_of = column.counts.task, column.counts.group_of
+    task, group_of = column.task, column.group_of
     group_word, _, subgroup_word = task.group_words
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
@@ -105,9 +103,6 @@ def _group_notes(column: Column) -> Iterator[str]:
             f"no {group_word} is known for {first_five(unknown)}, which will be in no column of a table; "
             f"{task.facts} has the {plural(subgroup_word)} of each {group_word}."
         )
-    found = dict.fromkeys(group_of[name] for name in communities if group_of[name] is not None)
-    if task.paper_files() and not column.group and len(found) > 1:
-        yield f"questions of more than one {group_word}: {', '.join(found)}; the hub's files hold one each."
     if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
         yield f"{task.facts} has another {group_word} for {first_five(elsewhere)}."
 

@@ -26,16 +26,16 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import first_five
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.files.manifest import file_hash
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses
-from utils.tables import raters, rating_study, rating_tables
+from utils.tables import raters, rating_study
 from utils.tables.formats import counted, to_markdown
-from utils.tables.pages import fill_template, rubric, to_json, unseen_texts
+from utils.tables.pages import add_new, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.rating_study import NUM_SYSTEMS
+from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
 COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
@@ -100,11 +100,17 @@ def make(args: argparse.Namespace) -> None:
     names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
     if "" in names or len(set(names)) < len(names):
         raise UserError(f"--raters {' '.join(map(repr, names))}: give every rater a name of their own")
-    check_systems(args.ask, args.system)
+    named = files_by_name(args.system)
+    if len(named) != NUM_SYSTEMS[args.ask]:
+        raise UserError(f"--ask {args.ask}: takes {NUM_SYSTEMS[args.ask] or 'no'} --system, {len(named)} given")
+    if args.ask == "verdicts" and len(next(iter(named.values()))) > 1:
+        raise UserError("--ask verdicts: takes one response file; make a study for each")
     task, records = read_records(args.inputs_addr)
-    systems = [read_system(paths, records) for _, *paths in args.system]
-    asked = with_aspects(args.ask, task, records)
-    groups = {i: task.place(asked[i])["group"] for i in asked if all(i in answers for answers in systems)}
+    if args.ask != "pairs" and not rubric_parts(task):
+        raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; ask pairs")
+    systems = [read_system(paths, records) for paths in named.values()]
+    asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
+    groups = {i: task.place(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
     if not groups:
         raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
     drawn = rating_study.draw(groups, args.draw, args.seed)
@@ -115,13 +121,14 @@ def make(args: argparse.Namespace) -> None:
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
     shares = rating_study.share_out(drawn, names, overlap, args.seed)
-    content = rating_study.make_content(args.ask, questions, shares, has_aspects(task) and args.show != "question")
-    told = [{"name": one_line(name), "responses": list(map(file_hash, paths))} for name, *paths in args.system]
+    has_post_detail = rubric_parts(task) is not None and args.show != "question"
+    content = rating_study.make_content(args.ask, questions, shares, has_post_detail)
+    told = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in named.items()]
     publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
     counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
-    left_out = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
-    print(*[f"  left out: {left_out}\n"] * bool(left_out), end="")
+    if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
+        print(f"  left out: {left_out}")
     print(f"{key_addr}: stays with you; --collect needs it")
 
 
@@ -139,18 +146,6 @@ def publish(
     publish_derived({page_addr: page.encode(), key_addr: text.encode()}, SCRIPT, args)
 
 
-def check_systems(ask: str, systems: list[list[str]]) -> None:
-    wanted = NUM_SYSTEMS[ask]
-    if len(systems) != wanted:
-        raise UserError(f"--ask {ask}: takes {wanted or 'no'} --system, {len(systems)} given")
-    for name, *paths in systems:
-        if not paths or (ask == "verdicts" and len(paths) > 1):
-            number = "its response file" if ask == "verdicts" else "its response files"
-            raise UserError(f"--system {name!r}: {len(paths)} files; give a name, then {number}")
-    if len({one_line(name) for name, *_ in systems}) < len(systems):
-        raise UserError(f"--system {systems[0][0]!r} twice: give each system a name of its own")
-
-
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
     """Read the questions of all datasets by id, all of one task."""
     files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
@@ -165,23 +160,8 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
     for path in paths:
         responses = read_responses(path)
         match_responses(list(records.values()), responses, path, records, allow_partial=True)
-        if twice := found.keys() & responses.keys():
-            raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
-        found |= {question_id: its[0]["output"] or "" for question_id, its in responses.items()}
+        add_new(found, {question_id: its[0]["output"] or "" for question_id, its in responses.items()}, path)
     return {question_id: answer for question_id, answer in found.items() if answer.strip()}
-
-
-def has_aspects(task: Task) -> bool:
-    return any(metric.parts for metric in task.metrics.values())
-
-
-def with_aspects(ask: str, task: Task, records: dict[str, Record]) -> dict[str, Record]:
-    """Return those of the questions that can be asked about; UserError where none of this task can."""
-    if ask == "pairs":
-        return records
-    if not has_aspects(task):
-        raise UserError(f"--ask {ask}: the questions of {task.name} have no aspects; ask pairs")
-    return {question_id: record for question_id, record in records.items() if rubric(task, record)}
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
@@ -204,7 +184,7 @@ def collect(args: argparse.Namespace) -> None:
     cli.check_outputs(outputs, [*args.collect, args.key_addr])
     results = raters.read_results(args.collect, raters.read_key(args.key_addr))
     prepare_derived(outputs, COLLECTING, args.overwrite)
-    print(to_markdown(rating_tables.all_tables(results)), end="")
+    print(to_markdown(raters.all_tables(results)), end="")
     if outputs:
         text = json.dumps(raters.collected(results), ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import argparse
 import ast
 import os
+from collections.abc import Iterable
 
 from prompts import load_prompt, parse_prompt
 from utils import cli
@@ -75,96 +76,77 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 
 def read_prompts(code_dir: Path) -> dict[str, str]:
     """Read the text of each prompt's file, by the prompt's name; UserError where the code has another shape."""
-    sources = {path: Source(code_dir, path) for path in (FORMATTERS, EVALUATOR)}
-    return {name: read_prompt(name, sources[path], function) for name, (path, function) in FUNCTIONS.items()}
+    return {name: read_prompt(name, code_dir, *place) for name, place in FUNCTIONS.items()}
 
 
-def read_prompt(name: str, source: "Source", function_name: str) -> str:
+def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str:
     """Read one prompt; our placeholders have the names of the records' fields in the public code."""
-    function = source.function(function_name)
-    parts = {role: source.message(function, role) for role in ("system", "user")}
-    if name == "planner":  # its target is a lead-in and the variable that collects the lines of the plan
-        parts["assistant"] = source.message(function, "assistant").rpartition("{")[0] + "{plan}"
+    try:
+        if not (code_dir / path).is_file():
+            raise LookupError("no file")
+        messages = read_messages(read_text(code_dir / path), function_name)
+        parts = {role: messages[role] for role in ("system", "user")}
+        if name == "planner":  # its target is a lead-in and the variable that collects the lines of the plan
+            parts["assistant"] = messages["assistant"].rpartition("{")[0] + "{plan}"
+    except (LookupError, SyntaxError, ValueError) as error:
+        raise UserError(
+            f"{code_dir / path}: what {function_name} asks cannot be read without running it: {error!r}\n"
+            f"  the prompts are read as they stand in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
+        ) from None
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
-    parse_prompt(f"lampqa/{name}", text, f"{source.path}: what {function_name} builds")
+    parse_prompt(f"lampqa/{name}", text, f"{code_dir / path}: what {function_name} builds")
     return text
 
 
-class Source:
-    """A Python file of the clone, taken apart and never run."""
-
-    def __init__(self, code_dir: Path, name: str):
-        self.code_dir, self.path = code_dir, code_dir / name
-        if not self.path.is_file():
-            raise self.refusal("no such file")
-        try:
-            self.tree = ast.parse(read_text(self.path))
-        except (SyntaxError, ValueError) as error:
-            raise self.refusal(f"cannot be read as Python: {error}") from None
-
-    def refusal(self, problem: str, node: ast.AST | None = None) -> UserError:
-        line = f", line {node.lineno}" if node is not None else ""
-        return UserError(
-            f"{self.path}{line}: {problem}\n"
-            f"  the prompts are read as they stand in commit {COMMIT}: git -C {self.code_dir} checkout {COMMIT}"
-        )
-
-    def function(self, name: str) -> ast.FunctionDef:
-        for node in self.tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name == name:
-                return node
-        raise self.refusal(f"has no function {name}")
-
-    def message(self, function: ast.FunctionDef, role: str) -> str:
-        """Return the content of the one chat message of a role that a function writes out."""
-        values = assigned(self.tree) | assigned(function)
-        found = []
-        for node in ast.walk(function):
-            if isinstance(node, ast.Dict):
-                entries = {
-                    getattr(key, "value", None): value for key, value in zip(node.keys, node.values, strict=True)
-                }
-                if getattr(entries.get("role"), "value", None) == role and "content" in entries:
-                    found.append(entries["content"])
-        if len(found) != 1:
-            raise self.refusal(f"{function.name} has {len(found)} messages of the role {role}, not one", function)
-        return self.text(found[0], values)
-
-    def text(self, node: ast.expr, values: dict[str, ast.expr]) -> str:
-        """Return the text that an expression builds, with `{name}` for each field or variable that is filled in."""
-        match node:
-            case ast.Constant(value=str(text)):
-                return text
-            case ast.JoinedStr(values=parts):
-                return "".join(self.text(part, values) for part in parts)
-            case ast.FormattedValue(value=value):
-                return self.text(value, values)
-            case ast.Name(id=name) if name in values:  # within it, itself is what it was before
-                return self.text(values[name], {other: value for other, value in values.items() if other != name})
-            case ast.Name(id=name) if not name.isupper():
-                return f"{{{name}}}"
-            case ast.Name(id=name):
-                raise self.refusal(f"has no constant {name}")
-            case ast.Subscript(slice=ast.Constant(value=str(name))):
-                return f"{{{name}}}"
-            case ast.Subscript(value=ast.Subscript() as column):  # data["question"][i]
-                return self.text(column, values)
-            case ast.Call(func=ast.Attribute(value=template, attr="format"), args=[], keywords=keywords):
-                filled = {str(keyword.arg): self.text(keyword.value, values) for keyword in keywords}
-                try:
-                    return self.text(template, values).format(**filled)
-                except (LookupError, ValueError) as error:
-                    raise self.refusal(f"a text that str.format does not fill: {error!r}", node) from None
-        raise self.refusal("a text that cannot be read without running the code", node)
+def read_messages(source: str, function_name: str) -> dict[str, str]:
+    """Read the content of the chat messages that a function writes out, by role; LookupError or ValueError if not."""
+    tree = ast.parse(source)
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
+    if not functions:
+        raise LookupError(f"has no function {function_name}")
+    constants = {name: value for name, value in assigned(tree.body).items() if isinstance(value, ast.expr)}
+    its = assigned(ast.walk(functions[0]))
+    variables = {name: value for name, value in its.items() if isinstance(value, ast.JoinedStr | ast.Subscript)}
+    messages: dict[str, ast.expr] = {}
+    for node in (node for node in ast.walk(functions[0]) if isinstance(node, ast.Dict)):
+        entries = {getattr(key, "value", None): value for key, value in zip(node.keys, node.values, strict=True)}
+        if "content" in entries and isinstance(role := getattr(entries.get("role"), "value", None), str):
+            if role in messages:
+                raise LookupError(f"{function_name} has two messages of the role {role}")
+            messages[role] = entries["content"]
+    known = constants | variables
+    return {role: text_of(node, known) for role, node in messages.items()}
 
 
-def assigned(scope: ast.FunctionDef | ast.Module) -> dict[str, ast.expr]:
-    """Return the constants of a module by name, or a function's variables that are texts with fields."""
-    is_module = isinstance(scope, ast.Module)
-    nodes = [node for node in (scope.body if is_module else ast.walk(scope)) if isinstance(node, ast.Assign)]
-    values = {target.id: node.value for node in nodes for target in node.targets if isinstance(target, ast.Name)}
-    kept = ast.expr if is_module else ast.JoinedStr | ast.Subscript
-    return {name: value for name, value in values.items() if isinstance(value, kept)}
+def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
+    """Return what is assigned to each name."""
+    found = [node for node in nodes if isinstance(node, ast.Assign)]
+    return {target.id: node.value for node in found for target in node.targets if isinstance(target, ast.Name)}
+
+
+def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:
+    """Return the text that an expression builds, with `{name}` for each field or variable that is filled in."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(text_of(part, values) for part in parts)
+        case ast.FormattedValue(value=value):
+            return text_of(value, values)
+        case ast.Name(id=name) if name in values:  # within it, itself is what it was before
+            return text_of(values[name], {other: value for other, value in values.items() if other != name})
+        case ast.Name(id=name) if not name.isupper():
+            return f"{{{name}}}"
+        case ast.Name(id=name):
+            raise LookupError(f"has no constant {name}")
+        case ast.Subscript(slice=ast.Constant(value=str(name))):
+            return f"{{{name}}}"
+        case ast.Subscript(value=ast.Subscript() as column):  # data["question"][i]
+            return text_of(column, values)
+        case ast.Call(func=ast.Attribute(value=template, attr="format"), args=[], keywords=keywords):
+            filled = {str(keyword.arg): text_of(keyword.value, values) for keyword in keywords}
+            return text_of(template, values).format(**filled)
+    raise ValueError(f"line {node.lineno} is no text")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ every community. groups: every system's score in each group of questions. traini
 """
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -24,19 +25,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import first_five, quote
+from utils.cli.errors import quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
-from utils.files.json_files import read_json
+from utils.files.json_files import read_bytes, read_json
 from utils.parsing.plans import one_line
 from utils.tables import paper_figures
 from utils.tables.columns import interval_words, points_of
 from utils.tables.dataset_counts import communities_figure, read_columns
-from utils.tables.drawing import render_figure
 from utils.tables.formats import counted
-from utils.tables.notes import print_notes, read_compared
-from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator
-from utils.tables.score_table import make_row
-from utils.tables.system_scores import SELECTED, System, add_unscored_argument
+from utils.tables.notes import notes_on, print_notes
+from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
+from utils.tables.system_scores import SELECTED, System, add_unscored_argument, read_boards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +47,14 @@ SOURCES = {  # by figure the flag that it is drawn from
 }  # fmt: skip
 LARGEST_K = 9_999
 NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
+# By the field of training_log.jsonl: the panel from above, the label of its axis, and how it is drawn.
+CURVES = {
+    "loss": (0, "cross-entropy a target token (nats)", {"label": "training", "color": "0.6", "linewidth": 0.8}),
+    "eval_loss": (0, "cross-entropy a target token (nats)", {"label": "validation", "color": "black", "marker": "o"}),
+    "eval_aspect_recall": (1, "aspect recall (0 to 1)", {"color": "black", "marker": "s"}),
+    "eval_score": (1, "metric in validation", {"color": "black", "marker": "s"}),
+}
+LARGEST = 1e30  # far beyond any loss, and within what an axis can show
 
 
 def build_parser() -> cli.FlagParser:
@@ -105,7 +112,7 @@ def output_files(address: str) -> dict[Path, str]:
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     """Read the input of the figure and draw it; the notes are what its readers must know."""
     if args.figure == "training":
-        return paper_figures.training_figure(args.training_dir), []
+        return training_figure(args.training_dir), []
     if args.figure == "5":
         return communities_figure(read_columns(args.inputs_addr)), []
     if args.figure == "4":
@@ -116,7 +123,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
     if args.figure == "groups":
         return paper_figures.groups_figure(systems), notes
     if args.figure == "3":
-        return paper_figures.systems_figure(list(map(make_row, systems)), are_errors), notes
+        return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
     if selected := [system.name for system in systems if system.num_selected]:
@@ -139,17 +146,17 @@ def check_names(figure: str, names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """Read the systems, and notes on them; UserError too where no question of any system has a score."""
-    [board, *others], notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
-    systems = board.systems
+    board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
-        path = others[0].systems[0].paths[0]
+        path = next(iter(others[0].systems[0].files))
         raise UserError(
-            f"{path}: scores of {others[0].title}, but {systems[0].paths[0]} has scores of {board.title}\n"
+            f"{path}: scores of {others[0].title}, but {next(iter(systems[0].files))} has scores of {board.title}\n"
             "  a figure shows one task by one metric: draw one for each"
         )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
-        raise UserError(f"{systems[0].paths[0]}: no question of any system has a score; there is nothing to draw")
+        raise UserError("--system: no question of any system has a score; there is nothing to draw")
     if missing := [group for group in systems[0].task.groups if group not in scored]:
         average = "" if systems[0].task.overall else ", and so no average"
         notes.append(f"No score in {', '.join(missing)}{average}.")
@@ -170,13 +177,47 @@ def read_evaluators(path: str) -> list[Evaluator]:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
-    for number, one in enumerate(evaluators):
-        shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
-        if not all(share is None or 0 <= share <= 1 for share in shares):
-            raise UserError(f"{path}: evaluators, item {number}: {first_five(shares)} where numbers from 0 to 1 belong")
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
     return [replace(one, name=one_line(one.name)) for one in evaluators]
+
+
+# A training run
+
+
+@paper_figures.figure_style()
+def training_figure(folder: str) -> "Figure":
+    """Draw the losses by step, and below them what evaluations found; UserError where there is no loss yet."""
+    log = read_log(Path(folder) / "training_log.jsonl")
+    if not log.keys() & {"loss", "eval_loss"}:
+        raise UserError(f"{folder}/training_log.jsonl: holds no loss yet; draw it once a step is logged")
+    count = 1 + max(CURVES[name][0] for name in log)
+    figure = paper_figures.new_figure(8, 4 + 2.4 * (count - 1))
+    panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
+    for name, values in log.items():
+        number, axis, style = CURVES[name]
+        panels[number].plot(list(values), list(values.values()), **style)
+        panels[number].set_ylabel(axis)
+        paper_figures.tidy(panels[number], "both")
+    panels[0].legend(frameon=False)
+    panels[-1].set_xlabel("training step")
+    return figure
+
+
+def read_log(path: Path) -> dict[str, dict[int, float]]:
+    """Read the values of each field of `CURVES` by step; UserError over a damaged line that is not the last one."""
+    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
+    lines = read_bytes(path).split(b"\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            for name in found.keys() & entry.keys():
+                if abs(float(entry[name])) < LARGEST:  # also not NaN
+                    found[name][int(entry["step"])] = entry[name]
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+            if number < len(lines):  # a run may be writing the last one
+                raise UserError(f"{path}: line {number} is damaged; delete that line") from None
+    return {name: dict(sorted(values.items())) for name, values in found.items() if values}
 
 
 if __name__ == "__main__":

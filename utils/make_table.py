@@ -35,11 +35,11 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables import score_table
-from utils.tables.comparisons import compare
-from utils.tables.formats import to_csv, to_latex, to_markdown
-from utils.tables.notes import print_notes, read_compared
-from utils.tables.paper_results import read_paper
-from utils.tables.system_scores import add_unscored_argument
+from utils.tables.columns import Comparison, compare
+from utils.tables.formats import Table, to_csv, to_latex, to_markdown
+from utils.tables.notes import notes_on, print_notes
+from utils.tables.paper_results import Paper, read_paper
+from utils.tables.system_scores import Board, add_unscored_argument, read_boards
 
 SCRIPT = "utils/make_table.py"
 
@@ -48,29 +48,19 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
-    seeds = rows_by_method(args, names)
-    boards, notes = read_compared(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    seeds = {one_line(method): list(map(one_line, rows)) for method, *rows in args.seeds or []}
+    boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
-        refuse_without_baseline("--intervals")
-    paper = None
-    if args.paper is not None:
-        # A task's name is its only group's, too. The paper's numbers are by its own rule, so they stand with that.
-        shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
-        shown = shown if boards[0].task.benchmark else None
-        paper = read_paper(boards[0].task, args.paper, args.paper_table, names, shown)
-    contrasts = compare(boards, args.baseline, args.intervals, args.holm)
-    marked = args.format != "csv"  # whose cells are numbers alone
-    notes += [*score_table.dagger_notes(contrasts, marked), *score_table.paper_notes(paper, boards, marked)]
-    notes += [] if args.intervals else score_table.left_out_notes(contrasts)
-    pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
-    tables = [score_table.means_table(its, contrasts, paper) for its in pages]
-    tables[-1].notes.extend(notes)
+        raise UserError("--intervals: nothing to compare; name the rows to compare with by --baseline")
+    paper = None if args.paper is None else read_paper_beside(boards, args)
+    comparisons = compare(boards, args.baseline, args.intervals, args.holm)
+    tables = make_tables(args, boards, comparisons, paper)
     tables += [score_table.seeds_table(boards, seeds)] if seeds else []
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
-    tables += [score_table.intervals_table(boards, contrasts)] if args.intervals and args.baseline else []
+    tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and args.baseline else []
     if args.format == "csv":
-        text = to_csv(score_table.csv_rows(boards, contrasts, paper))
+        text = to_csv(score_table.csv_rows(boards, comparisons, paper))
         print_notes(note for table in tables for note in table.notes)
     else:
         text = {"markdown": to_markdown, "latex": to_latex}[args.format](tables)
@@ -80,6 +70,28 @@ def main(argv: list[str] | None = None) -> int:
         prepare_derived([args.output_addr], SCRIPT, args.overwrite)
         publish_derived({Path(args.output_addr): text.encode()}, SCRIPT, args)
     return 0
+
+
+def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
+    """Read the paper's numbers of what is shown; they are by its own rule, so they stand with that."""
+    # A task's name is its only group's, too.
+    shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
+    task, names = boards[0].task, boards[0].rows
+    return read_paper(task, args.paper, args.paper_table, names, shown if task.benchmark else None)
+
+
+def make_tables(
+    args: argparse.Namespace, boards: list[Board], comparisons: list[Comparison], paper: Paper | None
+) -> list[Table]:
+    """Make the tables of means, one unless the page is narrow, with the notes below the last one."""
+    marked = args.format != "csv"  # whose cells are numbers alone
+    notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
+    notes += score_table.paper_notes(paper, boards, marked) if paper else []
+    notes += [] if args.intervals else score_table.left_out_notes(comparisons)
+    pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
+    tables = [score_table.means_table(its, comparisons, paper) for its in pages]
+    tables[-1].notes.extend(notes)
+    return tables
 
 
 def build_parser() -> cli.FlagParser:
@@ -92,6 +104,7 @@ def build_parser() -> cli.FlagParser:
     add("--baseline", nargs="+", metavar="NAME",
         help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
+    parser.without_effect("--holm", lambda args: not args.baseline, "without --baseline", "give --baseline")
     add("--intervals", action="store_true",
         help="a second table: interval, permutation test and effect size of each comparison; in csv more columns. Of "
         "PersonaMem, whose scores are shares, also a table of each with its interval, without --baseline too")
@@ -118,7 +131,7 @@ def build_parser() -> cli.FlagParser:
 
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
-    """Raise UserError where flags contradict each other; puts the names of --baseline into one line each."""
+    """Raise UserError where flags name no rows or too few; puts the names of --baseline into one line each."""
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
@@ -127,28 +140,11 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
             raise UserError(f"--baseline {name!r}: no --system has this name; there are {', '.join(map(quote, names))}")
     if args.baseline and set(names) == set(args.baseline):
         raise UserError("--baseline: names every system; nothing is left to compare with them")
-    if args.holm and not args.baseline:
-        refuse_without_baseline("--holm")
-
-
-def rows_by_method(args: argparse.Namespace, names: list[str]) -> dict[str, list[str]]:
-    """The rows behind each --seeds by its name; UserError where one is no row or stands twice, or is no spread."""
-    methods: dict[str, list[str]] = {}
-    for method, *rows in [list(map(one_line, words)) for words in args.seeds or []]:
-        if method in methods:
-            raise UserError(f"--seeds {method!r} is given twice; put all its rows behind one --seeds")
-        methods[method] = rows
-        if missing := [row for row in rows if row not in names]:
+    for method, *rows in args.seeds or []:
+        if missing := [row for row in map(one_line, rows) if row not in names]:
             raise UserError(f"--seeds {method!r}: no --system is called {missing[0]!r}")
-        if twice := [row for row in rows if rows.count(row) > 1]:
-            raise UserError(f"--seeds {method!r}: {twice[0]!r} is given twice; a seed counts once")
-        if len(rows) < 2:
-            raise UserError(f"--seeds {method!r}: a spread needs two or more different rows")
-    return methods
-
-
-def refuse_without_baseline(flag: str) -> None:
-    raise UserError(f"{flag}: nothing to compare; name the rows to compare with by --baseline")
+        if len(set(map(one_line, rows))) < max(2, len(rows)):
+            raise UserError(f"--seeds {method!r}: a spread needs two or more different rows, each given once")
 
 
 if __name__ == "__main__":

@@ -15,24 +15,22 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from utils import cli
-from utils.benchmarks import task_of, tasks
+from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, settings_of
-from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
-from utils.tables.notes import read_compared, wording_note
-from utils.tables.pages import rubric
-from utils.tables.report_texts import Datasets, Side, has_options, is_whole, profile_of
-from utils.tables.system_scores import Board, System
+from utils.tables.notes import notes_on, wording_note
+from utils.tables.pages import add_new, rubric
+from utils.tables.report_page import Datasets, Side, has_options, is_whole, profile_of
+from utils.tables.system_scores import Board, System, files_by_name, read_boards
 
 SCRIPT = "utils/report.py"
 
@@ -70,24 +68,40 @@ def main(argv: list[str] | None = None) -> int:
 # What is read
 
 
+def read_datasets(paths: list[str]) -> Datasets:
+    """Read the datasets, all of one task; a question may stand in several, ranked in different ways."""
+    files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
+    task = task_of(", ".join(paths), (record for records in files.values() for record in records))
+    datasets = Datasets(task)
+    for path, records in files.items():
+        profiles = datasets.profiles.setdefault(file_hash(path), {})
+        for record in records:
+            profiles[record["id"]] = record.pop("profile")
+            shown = [name for name in task.fields_for(task.metrics) if record.get(name) not in (None, "")]
+            options = ["options"] if has_options(task, record) else []
+            task.check(record, f"{path}: id {quote(record['id'])}", [*shown, *options])
+            known = datasets.questions.setdefault(record["id"], record)
+            asked = [(one["question"], rubric(task, one)) for one in (known, record)]
+            if asked[0] != asked[1]:
+                raise UserError(f"{path}: id {quote(record['id'])} is another question in another --inputs_addr")
+    return datasets
+
+
 def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
     """Read the responses and plans of every `[name, file, ...]`; the scores, which a table needs at once, wait."""
     sides: dict[str, Side] = {}
-    for name, *paths in arguments:
-        if one_line(name) in sides:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
+    for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
         if "responses" not in kinds.values():
             raise UserError(f"--system {name!r}: no file of responses; give a name, then its files")
-        side = sides[one_line(name)] = Side(one_line(name), [path for path in paths if kinds[path] == "scores"])
-        for path in paths:
-            if kinds[path] == "plans":
-                add_new(side.plans, as_keys(path, read_plans(path), side, datasets), path, datasets)
-            elif kinds[path] == "responses":
-                responses = as_keys(path, read_responses(path, datasets.tasks[0]), side, datasets)
-                add_new(side.responses, responses, path, datasets)
-                if Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
-                    side.inputs |= dict.fromkeys(responses, settings_of(path).get("inputs", ""))
+        side = sides[name] = Side(name, [path for path in paths if kinds[path] == "scores"])
+        for path in (path for path in paths if kinds[path] != "scores"):
+            is_plans = kinds[path] == "plans"
+            content = read_plans(path) if is_plans else read_responses(path, datasets.task)
+            check_known(content, datasets, path)
+            add_new(side.plans if is_plans else side.responses, content, path)
+            if not is_plans and Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
+                side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
     return list(sides.values())
 
 
@@ -106,58 +120,6 @@ def kind_of(path: str) -> str:
     raise UserError(f"{path}: holds neither responses nor scores nor plans")
 
 
-def read_datasets(paths: list[str]) -> Datasets:
-    """Read the datasets; a question may stand in several, ranked in different ways."""
-    files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
-    found = [task_of(path, records) for path, records in files.items()]
-    if len({task.benchmark or task.name for task in found}) > 1:
-        task_of(", ".join(paths), [records[0] for records in files.values()])  # says which two
-    datasets = Datasets([task for task in tasks().values() if task in found])
-    for task, (path, records) in zip(found, files.items(), strict=True):
-        digest = file_hash(path)
-        datasets.task_of_file[digest] = task
-        profiles = datasets.profiles.setdefault(digest, {})
-        for record in records:
-            record["id"] = datasets.key(task, record["id"])
-            profiles[record["id"]] = record.pop("profile")
-            shown = [name for name in task.fields_for(task.metrics) if record.get(name) not in (None, "")]
-            options = ["options"] if has_options(task, record) else []
-            task.check(record, f"{path}: id {quote(record['id'])}", [*shown, *options])
-            known = datasets.questions.setdefault(record["id"], record)
-            asked = [(one["question"], rubric(task, one)) for one in (known, record)]
-            if asked[0] != asked[1]:
-                raise UserError(f"{path}: id {quote(record['id'])} is another question in another --inputs_addr")
-    return datasets
-
-
-def as_keys(path: str, content: dict[str, Any], side: Side, datasets: Datasets) -> dict[str, Any]:
-    """Return what a file has by question id, by the questions' keys; UserError where it may be of two tasks.
-
-    Its task is that of the dataset that it was made from, else of the scores of it, else the one that has its ids.
-    """
-    if len(datasets.tasks) == 1:
-        return content
-    digest = file_hash(path)
-    scored = [task_of(one, [read_json(one)]) for one in side.scores if settings_of(one).get("responses") == digest]
-    told = [datasets.task_of_file.get(settings_of(path).get("inputs", "")), *scored]
-    by_ids = [one for one in datasets.tasks if any(datasets.key(one, key) in datasets.questions for key in content)]
-    found = [task for task in told if task][:1] or by_ids
-    if len(found) > 1:
-        raise UserError(
-            f"{path}: its ids are of {found[0].name} and of {found[1].name}, and nothing tells which one it answers\n"
-            "  give the dataset that it was made from as --inputs_addr, with the manifest beside the file"
-        )
-    return {datasets.key(found[0], question_id): value for question_id, value in content.items()} if found else content
-
-
-def add_new(whole: dict[str, Any], part: dict[str, Any], path: str, datasets: Datasets) -> None:
-    """Add a file's questions to a system's; UserError where one stands in two files, or in no dataset."""
-    check_known(part, datasets, path)
-    if twice := whole.keys() & part.keys():
-        raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
-    whole.update(part)
-
-
 def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
     if foreign := [question_id for question_id in ids if question_id not in datasets.questions]:
         verb = "is" if len(foreign) == 1 else "are"
@@ -169,25 +131,21 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
     arguments = [[side.name, *side.scores] for side in sides if side.scores]
     if not arguments:
         return [], []
-    boards, notes = read_compared(arguments, allow_partial=True)
+    boards = read_boards(arguments, allow_partial=True)
     systems = [system for board in boards for system in board.systems]
     for system in systems:
         check_scores(system, datasets)
         [side] = (side for side in sides if side.name == system.name)
-        title = system.task.scored_by(system.metric_name)
-        side.verdicts = (side.verdicts or {}) | {title: {entry["id"]: entry for entry in system.entries}}
+        side.verdicts[system.metric_name] = {entry["id"]: entry for entry in system.entries}
     judged = any(board.metric.judge for board in boards)
-    return boards, [*notes, wording_note(systems)] if judged else notes
+    return boards, [*notes_on(boards), *([wording_note(systems)] if judged else [])]
 
 
 def check_scores(system: System, datasets: Datasets) -> None:
-    """Name a system's entries as the report does; UserError where they are of other questions, or other aspects."""
-    where = ", ".join(system.paths)
-    if system.task not in datasets.tasks:
-        names = ", ".join(task.name for task in datasets.tasks)
-        raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {names}")
-    for entry in system.entries:
-        entry["id"] = datasets.key(system.task, entry["id"])
+    """Raise UserError where a system's scores are of another task or other questions, or by other aspects."""
+    where = ", ".join(system.files)
+    if system.task != datasets.task:
+        raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
     check_known((entry["id"] for entry in system.entries), datasets, where)
     for entry in system.entries:
         asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]

@@ -28,14 +28,11 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
-from utils.tables.judge_settings import check_same_judge
 from utils.tables.notes import describe_selection
-from utils.tables.system_scores import few
+from utils.tables.system_scores import check_same_judge, few
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # 0.6 - 0.4 is slightly less than 0.2
-SELECTING = "--score_addr --output_addr --worst_addr --min_score --min_margin --keep_equal"
-
 ADDRESS = {"best": "output_addr", "worst": "worst_addr"}
 
 Responses = dict[str, list[dict[str, Any]]]
@@ -49,20 +46,14 @@ def build_parser() -> cli.FlagParser:
     add("--split_dir", metavar="DIR", help="write one response file per sample into this folder (default: select)")
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
     add("--output_addr", metavar="FILE", help="where the best response to each question goes")
-    add("--worst_addr", metavar="FILE", help="where the worst response to each of these questions goes (default: none)")
+    add("--worst_addr", metavar="FILE",
+        help="where the worst response to each of these questions goes; drops questions whose scores are all equal "
+        "(default: none)")
     add("--min_score", type=cli.non_negative_float, metavar="SCORE",
         help="drop questions whose best response scores less (default: no minimum)")
-    add("--min_margin", type=cli.non_negative_float, metavar="SCORE",
-        help="drop questions whose best and worst scores differ by less (default: no minimum)")
-    add("--keep_equal", action="store_true",
-        help="keep questions whose scores are all equal, also if no sample has an answer (off)")
     parser.without_effect(
-        SELECTING, lambda args: args.split_dir is not None, "with --split_dir, which selects nothing",
-        "leave out --split_dir",
-    )
-    parser.without_effect(
-        "--keep_equal", lambda args: args.worst_addr or args.min_margin,
-        "with --worst_addr or --min_margin, which need two different scores",
+        "--score_addr --output_addr --worst_addr --min_score", lambda args: args.split_dir is not None,
+        "with --split_dir, which selects nothing", "leave out --split_dir",
     )
     # fmt: on
     add_overwrite_argument(parser)
@@ -135,17 +126,13 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
     """Read the score files, in the samples' order; UserError unless there is one of each sample, judged alike."""
     numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
-    if unknown := check_same_judge(paths):
-        raise UserError(
-            f"{few(unknown)}: no manifest beside it, or changed since, so it is unknown which sample it scores\n"
-            "  give score files as evaluate_responses.py wrote them, with their manifests"
-        )
+    check_same_judge(scores)
     path_of: dict[int, str] = {}
     for path in scores:
         number = numbers.get(str(settings_of(path).get("responses")))
         if number is None:
             raise UserError(
-                f"{path}: not the scores of a sample of {response_addr}\n"
+                f"{path}: not the scores of a sample of {response_addr}, by the manifest beside it\n"
                 "  write the samples by --split_dir, and judge these files"
             )
         if number in path_of:
@@ -159,10 +146,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
 def select(
     responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """Select the best and the worst response to each question that is kept, and count the others.
-
-    `scores` has each sample's by question id: None, or nothing, where there is none.
-    """
+    """Select the best and the worst response to each question that is kept, by each sample's scores, and count."""
     pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
     counts, most = Counter(), max(map(len, responses.values()))
@@ -172,13 +156,12 @@ def select(
         counts["questions with fewer samples"] += len(outputs) < most
         counts["samples without a score"] += len(outputs) - len(scored)
         counts["samples without an answer"] += len(scored) - len(answered)
-        left = answered or (scored if args.keep_equal else {})
-        if reason := reason_to_drop(list(left.values()), args):
+        if reason := reason_to_drop(list(answered.values()), args):
             counts[f"dropped, {reason}"] += 1
             continue
         for which, of in pick.items():
-            score = of(left.values())
-            first, *others = [number for number, its in left.items() if its == score]
+            score = of(answered.values())
+            first, *others = [number for number, its in answered.items() if its == score]
             selected[which][key] = [{**outputs[first], "sample": first, "score": score}]
             counts[f"ties for the {which}"] += bool(others) and getattr(args, ADDRESS[which]) is not None
     return selected, {"questions": len(responses), "kept": len(selected["best"]), **dict(sorted(counts.items()))}
@@ -188,13 +171,10 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
     """Say why a question with these scores is dropped; None if it is kept."""
     if not scores:
         return "no scored answer"
-    low, high = min(scores), max(scores)
-    if high == low and not args.keep_equal:
+    if args.worst_addr is not None and min(scores) == max(scores):
         return "all scores equal"
-    if args.min_score is not None and high < args.min_score - ROUNDING:
+    if args.min_score is not None and max(scores) < args.min_score - ROUNDING:
         return "below --min_score"
-    if args.min_margin is not None and high - low < args.min_margin - ROUNDING:
-        return "below --min_margin"
     return None
 
 

@@ -21,7 +21,7 @@ from utils.cli import UserError
 from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
-from utils.tables.report_texts import MOST_CHARACTERS, show_history
+from utils.tables.report_page import MOST_CHARACTERS, show_history
 from utils.tables.significance import share_interval
 
 TABLE = "PersonaMem_32k_results.csv"
@@ -311,9 +311,9 @@ def test_the_interval_of_a_share_is_wilson_s_and_a_distance_has_its_bin():
     z = 1.959963984540054
     middle, half = 0.8 + z * z / 20, z * math.sqrt(0.8 * 0.2 / 10 + z * z / 400)
     low, high = (middle - half) / (1 + z * z / 10), (middle + half) / (1 + z * z / 10)
-    assert share_interval(8, 10) == pytest.approx((low, high), abs=1e-9)
-    assert share_interval(0, 10)[0] == 0 and share_interval(10, 10)[1] == 1
-    assert share_interval(0, 0) is None
+    assert share_interval([1] * 8 + [0] * 2) == pytest.approx((low, high), abs=1e-9)
+    assert share_interval([0] * 10)[0] == 0 and share_interval([1] * 10)[1] == 1
+    assert share_interval([]) is None
     bins = {"1024": "0-1k tokens", "1024.5": "1k-2k tokens", "1048577": "above 1M tokens", "-1": NOT_GIVEN}
     bins |= dict.fromkeys(("", "nan", "far"), NOT_GIVEN)
     assert {text: distance_of({"distance_to_ref_in_tokens": text}) for text in bins} == bins
@@ -325,7 +325,7 @@ def test_what_does_not_say_the_persona_is_refused(folder, systems, tmp_path):
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
     other = write(tmp_path / "other.json", content)
-    with pytest.raises(UserError, match=r"its persona_id is 'another' in one system's .* and '\d' in the other's"):
+    with pytest.raises(UserError, match=r"not what was judged in .* under the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
     with pytest.raises(UserError, match=r"field 'cluster' is missing.*must be the question's persona_id\n  run eval"):

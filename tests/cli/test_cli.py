@@ -366,6 +366,7 @@ WITHOUT_EFFECT = [
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
+    ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
@@ -375,11 +376,8 @@ WITHOUT_EFFECT = [
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
     ("utils/select_responses.py", "--split_dir d",
-     "--score_addr s --output_addr o --worst_addr w --min_score 0.5 --min_margin 0.1 --keep_equal",
+     "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
-    *(("utils/select_responses.py", mode, "--keep_equal",
-       "with --worst_addr or --min_margin, which need two different scores\n  leave {} out")
-      for mode in ("--worst_addr w", "--min_margin 0.1")),
     *(("utils/make_figures.py", f"--figure {other}", flags, f"but in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
           ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES
+from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, TASK
 from utils.cli import UserError
 from utils.dataset_statistics import main
-from utils.tables.dataset_counts import Column, Counts, communities_figure
+from utils.tables.dataset_counts import Column, communities_figure
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
@@ -139,7 +139,7 @@ def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys)
         ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
     ],
 )
-def test_a_field_of_another_kind_is_refused_also_by_another_process(dataset, field, value, expected):
+def test_a_field_of_another_kind_is_refused(dataset, field, value, expected):
     path = dataset("own.json", TWO[0], record(2, **{field: value}))
     assert refusal(SAMPLE / "test.json", path) == f"{path}: record 1 (id 'q2'): {expected}"
 
@@ -151,7 +151,7 @@ def test_the_bars_are_the_counts_grouped_and_largest_first():
         ("test", Counter({"law": 5, "music": 9, "anime": 1})),
     ):
         group_of = {community: COMMUNITIES.get(community) for community in counts}
-        columns.append(Column(name, Counts("LaMP-QA", counts.total(), {}, counts, group_of), {}))
+        columns.append(Column(TASK, name, {}, counts.total(), {}, counts, group_of))
     figure = communities_figure(columns)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     groups = CATEGORIES[0], CATEGORIES[2], "Communities without a category"

@@ -16,10 +16,10 @@ from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.human_evaluation import main
+from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import majority
 from utils.tables.formats import signed
 from utils.tables.rating_study import draw, draw_swapped, share_out
-from utils.tables.reliability import cohens_kappa, krippendorffs_alpha
 
 COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of another category
 

@@ -255,24 +255,24 @@ def test_what_cannot_be_read_at_all(clone):
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
     remedy = "the prompts are read as they stand in commit 504410d: git -C LaMP-QA checkout 504410d"
-    assert refusal(clone) == f"LaMP-QA/{FORMATTERS}: no such file\n  {remedy}"
+    assert "LookupError('no file')" in refusal(clone) and refusal(clone).endswith(f"\n  {remedy}")
 
 
 @pytest.mark.parametrize(
     ("path", "old", "new", "expected"),
     [
-        (FORMATTERS, "\n_PLANNER_PROMPT", "\nOLD", "has no constant _PLANNER_PROMPT\n"),
+        (FORMATTERS, "\n_PLANNER_PROMPT", "\nOLD", "has no constant _PLANNER_PROMPT"),
         (FORMATTERS, "\n_PLANNER_PROMPT", "\n_PLANNER_PROMPT = _PLANNER_PROMPT\nOLD",  # made from itself
-         "has no constant _PLANNER_PROMPT\n"),
-        (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt\n"),
-        (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "a text that cannot be read without running the code"),
+         "has no constant _PLANNER_PROMPT"),
+        (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt"),
+        (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "is no text"),
         (FORMATTERS, "{profile}\n~ Now", "~ Now", "must hold each of {profile}, {question} exactly once"),
-        (FORMATTERS, "{{sic}}", "{{sic}", "a text that str.format does not fill: ValueError(\"Single '}'"),
-        (FORMATTERS, "{{sic}}", "{other}", "a text that str.format does not fill: KeyError('other')"),
+        (FORMATTERS, "{{sic}}", "{{sic}", "ValueError(\"Single '}'"),
+        (FORMATTERS, "{{sic}}", "{other}", "KeyError('other')"),
         (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
-        (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "a text that cannot be read without running the code"),
-        (FORMATTERS, '"role": "system"', '"role": "developer"', "has 0 messages of the role system"),
-        (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read as Python: "),
+        (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is no text"),
+        (FORMATTERS, '"role": "system"', '"role": "developer"', "KeyError('system')"),
+        (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read without running it: "),
     ],
 )  # fmt: skip
 def test_what_is_otherwise_is_named(clone, path, old, new, expected):

@@ -12,9 +12,9 @@ from test_make_table import JUDGED, question, score_file, scored  # noqa: F401
 from utils import make_figures
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
-from utils.make_figures import main
+from utils.make_figures import main, training_figure
 from utils.tables.columns import columns_of
-from utils.tables.paper_figures import Evaluator, trade_off_figure, training_figure
+from utils.tables.paper_figures import Evaluator, trade_off_figure
 from utils.tables.score_table import Row
 
 ROOT = Path(__file__).resolve().parents[2]

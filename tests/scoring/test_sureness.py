@@ -5,7 +5,7 @@ import math
 import pytest
 
 from utils.scoring.aspects import score_of
-from utils.scoring.verdicts import average, krippendorffs_alpha, no_answer, weigh
+from utils.scoring.verdicts import average, no_answer, summarize_drawn, weigh
 
 # Example C of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011): four observers, twelve units, and
 # what is missing; he prints 0.849 for interval data.
@@ -54,12 +54,17 @@ def test_a_score_may_lie_between_verdicts_only_where_these_are_weighed_or_drawn(
             score_of([{"aspect": "a", "score": wrong, "probabilities": {}}])
 
 
+def alpha(units):
+    details = [{"drawn": list(unit), "spread": None} for unit in units]
+    return summarize_drawn([{"details": details}], 4)["krippendorff_alpha_interval"]
+
+
 def test_alpha_is_that_of_the_published_example_and_by_hand():
-    assert krippendorffs_alpha(list(zip(*OBSERVERS, strict=True))) == pytest.approx(0.849, abs=5e-4)
+    assert alpha(list(zip(*OBSERVERS, strict=True))) == pytest.approx(0.849, abs=5e-4)
     # Two units, 0 and 1, 2 and 2. Observed: (1 + 1) / 1 and 0. Expected, over all ordered pairs of 0 1 2 2:
     # 2 * (1 + 4 + 4 + 1 + 1 + 0) = 22, so 1 - 3 * 2 / 22.
-    assert krippendorffs_alpha([[0, 1], [2, 2]]) == pytest.approx(1 - 6 / 22)
-    assert krippendorffs_alpha([[0, 0, 0], [2, 2, 2]]) == 1
-    assert krippendorffs_alpha([[0, 1], [1, None], [None, None], [2, 2]]) == krippendorffs_alpha([[0, 1], [2, 2]])
+    assert alpha([[0, 1], [2, 2]]) == pytest.approx(1 - 6 / 22)
+    assert alpha([[0, 0, 0], [2, 2, 2]]) == 1
+    assert alpha([[0, 1], [1, None], [None, None], [2, 2]]) == alpha([[0, 1], [2, 2]])
     for units in ([], [[1, None], [0]], [[1, 1], [1, 1, 1]]):
-        assert krippendorffs_alpha(units) is None
+        assert alpha(units) is None

@@ -5,9 +5,7 @@ import math
 import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES, TASK
-from utils.cli import UserError
-from utils.tables.columns import MACRO
-from utils.tables.comparisons import PERMUTATION, T_TEST, compare, pair_questions
+from utils.tables.columns import MACRO, PERMUTATION, T_TEST, compare
 from utils.tables.system_scores import Board, System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
@@ -21,9 +19,15 @@ def question(question_id, community, score):
 
 def results_of(first, second):
     """Every result of one system against another, by column."""
-    systems = [System(name, TASK, {f"{name}.json": its}) for name, its in (("first", first), ("second", second))]
-    [contrast] = compare([Board(systems, ["first", "second"])], ["second"], intervals=True, correct=False)
-    return contrast.results
+    return {one.column: one for one in comparisons_of(first, second)}
+
+
+def comparisons_of(first, second):
+    named = {"first": first, "second": second}
+    files = {name: {f"{name}.json": {"per_question_scores": its}} for name, its in named.items()}
+    systems = [System(name, TASK, "aspect", its) for name, its in files.items()]
+    board = Board(TASK, "aspect", systems, list(named))
+    return compare([board], ["second"], intervals=True, correct=False)
 
 
 def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
@@ -34,13 +38,11 @@ def test_only_questions_scored_for_both_are_paired_and_the_others_counted():
     }  # fmt: skip
     first = [question(i, community, one) for i, (community, one, _) in scores.items()]
     second = [question(i, community, its) for i, (community, _, its) in sorted(scores.items()) if its != "-"]
-    pairing = pair_questions(first, second, TASK)
-    assert pairing.scores == {ARTS: [(1.0, 0.0), (0.5, 0.75)], LIFESTYLE: [], SOCIETY: [(0.25, 0.0)]}
-    assert (pairing.paired, pairing.only_first, pairing.only_second, pairing.neither) == (3, 3, 1, 2)
-    swapped = pair_questions(second, first, TASK)
-    assert (swapped.paired, swapped.only_first, swapped.only_second, swapped.neither) == (3, 1, 3, 2)
-    with pytest.raises(UserError, match="question 'x': its community is 'law' in one system's score files and 'pets'"):
-        pair_questions([question("x", "law", 1.0)], [question("x", "pets", None)], TASK)
+    results = comparisons_of(first, second)
+    assert [result.num_questions for result in results] == [2, 0, 1, 3]
+    assert [result.difference for result in results] == [0.375, None, 0.25, None]
+    assert {result.pairing for result in results} == {(3, 3, 1, 2)}
+    assert {result.pairing for result in comparisons_of(second, first)} == {(3, 1, 3, 2)}
 
 
 def test_two_systems_by_hand():

@@ -4,20 +4,20 @@ import itertools
 import math
 import random
 
-import numpy as np
 import pytest
 
 from utils.scoring.means import ROOT_MEAN_SQUARE, macro_f1
-from utils.tables import clusters
-from utils.tables.pooled import difference_of, influences, pooled_interval, pooled_mean, swap_test
-from utils.tables.significance import bootstrap_interval, mean_over_strata, permutation_test
+from utils.tables.significance import (
+    bootstrap_interval,
+    difference_of,
+    estimate,
+    influences,
+    mean_of,
+    permutation_test,
+    swap_test,
+)
 
 LABELS = ("comedy", "action", "violence")
-
-
-def mean_of(values, counts):
-    """A score that is a mean, to be compared with what stands in significance.py."""
-    return counts @ np.array(values, dtype=float) / counts.sum(axis=1)
 
 
 def scores(seed, size=60):
@@ -53,9 +53,9 @@ def test_the_swap_test_agrees_with_all_swaps(first, second):
 def test_swapping_the_systems_negates_and_keeps_p():
     f1, pairs = macro_f1(LABELS), pairs_of(labels(8, right=0.8), labels(9, right=0.4))
     other = [(b, a) for a, b in pairs]
-    low, high = pooled_interval([pairs], difference_of(f1.of))
-    assert pooled_interval([other], difference_of(f1.of)) == (-high, -low)
-    assert pooled_mean([other], difference_of(f1.of)) == -pooled_mean([pairs], difference_of(f1.of))
+    low, high = bootstrap_interval([pairs], difference_of(f1.of))
+    assert bootstrap_interval([other], difference_of(f1.of)) == (-high, -low)
+    assert estimate([other], difference_of(f1.of)) == -estimate([pairs], difference_of(f1.of))
     assert swap_test([other], f1.of) == swap_test([pairs], f1.of) < 0.05
     assert swap_test([pairs_of(labels(8), labels(8))], f1.of) == 1
 
@@ -67,7 +67,7 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     pairs, of_mean = pairs_of(values, scores(2)), difference_of(mean_of)
     differences = [one - other for one, other in pairs]
     assert influences(pairs, of_mean) == pytest.approx(differences)
-    expected = clusters.permutation_test([differences], [users])
+    expected = permutation_test([differences], [users])
     assert swap_test([pairs], mean_of, [users]) == pytest.approx(expected, abs=0.02)
     errors = [1.0] * 500 + [3.0] * 500
     score = ROOT_MEAN_SQUARE.score(errors)
@@ -77,16 +77,15 @@ def test_by_cluster_it_is_what_stands_in_clusters():
 
 def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():
     strata = [scores(1), scores(2, 45)]
-    assert pooled_mean(strata, mean_of) == pytest.approx(mean_over_strata(strata))
-    assert pooled_interval(strata, mean_of) == pytest.approx(bootstrap_interval(strata))
+    assert estimate(strata, mean_of) == pytest.approx(estimate(strata))
     pairs = pairs_of(scores(3), scores(4))
     differences = [[one - other for one, other in pairs]]
-    assert pooled_mean([pairs], difference_of(mean_of)) == pytest.approx(mean_over_strata(differences))
+    assert estimate([pairs], difference_of(mean_of)) == pytest.approx(estimate(differences))
     assert swap_test([pairs], mean_of) == pytest.approx(permutation_test(differences), abs=0.02)
     errors = random.Random(7).choices([0, 0, 1, 2, 4], k=50)
     low, high = bootstrap_interval([[error**2 for error in errors]])
-    assert pooled_interval([errors], ROOT_MEAN_SQUARE.of) == pytest.approx((math.sqrt(low), math.sqrt(high)))
+    assert bootstrap_interval([errors], ROOT_MEAN_SQUARE.of) == pytest.approx((math.sqrt(low), math.sqrt(high)))
     f1 = macro_f1(LABELS)  # of too few questions there is none
-    assert pooled_mean([labels(1), []], f1.of) is None
-    assert pooled_interval([labels(1), labels(1, 1)], f1.of) is None
+    assert estimate([labels(1), []], f1.of) is None
+    assert bootstrap_interval([labels(1), labels(1, 1)], f1.of) is None
     assert swap_test([[]], f1.of) is None

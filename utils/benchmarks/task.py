@@ -127,7 +127,7 @@ class Metric:
     unit: str = "response"  # what a missing verdict is on
     pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
     lower_is_better: bool = False  # scores are errors, 0 and up
-    is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is `clusters.share_interval`
+    is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is `share_interval`
     worst: str = "0"  # what an answer that is missing counts, in words
     # Of an entry: there is an answer, but it could not be read, so it counts as a missing one.
     is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
@@ -197,7 +197,7 @@ class Task:
     # all need to be there; none where any may be, which then stand by name.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # The field of a record that names its user where it is there; None: one question per user. Questions of one user
-    # depend on each other, so intervals and tests go by users (utils/tables/clusters.py).
+    # depend on each other, so intervals and tests go by users (utils/tables/significance.py).
     user_field: str | None = None
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]

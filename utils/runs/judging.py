@@ -36,7 +36,7 @@ from utils.records.responses import (
 )
 from utils.records.scores import carried, score_file
 from utils.scoring.verdicts import no_answer, weigh
-from utils.tables.summary import describe_scores
+from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 MANY_PROMPTS = 5000  # take seconds to render

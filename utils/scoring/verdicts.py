@@ -9,11 +9,11 @@ How sure a judge is shows in the likelihood of each verdict, or in several that 
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from statistics import fmean, stdev
 from typing import Any
 
 from utils.scoring.means import mean
+from utils.scoring.reliability import krippendorffs_alpha
 
 Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a piece of a score file
 
@@ -92,41 +92,16 @@ def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[
     Returns:
         num_missing_verdicts: of all, those that the judge failed to give.
         mean_spread: over the things with two verdicts and more.
-        krippendorff_alpha_interval: how far the judge agrees with itself, `krippendorffs_alpha`.
+        krippendorff_alpha_interval: how far the judge agrees with itself, Krippendorff's alpha for interval data.
     """
     drawn = [detail for detail in _details(per_question) if "drawn" in detail]
+    units = [[value for value in detail["drawn"] if value is not None] for detail in drawn]
     return {
         "num_verdicts": count,
         "num_missing_verdicts": sum(detail["drawn"].count(None) for detail in drawn),
         "mean_spread": mean([detail["spread"] for detail in drawn if detail["spread"] is not None]),
-        "krippendorff_alpha_interval": krippendorffs_alpha([detail["drawn"] for detail in drawn]),
+        "krippendorff_alpha_interval": krippendorffs_alpha([units], steps=True).value,
     }
-
-
-def krippendorffs_alpha(units: Sequence[Sequence[float | None]]) -> float | None:
-    """Krippendorff's alpha for interval data: 1 - observed / expected disagreement, a squared difference each.
-
-    1 where all verdicts on each unit are alike, about 0 where they are as far apart as those on different units. The
-    value is that of utils/tables/reliability.py with `steps`, which counts by tables of a few whole numbers.
-
-    Args:
-        units: the verdicts on each thing; None for one that is missing. A unit with less than two counts nowhere.
-
-    Returns:
-        None where all verdicts are alike, for then there is nothing to tell apart, and without any pair.
-    """
-    paired = [known for unit in units if len(known := [one for one in unit if one is not None]) > 1]
-    values = list(chain.from_iterable(paired))
-    expected = _squared_differences(values)
-    if not expected:
-        return None
-    observed = math.fsum(_squared_differences(unit) / (len(unit) - 1) for unit in paired)
-    return 1 - (len(values) - 1) * observed / expected
-
-
-def _squared_differences(values: Sequence[float]) -> float:
-    """Return the sum over all ordered pairs."""
-    return 2 * (len(values) * math.fsum(value * value for value in values) - math.fsum(values) ** 2)
 
 
 def _details(per_question: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,17 +5,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal
 
 from utils.cli import UserError
-from utils.cli.errors import quote
 from utils.files.json_files import read_json
-from utils.tables import reliability
+from utils.scoring import reliability
 from utils.tables.formats import interval_text, number, p_text
 from utils.tables.significance import share_interval
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
+Choice = Literal["first", "second", "tie"]
 Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
 
 
@@ -50,25 +50,22 @@ class Human:
 
 def read_human(path: str) -> Human:
     """Read choices by question id; or those under `choices`, beside what else utils/human_evaluation.py puts there."""
-    choices, responses, raters = read_json(path), [], []
-    if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
-        choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
-        if not (isinstance(responses, list) and len(responses) == 2 and all(map(_are_texts, responses))):
-            raise UserError(f"{path}: field 'responses': {quote(responses)} where a list of SHA-256 a system belongs")
-        if not _are_texts(raters):
-            raise UserError(f"{path}: field 'raters': {quote(raters)} where a list of names belongs")
-    if not isinstance(choices, dict) or not choices:
-        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
-    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
-    for question_id, its in choices.items():
-        if not _are_texts(its) or not its or not set(its) <= PREFERENCES.keys():
-            where = f"{path}: id {quote(question_id)}: {quote(its)}"
-            raise UserError(f'{where} where "first", "second" or "tie" belongs, or a list of these')
-    return Human(path, choices, responses, raters)
+    import msgspec  # here, so that --help needs no package
 
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+    content = read_json(path)
+    if not isinstance(content, dict) or not isinstance(content.get("choices"), dict):
+        content = {"choices": content, "responses": [[], []]}
+    some = msgspec.Meta(min_length=1)
+    several = Annotated[list[Choice], some]
+    systems = Annotated[list[list[str]], msgspec.Meta(min_length=2, max_length=2)]
+    try:
+        choices = msgspec.convert(content["choices"], Annotated[dict[str, Choice | several], some])
+        responses = msgspec.convert(content.get("responses"), systems)
+        raters = msgspec.convert(content.get("raters", []), list[str])
+    except msgspec.ValidationError as error:
+        kinds = '"first", "second" or "tie"'
+        raise UserError(f"{path}: not an object {{question id: {kinds}}}, or a list of these: {error}") from None
+    return Human(path, {i: [its] if isinstance(its, str) else its for i, its in choices.items()}, responses, raters)
 
 
 # Figures
@@ -91,23 +88,25 @@ def majority(choices: Sequence[str]) -> str | None:
     return choice if 2 * count > len(choices) else None
 
 
-class SignTest(NamedTuple):
-    """Is one of two systems preferred more often? Of the questions without a tie, which need not be many."""
+def sign_test(first: int, second: int) -> dict[str, Any] | None:
+    """Test whether one of two systems is preferred more often, by the questions without a tie; None without any.
 
-    share: float  # the first system's
-    interval: tuple[float, float]  # of the share, 95% (Clopper & Pearson 1934): without 0.5 where p < 0.05
-    p: float  # exact binomial, two-sided
-
-
-def sign_test(first: int, second: int) -> SignTest | None:
-    """Test the number of questions for each system; None without any."""
+    Returns:
+        share: the first system's.
+        interval: of the share, 95% (Clopper & Pearson 1934): without 0.5 where p < 0.05.
+        p: exact binomial, two-sided.
+    """
     from scipy.stats import binomtest
 
     if not first + second:
         return None
     test = binomtest(first, first + second)
-    interval = test.proportion_ci()
-    return SignTest(float(test.statistic), (float(interval.low), float(interval.high)), float(test.pvalue))
+    limits = test.proportion_ci()
+    return {
+        "share": float(test.statistic),
+        "interval": (float(limits.low), float(limits.high)),
+        "p": float(test.pvalue),
+    }
 
 
 def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
@@ -122,18 +121,10 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Return counts of questions, the sign test of these, and the agreement of two raters.
-
-    num_raters is the most that a question has. kappa is of the first and the second choice where that is two, None
-    where it is not, or where `raters`, all of them if they are known, are more: they differ by question.
-    """
+    """Return counts of questions, their sign test, and Cohen's kappa where all questions have the same two raters."""
     outcomes = Counter(majority(its) for its in choices.values())
     num_raters = max(map(len, choices.values()))
-    rated_by_all = [its for its in choices.values() if len(its) == num_raters]
-    kappa = None
-    if num_raters == 2 >= len(raters):
-        kappa = cohens_kappa([(PREFERENCES[one], PREFERENCES[other]) for one, other in rated_by_all])
-    test = sign_test(outcomes["first"], outcomes["second"])
+    rated_by_all = [[PREFERENCES[one] for one in its] for its in choices.values() if len(its) == num_raters]
     return {
         "num_questions": len(choices),
         "raters": list(raters),
@@ -143,8 +134,8 @@ def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> 
         "second": outcomes["second"],
         "tie": outcomes["tie"] + outcomes[None],
         "no_majority": outcomes[None],
-        "sign_test": test and test._asdict(),
-        "kappa": kappa,
+        "sign_test": sign_test(outcomes["first"], outcomes["second"]),
+        "kappa": cohens_kappa(rated_by_all) if num_raters == 2 >= len(raters) else None,
     }
 
 
@@ -160,7 +151,6 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
     decided = [(mine, theirs) for mine, theirs in pairs if theirs != 0]
     right, ties = num_agreeing(decided), sum(mine == 0 for mine, _ in decided)
     judged = [its for question_id, its in preferences.items() if question_id not in evaluator.not_asked]
-    swaps = judged.count(0) if evaluator.strategy == "pairwise" else None
     return {
         "name": evaluator.name,
         "strategy": evaluator.strategy,
@@ -169,22 +159,19 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
         "unscored": len((human.keys() & evaluator.preferences.keys()) - preferences.keys()),
         "not_rated": len(preferences.keys() - human.keys()),
         "accuracy": share(num_agreeing(pairs), pairs),
-        "accuracy_interval": share_interval(num_agreeing(pairs), len(pairs)),
+        "accuracy_interval": share_interval([outcome(one) == outcome(other) for one, other in pairs]),
         "num_human_decided": len(decided),
         "accuracy_ties_half": share(right + ties / 2, decided),
         "accuracy_ties_wrong": share(right, decided),
         "kappa": cohens_kappa(pairs),
         "spearman": spearman(pairs),
         "mean_score": fmean(evaluator.scores) if evaluator.scores else None,
-        "position_swap_rate": None if swaps is None else share(swaps, judged),
+        "position_swap_rate": share(judged.count(0), judged) if evaluator.strategy == "pairwise" else None,
     }
 
 
 def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare two evaluators over the questions that both have a preference on.
-
-    With choices of humans also on how many of these only one of the two names their outcome, and the sign test.
-    """
+    """Compare two evaluators over the questions that both have a preference on, and how often each alone is right."""
     pairs = pair_up(one.decided, other.decided)
     figures = {
         "evaluators": [one.name, other.name],
@@ -200,7 +187,7 @@ def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dic
     rights = [[outcome(its.decided[i]) == human[i] for its in (one, other)] for i in both]
     first, second = rights.count([True, False]), rights.count([False, True])
     test = sign_test(first, second)
-    return {**figures, "first_right": first, "second_right": second, "sign_test_p": test and test.p}
+    return {**figures, "first_right": first, "second_right": second, "sign_test_p": test and test["p"]}
 
 
 def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
@@ -222,10 +209,7 @@ def share(hits: float, things: Sequence[Any]) -> float | None:
 
 
 def cohens_kappa(pairs: Pairs) -> float | None:
-    """Return the agreement on the three outcomes beyond chance, unweighted (Cohen 1960).
-
-    None without questions, and where both sides say one and the same of every question.
-    """
+    """Return the agreement on the three outcomes beyond chance, unweighted; None where both say the same of all."""
     return reliability.cohens_kappa([[(outcome(one), outcome(other)) for one, other in pairs]]).value
 
 

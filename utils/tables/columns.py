@@ -1,49 +1,24 @@
-"""A table's columns of means: one for every group of questions, and one for their average or for all questions."""
+"""A table's columns: one for every group of questions, and one for their average or for all questions.
+
+What stands in them is a mean, with its interval, or a comparison of two systems.
+"""
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import Any
 
-from utils.benchmarks.task import Task
-from utils.scoring.means import by_group, group_means, macro_average, mean, scores_by_group
-from utils.tables.clusters import mean_interval, share_interval
-from utils.tables.pooled import pooled_interval
-from utils.tables.significance import bootstrap_interval
-from utils.tables.system_scores import System, cluster_of
+from utils.benchmarks.task import Metric, Task
+from utils.scoring.means import macro_average, mean
+from utils.tables import significance
+from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
+from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
-
-
-def columns_of(task: Task) -> list[str]:
-    """Its groups, and their average where there are several."""
-    return [*task.groups, task.overall or MACRO] if len(task.groups) > 1 else list(task.groups)
-
-
-def strata_by_column(task: Task, by_group: dict[str, Any]) -> dict[str, list[Any]]:
-    """What each column is the mean of: a group alone, or as the average every group as a stratum of its own.
-
-    Where the benchmark counts all questions alike, they are one stratum.
-    """
-    strata = {group: [values] for group, values in by_group.items()}
-    if len(by_group) == 1:
-        return strata
-    if task.overall is not None:
-        return {**strata, task.overall: [list(chain.from_iterable(by_group.values()))]}
-    return {**strata, MACRO: list(by_group.values())}
-
-
-def column_means(system: System) -> dict[str, float | None]:
-    """None for a mean over nothing."""
-    task, pooled = system.task, system.metric.pooled
-    means = group_means(system.questions, task.groups, pooled)
-    if len(means) == 1:
-        return means
-    if task.overall is not None:
-        [values] = strata_by_column(task, scores_by_group(system.questions, task.groups, pooled))[task.overall]
-        return {**means, task.overall: (pooled.score if pooled else mean)(values)}
-    return {**means, MACRO: macro_average(means)}
+T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 
 @dataclass(frozen=True)
@@ -55,40 +30,171 @@ class Point:
     questions: int = 0
 
 
+def columns_of(task: Task) -> list[str]:
+    """Name its groups, and their average where there are several."""
+    return list(strata_of(task, []))
+
+
+def strata_of(
+    task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
+) -> dict[str, list[list[Any]]]:
+    """Sort questions into what each column is the mean of: a group alone, all of them, or a stratum per group."""
+    by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
+    for question in questions:
+        by_group[group_of(question)].append(question)
+    strata = {group: [its] for group, its in by_group.items()}
+    if len(by_group) > 1:
+        groups = list(by_group.values())
+        strata[task.overall or MACRO] = [list(chain.from_iterable(groups))] if task.overall else groups
+    return strata
+
+
+def scored_strata(system: System) -> dict[str, list[list[Entry]]]:
+    return strata_of(system.task, scored(system.questions))
+
+
+def scored(questions: Iterable[Entry]) -> list[Entry]:
+    return [question for question in questions if question["score"] is not None]
+
+
+def column_means(system: System) -> dict[str, float | None]:
+    return {column: mean_score(system.metric, strata) for column, strata in scored_strata(system).items()}
+
+
+def mean_score(metric: Metric, strata: Strata) -> float | None:
+    """Compute the score of questions in strata; None where a stratum is empty."""
+    average = metric.pooled.score if metric.pooled else mean
+    return macro_average({number: average(its) for number, its in enumerate(values_of(metric, strata))})
+
+
+def values_of(metric: Metric, strata: Strata) -> Strata:
+    """Return what the score is computed from."""
+    value = metric.pooled.value if metric.pooled else itemgetter("score")
+    return [list(map(value, stratum)) for stratum in strata]
+
+
 def points_of(system: System) -> dict[str, Point]:
-    """By column."""
-    task, metric = system.task, system.metric
-    strata = strata_by_column(task, scores_by_group(system.questions, task.groups, metric.pooled))
-    clusters = strata_by_column(task, by_group(system.questions, task.groups, cluster_of))
-    means = column_means(system)
-    return {column: _point(its_mean, strata[column], clusters[column], system) for column, its_mean in means.items()}
+    return {column: point_of(system, strata) for column, strata in scored_strata(system).items()}
 
 
-def unplaced_point(system: System) -> Point:
-    """Of the questions of no known group."""
-    unplaced = [entry for entry in system.entries if entry["group"] is None]
-    pooled = system.metric.pooled
-    scores = scores_by_group(unplaced, [None], pooled)[None]
-    clusters = by_group(unplaced, [None], cluster_of)[None]
-    return _point((pooled.score if pooled else mean)(scores), [scores], [clusters], system)
-
-
-def _point(
-    its_mean: float | None, strata: Sequence[Sequence[Any]], clusters: Sequence[Sequence[str]], system: System
-) -> Point:
-    """The one place that says which interval a mean has; a mean of several groups' shares is no share."""
-    metric = system.metric
+def point_of(system: System, strata: Strata) -> Point:
+    """Compute a score and its interval; a mean of several groups' shares is no share."""
+    metric, values = system.metric, values_of(system.metric, strata)
+    clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
-        interval = share_interval(strata[0], clusters[0])
-    elif metric.pooled:
-        interval = pooled_interval(strata, metric.pooled.of, clusters if system.cluster else None)
-    elif system.cluster:
-        interval = mean_interval(strata, clusters, 0.0, math.inf if metric.lower_is_better else 1.0)
+        its = share_interval(values[0], clusters[0])
     else:
-        interval = bootstrap_interval(strata)
-    return Point(its_mean, interval, sum(map(len, strata)))
+        of = metric.pooled.of if metric.pooled else None
+        its = interval(values, clusters if system.cluster else None, of, 0.0, math.inf if metric.lower_is_better else 1)
+    return Point(mean_score(metric, strata), its, sum(map(len, strata)))
 
 
 def interval_words(system: System) -> str:
-    """What the intervals of means are."""
     return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"
+
+
+# Which systems are better than the baselines: every comparison that a table shows, and its daggers
+
+
+@dataclass
+class Comparison:
+    """A system against a baseline in one column, over the questions that both have a score of; None is undefined."""
+
+    system: str
+    baseline: str
+    board: Board
+    column: str
+    # How many questions are paired, scored for the system alone, for the baseline alone, and in a file but for neither.
+    pairing: tuple[int, int, int, int]
+    num_questions: int
+    difference: float | None  # the system's mean minus the baseline's
+    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
+    test: str = T_TEST  # the one that daggers go by
+    interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
+    effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
+
+    def shown_p(self, test: str) -> float | None:
+        """Return the corrected p-value where there is one."""
+        return self.p_values.get(holm_name(test), self.p_values[test])
+
+    @property
+    def is_better(self) -> bool:
+        p, sign = self.shown_p(self.test), -1 if self.board.metric.lower_is_better else 1
+        return p is not None and p < ALPHA and sign * self.difference > 0
+
+
+def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
+    """Compare every other system with every baseline that has scores of the same task and metric, in each column."""
+    comparisons = []
+    for board in boards:
+        by_name = {system.name: system for system in board.systems}
+        for system in (system for system in board.systems if system.name not in baselines):
+            for name in (name for name in baselines if name in by_name):
+                comparisons += compare_systems(board, system, by_name[name], intervals)
+    if correct:
+        correct_all(comparisons)
+    return comparisons
+
+
+def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:
+    """Pair the questions of two systems by id; only those that both have a score of are compared."""
+    first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
+    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the system, of the baseline?
+    pairs = []
+    for question_id in sorted(first.keys() | second.keys()):
+        pair = [by_id.get(question_id, {"score": None}) for by_id in (first, second)]
+        is_scored = (pair[0]["score"] is not None, pair[1]["score"] is not None)
+        counts[is_scored] += 1
+        pairs += [pair] if all(is_scored) else []
+    pairing = counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    by_user = bool(cluster_names([board]))
+    for column, strata in strata_of(board.task, pairs, lambda pair: pair[0]["group"]).items():
+        figures = compare_pairs(board.metric, strata, by_user, intervals)
+        yield Comparison(system.name, baseline.name, board, board.name_of(column), pairing, **figures)
+
+
+def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> dict[str, Any]:
+    """Compute the figures of a `Comparison` from pairs of questions; t-test and effect size are of means alone."""
+    clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
+    if metric.pooled is None:
+        of, test = None, T_TEST
+        values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
+        p_values = {T_TEST: significance.t_test(values, clusters)}
+        p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
+    else:
+        of, test = difference_of(metric.pooled.of), PERMUTATION
+        values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
+        p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
+    found = {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
+    found |= {"p_values": p_values, "test": test}
+    if intervals:
+        most = math.inf if metric.lower_is_better else 1.0
+        found["interval"] = significance.interval(values, clusters, of, -most, most)
+        found["effect_size"] = significance.effect_size(values[0]) if len(values) == 1 and of is None else None
+    return found
+
+
+def correct_all(comparisons: list[Comparison]) -> None:
+    """Add Holm's p-values, test by test; where this test was not made, the one that the dagger goes by counts."""
+    for test in (T_TEST, PERMUTATION):
+        p_values = [one.p_values.get(test) for one in comparisons]
+        own = [one.p_values[one.test] for one in comparisons]
+        adjusted = significance.holm([q if p is None else p for p, q in zip(p_values, own, strict=True)])
+        for one, p, corrected in zip(comparisons, p_values, adjusted, strict=True):
+            if test in one.p_values:
+                one.p_values[holm_name(test)] = None if p is None else corrected
+
+
+def holm_name(test: str) -> str:
+    return f"{test} (Holm)"
+
+
+def is_corrected(comparisons: Sequence[Comparison]) -> bool:
+    return any(holm_name(T_TEST) in one.p_values for one in comparisons)
+
+
+def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
+    """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
+    its = [one for one in comparisons if (one.system, one.column) == (system, column)]
+    is_compared = its and len(its) == len({one.baseline for one in comparisons})
+    return bool(is_compared) and not its[0].board.system(system).num_selected and all(one.is_better for one in its)

@@ -1,15 +1,11 @@
 """What dataset files hold: questions, sizes of their fields, and communities; and the paper's figure 5 of these."""
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.benchmarks import tasks
 from utils.benchmarks.checks import number_in
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
@@ -18,8 +14,8 @@ from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import with_profile
 from utils.records.stream import DatasetFile
-from utils.tables.drawing import figure_style, new_figure, tidy, wrapped
 from utils.tables.formats import plural
+from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,10 +23,12 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Counts:
-    """What a file holds."""
+class Column:
+    """What a file holds, and what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
 
-    task_name: str  # for a task itself goes from no process to another
+    task: Task
+    name: str = ""  # split, else the file's name
+    paper: Mapping[str, Any] = field(default_factory=dict)
     num_questions: int = 0
     sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of every question where it is there
     communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
@@ -39,83 +37,55 @@ class Counts:
     users: set[str] = field(default_factory=set)  # by `Task.user_field`
 
     @property
-    def task(self) -> Task:
-        return tasks()[self.task_name]
-
-
-@dataclass
-class Column:
-    """A file; `paper` holds what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
-
-    name: str  # split, else the file's name
-    counts: Counts
-    paper: Mapping[str, Any]
-
-    @property
     def group(self) -> str:
         return self.paper.get("group", "")
-
-    @property
-    def title(self) -> str:
-        return ", ".join(filter(None, (self.group, self.name)))
 
 
 def read_columns(paths: list[str]) -> list[Column]:
     """Count files: the paper's in the paper's order, then the others as they were given."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
-    counts = count_files(paths)
-    if others := [path for path, its in zip(paths, counts, strict=True) if its.task_name != counts[0].task_name]:
-        raise UserError(f"{others[0]}: not of {counts[0].task_name}, as {paths[0]} is; give the files of one task")
-    paper = counts[0].task.paper_files()
-    keys = [stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths]
-    columns = []
-    for path, key, its_counts in zip(paths, keys, counts, strict=True):
-        printed = paper.get(key, {})
-        name = printed.get("split", key) if keys.count(key) == 1 else path
-        columns.append(Column(printable(one_line(name)), its_counts, printed))
+    columns = {path: count_file(path) for path in paths}
+    task = columns[paths[0]].task
+    if others := [path for path, column in columns.items() if column.task != task]:
+        raise UserError(f"{others[0]}: not of {task.name}, as {paths[0]} is; give the files of one task")
+    paper = task.paper_files()
+    keys = {path: stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths}
+    for path, column in columns.items():
+        column.paper = paper.get(keys[path], {})
+        is_alone = list(keys.values()).count(keys[path]) == 1
+        column.name = printable(one_line(column.paper.get("split", keys[path]) if is_alone else path))
     order = [*paper.values(), {}]
-    return sorted(columns, key=lambda column: order.index(column.paper))
+    return sorted(columns.values(), key=lambda column: order.index(column.paper))
 
 
-def count_files(paths: list[str]) -> list[Counts]:
-    """Count every file, as many at a time as there are cores: the nine files have gigabytes of posts."""
-    workers = min(len(paths), len(os.sched_getaffinity(0)))
-    if workers == 1:
-        return [count_file(path) for path in paths]
-    with ProcessPoolExecutor(workers, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_DFL)) as pool:
-        return list(pool.map(count_file, paths))
-
-
-def count_file(path: str) -> Counts:
+def count_file(path: str) -> Column:
     """Count a dataset, a record in memory at a time; UserError where a field is neither missing nor as it must be."""
     file = DatasetFile(path)
-    counts = Counts("")
+    column = None
     for number, record in enumerate(file.scan()):
-        where = f"{path}: record {number} (id {quote(record['id'])})"
-        if file.task.history is not None:  # its profile only refers to one
-            file.task.check(record, where, ["profile"])
+        where, task = f"{path}: record {number} (id {quote(record['id'])})", file.task
+        column = column or Column(task)
+        if task.history is not None:  # its profile only refers to one
+            task.check(record, where, ["profile"])
             record = with_profile(record, path, ["profile"])
-        kinds = {name: kind for name, (kind, _) in file.task.sizes.items()}
-        for name, kind in {**kinds, file.task.placed_by: str}.items():
+        for name, (kind, _) in {**task.sizes, task.placed_by: (str, "")}.items():
             value = number_in(record, name) if kind is float else record.get(name)
             if value is not None and not isinstance(value, (kind, Profile)):
                 wanted = "text" if kind is str else "list"
                 raise UserError(f"{where}: field {name!r} is {quote(value)}; it must be a {wanted} or missing")
-            if name in kinds:
+            if name in task.sizes:
                 size = value if kind is float or value is None else len(value.split() if kind is str else value)
-                counts.sizes.setdefault(name, []).extend([] if size is None else [size])
-        if (user := record.get(file.task.user_field)) is not None:
-            counts.users.add(str(user))
-        counts.leaks.update(find_leaks(file.task, record))
-        place = file.task.place(record)
-        community = place.get("subgroup", place["group"])
-        if community is not None:
-            counts.communities[community] += 1
-            counts.group_of[community] = place["group"]
-        counts.num_questions += 1
-    counts.task_name = file.task.name
-    return counts
+                column.sizes.setdefault(name, []).extend([] if size is None else [size])
+        if (user := record.get(task.user_field)) is not None:
+            column.users.add(str(user))
+        column.leaks.update(find_leaks(task, record))
+        place = task.place(record)
+        if (community := place.get("subgroup", place["group"])) is not None:
+            column.communities[community] += 1
+            column.group_of[community] = place["group"]
+        column.num_questions += 1
+    return column
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:
@@ -168,18 +138,18 @@ def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
     panels: dict[str, Counter[str]] = {}
     for column in columns:
         panel = panels.setdefault(column.name, Counter())
-        panel.update(column.counts.communities)
-        if unnamed := column.counts.num_questions - column.counts.communities.total():
-            panel[f"(no {column.counts.task.group_words[2]})"] += unnamed
+        panel.update(column.communities)
+        if unnamed := column.num_questions - column.communities.total():
+            panel[f"(no {column.task.group_words[2]})"] += unnamed
     return panels
 
 
 def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
     """Sort the communities that occur by group, most questions first; those without a group come last."""
-    task = columns[0].counts.task
+    task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
-    group_of = {name: its for column in columns for name, its in column.counts.group_of.items()}
+    group_of = {name: its for column in columns for name, its in column.group_of.items()}
     groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
     for name in sorted(total, key=lambda name: (-total[name], name)):
         groups[group_of.get(name) or without].append(name)

@@ -113,10 +113,7 @@ def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
 
 
 def _latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
-    """A tabular of these lines and the notes below it, in small letters, in a box as wide as the text around it.
-
-    The notes are no rows of the tabular, for one that is wider than the table would pull its last column away.
-    """
+    """Put lines into a tabular as wide as the text, and notes below it: a wide one would pull its last column away."""
     begin = [r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\centering\setlength{\tabcolsep}{3pt}"]
     begin += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
     below = [r"\par\smallskip\raggedright", *(rf"{latex_text(note)}\par" for note in notes)]
@@ -147,23 +144,11 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Full-precision numbers, an empty field for None; CSV has no place for notes.
-
-    A text that a spreadsheet would run as a formula begins with an apostrophe.
-    """
+    """Write full-precision numbers, an empty field for None; CSV has no place for notes."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(map(_csv_cell, row) for row in rows)
+    shown = ([printable(value) if isinstance(value, str) else value for value in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(shown)
     return text.getvalue()
-
-
-def _csv_cell(value: str | float | int | None) -> str | float | int | None:
-    if not isinstance(value, str):
-        return value
-    text = printable(value)  # a tab or CR, which may begin a formula too, is spelled out
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _NUMBER.fullmatch(text) else text
-
-
-_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 
 
 # Words and numbers for readers

@@ -1,25 +1,23 @@
-"""Notes: what a reader must know before comparing the numbers of systems, a line each."""
+"""What is told of score files: notes for who compares the numbers of systems, and a line when a file is written."""
 
 import hashlib
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
-from itertools import combinations
 from typing import Any
 
 from prompts import FOLDER, load_prompt
 from utils.benchmarks.lampqa import PUBLIC_CODE, VERBATIM
+from utils.benchmarks.task import Task
 from utils.cli.errors import printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.parsing.thoughts import UNFINISHED_COUNT
-from utils.scoring.means import mean, scores_by_group
-from utils.tables import system_scores
-from utils.tables.columns import MACRO, column_means
-from utils.tables.divisions import divide
-from utils.tables.formats import counted, number, plural
-from utils.tables.judge_settings import check_same_judge
-from utils.tables.system_scores import Board, System, few
+from utils.records.scores import Scores, metric_of, strategy_in_words
+from utils.tables.agreement import sign_test
+from utils.tables.columns import MACRO, column_means, points_of
+from utils.tables.formats import counted, p_text, plural
+from utils.tables.system_scores import SELECTED, Board, System, few
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -28,94 +26,83 @@ Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output 
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """To stderr, where the output itself has no place for them."""
+    """Print to stderr, where the output itself has no place for them."""
     print("".join(f"note: {printable(note)}\n" for note in notes), file=sys.stderr, end="")
 
 
-def read_compared(
-    arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
-) -> tuple[list[Board], list[str]]:
-    """The systems of every `[name, file, ...]`, by task and metric, and what of them is not in the numbers.
-
-    Args:
-        by: one of the benchmark's divisions, whose values are the groups; None: its own groups.
-
-    Raises:
-        UserError: as `read_boards`, or they are not scored alike, or, unless `allow_partial`, on other questions.
-    """
-    boards = system_scores.read_boards(arguments, unscored_as_zero)
-    unknown: list[str] = []  # files of which it is not known how they were judged
-    for board in boards:
-        paths = check_same_judge(path for system in board.systems for path in system.paths)
-        unknown += paths if board.metric.judge else []  # what is computed, is so in one way
-    for name in dict.fromkeys(board.task.name for board in boards):
-        systems = [system for board in boards if board.task.name == name for system in board.systems]
-        contents = ((question, system.paths) for system in systems for question in system.questions)
-        system_scores.check_same_content(contents)
-        if not allow_partial:
-            system_scores.check_same_questions(systems)
-        system_scores.check_same_responses(systems)
-    if by is not None:
-        boards = [divide(board, by) for board in boards]
+def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
+    """Say what of the systems is not in the numbers."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
-    return boards, [*notes, *_notes_on_gaps(boards), *judge_notes(unknown)]
+    for name in boards[0].rows:
+        if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
+            notes[f"{name}: no scores of {'; '.join(lacking)}."] = None
+    judged = [board for board in boards if board.metric.judge]  # what is computed, is so in one way
+    return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.files)]
+
+
+def judge_notes(paths: Iterable[str]) -> list[str]:
+    """Name the score files without a manifest that tells how they were judged."""
+    unknown = [path for path in paths if manifest_of(path) is None]
+    told = f"Not known by which judge and prompt: {few(unknown)} (no manifest beside it, or changed since)."
+    return [told] if unknown else []
 
 
 def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
-    systems = board.systems
+    systems, task = board.systems, board.task
     for system in systems:
-        yield from _notes_on_system(system, unscored_as_zero)
-    if (strategy := systems[0].strategy_in_words) not in (None, board.metric_name):
+        yield from (f"{system.name}: {note}." for note in _notes_on_system(system, unscored_as_zero))
+    if (strategy := strategy_in_words(next(iter(systems[0].files.values())))) != board.metric_name:
         yield f"Verdicts of another kind than the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
-    yield from _notes_on_groups(systems)
-    yield from _note_on_different_questions(systems)
-    yield from _note_on_order(systems)
-
-
-def _notes_on_gaps(boards: list[Board]) -> Iterator[str]:
-    """Of which tasks and metrics a row has no scores."""
-    for name in boards[0].rows:
-        if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
-            yield f"{name}: no scores of {'; '.join(lacking)}."
+    if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
+        group, _, subgroup = task.group_words
+        names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
+        yield (
+            f"Warning: {counted(len(unplaced), 'question')} in no column, for no {group} is known for the "
+            f"{subgroup} {one_line(names)}; {task.facts} has the {plural(subgroup)}."
+        )
+    all_ids = set().union(*(system.asked_ids for system in systems))
+    lacking = {system.name: len(all_ids) - len(system.asked_ids) for system in systems}
+    if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
+        yield f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
-    unit = next(iter(system.task.metrics.values())).unit
-    if unanswered := system.num_unanswered():
-        verb = "counts" if unanswered == 1 else "count"
-        yield f"{system.name}: {counted(unanswered, 'question')} without an answer, which {verb} {system.metric.worst}."
-    if unreadable := sum(map(system.metric.is_unreadable, system.questions)):
-        verb = "counts" if unreadable == 1 else "count"
-        yield f"{system.name}: {counted(unreadable, 'unreadable answer')}, which {verb} {system.metric.worst}."
-    if system.num_truncated:
-        yield f"{system.name}: {counted(system.num_truncated, 'answer')} cut at --max_tokens, scored like whole ones."
+    metric, unit = system.metric, next(iter(system.task.metrics.values())).unit
+    counts_as = {
+        "question": (system.num_unanswered, " without an answer"),
+        "unreadable answer": (sum(map(metric.is_unreadable, system.questions)), ""),
+    }
+    for noun, (count, without) in counts_as.items():
+        if count:
+            yield f"{counted(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
+    if truncated := system.num_truncated:
+        yield f"{counted(truncated, 'answer')} cut at --max_tokens, scored like whole ones"
     if system.num_selected:
         told = f"{counted(system.num_selected, 'response')} selected by their scores"
-        yield f"{system.name}: {told}, so this is no fair system: no dagger, and never bold."
-    if missing := system.unscored():
+        yield f"{told}, so this is no fair system: no dagger, and never bold"
+    if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
-        yield f"{system.name}: {units} without a verdict, in {questions}; {treatment}."
-    manifests = [manifest_of(path) or {} for path in system.paths]
+        yield f"{units} without a verdict, in {questions}; {treatment}"
+    manifests = [manifest_of(path) or {} for path in system.files]
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
-    unfinished = {"answer": origins, "verdict": manifests}
-    counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in unfinished.items()}
+    counts = {"answer": origins, "verdict": manifests}
+    counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
-        yield f"{system.name}: {told} missing because of unfinished thoughts."
+        yield f"{told} missing because of unfinished thoughts"
     if any("chose_checkpoint" in origin for origin in origins):
-        yield f"{system.name}: optimistic, for these questions chose its generator's checkpoint."
-    for selection in dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one):
-        yield f"{system.name}: {selection}."
-    if system.partial_files:
-        yield f"{system.name}: scored only in part in {_few(system.partial_files)}."
+        yield "optimistic, for these questions chose its generator's checkpoint"
+    yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
+    if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
+        yield f"scored only in part in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
-        yield f"{system.name}: {counted(len(empty), 'question')} without {plural(unit)}, not scored: {_few(empty)}."
+        yield f"{counted(len(empty), 'question')} without {plural(unit)}, not scored: {few(empty)}"
 
 
 def describe_selection(by: dict[str, Any]) -> str:
-    """What responses are worth that utils/select_responses.py selected, by `selected_by` of their manifest."""
+    """Say what responses are worth that utils/select_responses.py selected, by `selected_by` of their manifest."""
     scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
     bound = "an upper bound" if by["which"] == "best" else "a lower bound"
     which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
@@ -123,111 +110,51 @@ def describe_selection(by: dict[str, Any]) -> str:
     return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
 
 
-def _notes_on_groups(systems: list[System]) -> Iterator[str]:
-    """Of whom a file is not of one group, as a hub's may be, and which subgroups are of no known one."""
-    task = systems[0].task
-    group_word, _, subgroup_word = task.group_words
-    mixed: dict[str, dict[str, None]] = {}  # names by what a file holds: those of all systems have the same questions
-    for system in systems:
-        for entries in system.files.values():
-            places = {(one["group"], one["subgroup"]) for one in entries if one["group"] and "subgroup" in one}
-            found = {group: sorted(name for its, name in places if its == group) for group in task.groups}
-            held = [f"{group} ({', '.join(names)})" for group, names in found.items() if names]
-            if len(held) > 1:
-                mixed.setdefault("; ".join(held), {})[system.name] = None
-    for held, names in mixed.items():
-        yield f"Questions of more than one {group_word} in one score file, {_few(names)}: {held}."
-    if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
-        names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
-        yield (
-            f"Warning: {counted(len(unplaced), 'question')} in no column, for no {group_word} is known for the "
-            f"{subgroup_word} {one_line(names)}; {task.facts} has the {plural(subgroup_word)}."
-        )
-
-
-def _note_on_different_questions(systems: list[System]) -> Iterator[str]:
-    all_ids = set().union(*(system.asked_ids() for system in systems))
-    lacking = {system.name: len(all_ids) - len(system.asked_ids()) for system in systems}
-    if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
-        yield f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."
-
-
-def _note_on_order(systems: list[System]) -> Iterator[str]:
-    """The means over questions, which evaluate_responses.py prints, where two systems change places by them."""
-    over_questions = {}
-    for system in systems:
-        if system.metric.pooled is not None:
-            return  # it has no mean over questions
-        scores = scores_by_group(system.questions, system.task.groups)
-        over_questions[system.name] = mean([score for its in scores.values() for score in its])
-    macro = {system.name: column_means(system).get(MACRO) for system in systems}
-    known = [(macro[name], over_questions[name]) for name in macro if macro[name] is not None]
-    if any((one[0] - other[0]) * (one[1] - other[1]) < 0 for one, other in combinations(known, 2)):
-        means = ", ".join(f"{name} {number(its_mean)}" for name, its_mean in over_questions.items())
-        yield f"Over all questions, which is not the macro average, systems stand in another order: {means}."
-
-
-def judge_notes(unknown: list[str]) -> list[str]:
-    """On the files of which it is not known how they were judged."""
-    told = f"Not known by which judge and prompt: {_few(unknown)} (no manifest beside it, or changed since)."
-    return [told] if unknown else []
-
-
-def _few(names: Iterable[str]) -> str:
-    return few(list(map(one_line, names)))
-
-
 # Whose words stood in the prompts behind score files, as manifests tell it, and what held outputs to a schema. Some of
 # our prompts are in our own words (prompts/README.md): who compares with a published score has to know of which.
 
 
-def wording_note(systems: Iterable[System]) -> str:
-    """A line for the readers of a table that is set beside the paper's."""
-    systems = list(systems)
-    judge, answers, constrained = collect(systems)
+def wording_note(systems: list[System]) -> str:
+    """Write a line for the readers of a table that is set beside the paper's."""
+    judge, answers, constrained = _wordings(systems)
     if any(system.metric.judge for system in systems):
         text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
     else:
         text = f"Wording of the answers' prompts: {_listed(answers)}."
         del constrained["judge"]
-    if any(told not in PUBLISHED for table in (judge, answers) for its in table.values() for told in its):
+    if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
         text += " Levels need not be the paper's."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
-def wording_columns(systems: Iterable[System]) -> dict[str, str]:
-    """The same of one row, for CSV, which has no place for notes."""
+def wording_columns(systems: list[System]) -> dict[str, str]:
+    """Say the same of one row, for CSV, which has no place for notes."""
     names = ("Judge prompt", "Answer prompts", "Constrained decoding")
-    return {name: _listed(table) for name, table in zip(names, collect(systems), strict=True)}
+    return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
 
-def collect(systems: Iterable[System]) -> tuple[Told, Told, Told]:
-    """By prompt whose words it was in, of the judge and of the answers; and --constrained_decoding of both."""
+def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
+    """Collect by prompt whose words it was in, of the judge and of the answers, and --constrained_decoding of both."""
     tables: tuple[Told, Told, Told] = {}, {}, {}
     for system in systems:
-        for path in system.paths:
-            for table, facts in zip(tables, _facts(path), strict=True):
-                for name, told in facts.items():
-                    table.setdefault(name, {}).setdefault(told, {})[system.name] = None
+        for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
+            settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
+            answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
+            judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
+            facts = [
+                {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
+                for prompts in (settings.get("prompt", {}), answers["prompt"])
+            ]
+            facts.append({"judge": judged, "answers": answers["constrained_decoding"]})
+            for table, its in zip(tables, facts, strict=True):
+                for name, words in its.items():
+                    table.setdefault(name, {}).setdefault(words, {})[system.name] = None
     return tables
-
-
-def _facts(path: str) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
-    """What the manifest beside a score file tells."""
-    manifest = manifest_of(path) or {"settings": {}}
-    settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
-    answers = origin or {"prompt": {}, "constrained_decoding": NOT_KNOWN}
-    told = [
-        {name: wording(name, digest) for name, digest in prompts.items()} or {"prompt": NOT_KNOWN}
-        for prompts in (settings.get("prompt", {}), answers["prompt"])
-    ]
-    judged = "no text" if settings.get("verdicts") else settings.get("constrained_decoding", NOT_KNOWN)
-    return *told, {"judge": judged, "answers": answers["constrained_decoding"]}
 
 
 @cache
 def wording(name: str, digest: str) -> str:
-    """Whose words a prompt of this name and hash is in, which a manifest's `prompt` has: one of `PUBLISHED`, or not."""
+    """Tell whose words a prompt of this name and hash is in: one of `PUBLISHED`, or not."""
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
     if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
@@ -235,10 +162,91 @@ def wording(name: str, digest: str) -> str:
     return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
-def _listed(table: Told) -> str:
-    """`rag the paper's, planpers our own (PlanPers), another (Ours)`"""
+def _listed(told: Told) -> str:
+    """List as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
     parts = []
-    for name, its in table.items():
-        by_system = ", ".join(f"{told} ({', '.join(names)})" for told, names in its.items())
+    for name, its in told.items():
+        by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in its.items())
         parts.append(f"{name} {by_system if len(its) > 1 else next(iter(its))}")
     return ", ".join(parts)
+
+
+# What is told of a score file when it is written
+
+
+def describe_scores(
+    task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], chose_checkpoint: bool = False
+) -> str:
+    """What is told of a score file when it is written: the mean, or who wins, and what is not in that."""
+    text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
+    if "partial" in scores:
+        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+    if chose_checkpoint:
+        text += "; optimistic: these questions chose the generator's checkpoint"
+    if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
+        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
+    return text
+
+
+def describe_mean(task: Task, scores: Scores) -> str:
+    mean = "none" if scores["score"] is None else f"{scores['score']:.4f}"
+    text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
+    if "num_orders" in scores:
+        text += f"; {scores['score_over_orders']:.4f} as the mean over {scores['num_orders']} orders of the options"
+    metric = metric_of(task, scores)[1]
+    if scores["num_unanswered"]:
+        text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
+    if "num_truncated" in scores:
+        text += f"; {scores['num_truncated']} cut at --max_tokens, scored like whole ones"
+    if "num_selected" in scores:
+        text += f"; {scores['num_selected']} {SELECTED}: no fair system"
+    if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
+        text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
+    if scores["num_unscored"]:
+        unit = metric.unit
+        text += f"; {counted(scores['num_unscored'], unit)} unscored (as zeros: {scores['score_unscored_as_zero']:.4f})"
+    if scores.get("mean_entropy") is not None:
+        text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
+    if "num_verdicts" in scores:
+        text += describe_agreement(scores)
+    if scores.get("questions_without_aspects"):
+        text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
+    return text
+
+
+def describe_agreement(scores: Scores) -> str:
+    """How far the judge agrees with itself."""
+    alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
+    text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
+    return text + (f", {counted(missing, 'verdict')} missing" if missing else "")
+
+
+def describe_average(task: Task, scores: Scores) -> str:
+    """Tell the average that a table has, or the interval of its mean over all questions; nothing without."""
+    system = System("", task, metric_of(task, scores)[0], {"": scores})
+    if task.overall is not None:
+        interval = points_of(system)[task.overall].interval
+        return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
+    if (average := column_means(system).get(MACRO)) is None:
+        return ""
+    one, several, _ = task.group_words
+    unplaced = len(system.entries) - len(system.questions)
+    without = f", without {counted(unplaced, 'question')} of no known {one}" if unplaced else ""
+    return f" (macro: {average:.4f} over {len(task.groups)} {several}{without})"
+
+
+def describe_wins(scores: Scores) -> str:
+    rate = "none" if scores["position_swap_rate"] is None else f"{scores['position_swap_rate']:.0%}"
+    text = f"the first system wins {scores['wins']}, ties {scores['ties']}, loses {scores['losses']} "
+    text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
+    if any(scores["num_unanswered"]):
+        first, second = scores["num_unanswered"]
+        text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
+    if scores["num_unscored"]:
+        unscored = scores["num_questions"] - scores["num_scored_questions"]
+        missing = scores["num_unscored"]
+        text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
+        text += "is missing" if missing == 1 else "are missing"
+    if (test := sign_test(scores["wins"], scores["losses"])) is not None:
+        text += f"; sign test p = {p_text(test['p'])}"
+    return text

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.benchmarks.task import Record, Task
+from utils.cli import UserError
+from utils.cli.errors import first_five
 
 HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
 
@@ -28,10 +30,7 @@ def source_hash(source: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON that no HTML parser sees a tag, an end of a script or a comment in: pure ASCII without < > &.
-
-    Escaped, half a surrogate pair or a null byte is ASCII too.
-    """
+    """Return JSON that no HTML parser sees a tag, an end of a script or a comment in: pure ASCII without < > &."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -39,6 +38,13 @@ def to_json(value: Any) -> str:
 def as_text(value: Any) -> str | None:
     """Return a field that may hold anything, for others' files do, as a text."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
+
+
+def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
+    """Add a file's questions to a system's; UserError where one stands in two files."""
+    if twice := whole.keys() & part.keys():
+        raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
+    whole.update(part)
 
 
 def rubric_parts(task: Task) -> Callable[[Record], list[Any]] | None:

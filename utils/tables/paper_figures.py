@@ -1,35 +1,14 @@
-"""The figures of utils/make_figures.py, drawn from numbers: the paper's, scores by group, and a training run."""
+"""The figures of utils/make_figures.py, drawn from numbers: one look on every account, and all can be read in grey."""
 
-import json
+import io
 import math
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from utils.cli import UserError
-from utils.files.json_files import read_bytes
-from utils.tables.columns import Point, columns_of, interval_words, points_of
-from utils.tables.drawing import (
-    CHARACTER,
-    COLUMN,
-    DARK,
-    LIGHT,
-    NOT_FROM_0,
-    PAGE,
-    SMALL_TEXT,
-    TEXT,
-    TICKS,
-    add_legend,
-    draw_intervals,
-    figure_style,
-    new_figure,
-    score_label,
-    score_limits,
-    tidy,
-    wrapped,
-)
-from utils.tables.score_table import Row
+from utils.tables.columns import Point, column_means, columns_of, interval_words, points_of
 from utils.tables.system_scores import System
 
 if TYPE_CHECKING:
@@ -38,21 +17,107 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
+
+FONT = "DejaVu Sans"  # comes with matplotlib
+STYLE = {
+    "font.family": FONT,
+    "text.parse_math": False,  # "$" as it is
+    "pdf.fonttype": 42,  # text stays text: it can be searched and copied, and journals ask for it
+    "hatch.linewidth": 0.6,
+}
+COLUMN, PAGE = 3.3, 6.9  # inches: the widths a paper has
+TEXT, SMALL_TEXT = 8, 7  # points
+TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
+CHARACTER = 0.061  # inches: a letter of SMALL_TEXT, rather more than the mean
+DARK, LIGHT = "#173f70", "#dd8452"  # of two series; also in grey one is dark, the other pale
+SMALLEST_SPAN = 0.1  # of the scores on an axis: with less, noise would look like an effect
+NOT_FROM_0 = "the axis of scores does not start at 0"
 HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # of figure 3: a system each
 COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # of figure 3: fit in a column; of more, the numbers stand on end
 COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # of figure 4: fit in a column, and in a page's width
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of scores by group: a system each
 SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: of a system in a group, and between two groups
-# By the field of training_log.jsonl: the panel from above, the label of its axis, and how it is drawn.
-CURVES = {
-    "loss": (0, "cross-entropy a target token (nats)", {"label": "training", "color": "0.6", "linewidth": 0.8}),
-    "eval_loss": (0, "cross-entropy a target token (nats)", {"label": "validation", "color": "black", "marker": "o"}),
-    "eval_aspect_recall": (1, "aspect recall (0 to 1)", {"color": "black", "marker": "s"}),
-    "eval_score": (1, "metric in validation", {"color": "black", "marker": "s"}),
-}
-LARGEST = 1e30  # far beyond any loss, and within what an axis can show
-
 Points = list[tuple[float, float | None]]  # places on the axis with their values
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Let matplotlib draw alike whatever the account's matplotlibrc says; also a decorator."""
+    from matplotlib import rc_context, rcdefaults, rcParams
+
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Make an empty figure, width and height in inches, that never looks for a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+@figure_style()
+def render_figure(figure: "Figure", kind: str) -> bytes:
+    """Return the content of a "png" or "pdf"; the same figure gives the same bytes."""
+    content = io.BytesIO()
+    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file another
+    figure.savefig(content, format=kind, dpi=300, metadata=metadata)
+    return content.getvalue()
+
+
+def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
+    """Draw faint lines behind what is drawn, and no frame; `ticks` is the look of all ticks."""
+    panel.tick_params(**ticks)
+    panel.grid(axis=axis, color="0.9", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def drawable(text: str) -> str:
+    """Spell out what the figure's font lacks, such as \\u8a9e."""
+    from matplotlib.font_manager import findfont, get_font
+
+    glyphs = get_font(findfont(FONT)).get_charmap()
+    shown = (c if c.isprintable() and ord(c) in glyphs else c.encode("unicode_escape").decode() for c in text)
+    return "".join(shown)
+
+
+def wrapped(text: str, width: int, lines: int = 3) -> str:
+    """Return a name as it is drawn: in lines of at most `width` characters, and at most so many lines."""
+    return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
+
+
+def score_limits(points: Sequence[Point], are_errors: bool) -> tuple[float, float]:
+    """Return the ends of an axis that holds all means and intervals, not much nearer than `SMALLEST_SPAN`."""
+    values = [point.mean for point in points if point.mean is not None]
+    values += [end for point in points for end in point.interval or ()]
+    middle = (min(values) + max(values)) / 2
+    reach = max(0.55 * (max(values) - min(values)), SMALLEST_SPAN / 2)  # a margin of 5% on both sides
+    high = middle + reach
+    return max(0.0, middle - reach), high if are_errors else min(1.0, high)
+
+
+def score_label(are_errors: bool) -> str:
+    return "error (lower is better)" if are_errors else "score (0 to 1)"
+
+
+def draw_intervals(panel: "Axes", intervals: dict[float, tuple[float, float]]) -> None:
+    middles = [(low + high) / 2 for low, high in intervals.values()]
+    halves = [(high - low) / 2 for low, high in intervals.values()]
+    panel.errorbar(list(intervals), middles, halves, fmt="none", ecolor=DARK, elinewidth=0.9, capsize=2, clip_on=False)
+
+
+def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> None:
+    """Draw a legend above the panel, in as many columns as the labels leave room for."""
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    columns = max(1, int(figure.get_figwidth() / (CHARACTER * (longest + 6))))  # 6: the mark, and the space around it
+    style = {"frameon": False, "fontsize": SMALL_TEXT, "handlelength": 2.6}  # long enough for a dashed line
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)), **style)
 
 
 @dataclass(frozen=True)
@@ -71,12 +136,7 @@ class Evaluator:
 
 @figure_style()
 def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
-    """Draw the score by the number of posts, a panel for each column of a table that has any, with the same axes.
-
-    Args:
-        points: by number of posts, ascending, and column; at least one has a mean.
-        bars: what the bars on points are.
-    """
+    """Draw the score by the number of posts, ascending, a panel for each column of a table that has any."""
     groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
@@ -104,40 +164,40 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: st
 
 
 @figure_style()
-def systems_figure(rows: list[Row], are_errors: bool = False) -> "Figure":
+def systems_figure(systems: list[System]) -> "Figure":
     """Draw bars of every system in each column of a table that has any; below, the last one in percent of the first.
 
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
     that rises by 155% would be above 1.
     """
-    groups = [group for group in rows[0].means if any(row.means[group] is not None for row in rows)]
-    width = COLUMN if len(rows) <= COLUMN_SYSTEMS else PAGE
+    are_errors, means = systems[0].metric.lower_is_better, list(map(column_means, systems))
+    groups = [group for group in means[0] if any(its[group] is not None for its in means)]
+    width = COLUMN if len(systems) <= COLUMN_SYSTEMS else PAGE
     figure = new_figure(width, 2.8)
     panel = figure.subplots()
-    bars = [draw_system(panel, row, groups, number, len(rows)) for number, row in enumerate(rows)]
-    percents = [percent_text(rows[0].means[group], rows[-1].means[group]) for group in groups]
+    bars = [draw_system(panel, [its[group] for group in groups], i, len(systems)) for i, its in enumerate(means)]
+    percents = [percent_text(means[0][group], means[-1][group]) for group in groups]
     labels = [f"{percent}\n{wrapped(group, 14)}" for percent, group in zip(percents, groups, strict=True)]
     panel.set_xticks(range(len(groups)), labels)
     panel.set_xlim(-0.5, len(groups) - 0.5)
     tidy(panel, **TICKS)
     panel.tick_params(axis="x", length=0)
-    highest = max(row.means[group] or 0 for row in rows for group in groups)
-    panel.set_ylim(0, (1.15 if len(rows) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
+    highest = max(its[group] or 0 for its in means for group in groups)
+    panel.set_ylim(0, (1.15 if len(systems) <= LEVEL_SYSTEMS else 1.25) * highest or 1)  # room for the numbers
     panel.set_ylabel(score_label(are_errors), fontsize=TEXT, labelpad=2)
-    last, first = (wrapped(row.name, 40, lines=1) for row in (rows[-1], rows[0]))
+    last, first = (wrapped(system.name, 40, lines=1) for system in (systems[-1], systems[0]))
     relative = wrapped(f"%: {last}, relative to {first}", int(0.9 * width / CHARACTER))
     figure.supxlabel(relative, fontsize=SMALL_TEXT)
-    add_legend(figure, bars, [wrapped(row.label or row.name, 38, lines=2) for row in rows])
+    add_legend(figure, bars, [wrapped(system.label, 38, lines=2) for system in systems])
     return figure
 
 
-def draw_system(panel: "Axes", row: Row, groups: list[str], number: int, num_systems: int) -> "BarContainer":
+def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
     """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
     from matplotlib import colormaps
 
     width = 0.84 / num_systems
-    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(groups))]
-    means = [row.means[group] for group in groups]
+    places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(means))]
     # Each is darker than the one before, also in grey and to the colour-blind.
     color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
@@ -230,9 +290,8 @@ def groups_figure(systems: list[System]) -> "Figure":
                 panel.plot(point.interval, [place, place], color=color, linewidth=1.1, solid_capstyle="butt")
         style = {"color": color, "marker": MARKERS[number], "markersize": 4.5, "linestyle": "none", "clip_on": False}
         marks += panel.plot([point.mean for _, point in known], [place for place, _ in known], **style)
-    panel.set_yticks(
-        range(len(columns)), [group_label(name, [its[name].questions for its in points]) for name in columns]
-    )
+    labels = [group_label(name, [its[name].questions for its in points]) for name in columns]
+    panel.set_yticks(range(len(columns)), labels)
     panel.set_ylabel(systems[0].task.group_words[0], fontsize=TEXT)
     panel.set_ylim(len(columns) - 0.5, -0.5)
     are_errors = systems[0].metric.lower_is_better
@@ -243,7 +302,7 @@ def groups_figure(systems: list[System]) -> "Figure":
     panel.set_xlabel(f"{systems[0].metric_name}: {score_label(are_errors)}", fontsize=TEXT)
     lines = [f"lines: 95% {interval_words(systems[0])}", *[NOT_FROM_0] * (low > 0)]
     figure.supxlabel("; ".join(lines), fontsize=SMALL_TEXT)
-    add_legend(figure, marks, [wrapped(system.label or system.name, 38, lines=2) for system in systems])
+    add_legend(figure, marks, [wrapped(system.label, 38, lines=2) for system in systems])
     return figure
 
 
@@ -252,41 +311,3 @@ def group_label(name: str, numbers: list[int]) -> str:
     least, most = min(numbers), max(numbers)
     count = str(most) if least == most else f"{least} to {most}"
     return f"{wrapped(name, 48, lines=2)}\n{count} question{'' if most == 1 else 's'}"
-
-
-# A training run
-
-
-@figure_style()
-def training_figure(folder: str) -> "Figure":
-    """Draw the losses by step, and below them what evaluations found; UserError where there is no loss yet."""
-    log = read_log(Path(folder) / "training_log.jsonl")
-    if not log.keys() & {"loss", "eval_loss"}:
-        raise UserError(f"{folder}/training_log.jsonl: holds no loss yet; draw it once a step is logged")
-    count = 1 + max(CURVES[name][0] for name in log)
-    figure = new_figure(8, 4 + 2.4 * (count - 1))
-    panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
-    for name, values in log.items():
-        number, axis, style = CURVES[name]
-        panels[number].plot(list(values), list(values.values()), **style)
-        panels[number].set_ylabel(axis)
-        tidy(panels[number], "both")
-    panels[0].legend(frameon=False)
-    panels[-1].set_xlabel("training step")
-    return figure
-
-
-def read_log(path: Path) -> dict[str, dict[int, float]]:
-    """Read the values of each field of `CURVES` by step; UserError over a damaged line that is not the last one."""
-    found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
-    lines = read_bytes(path).split(b"\n")
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-            for name in found.keys() & entry.keys():
-                if abs(float(entry[name])) < LARGEST:  # also not NaN
-                    found[name][int(entry["step"])] = entry[name]
-        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
-            if number < len(lines):  # a run may be writing the last one
-                raise UserError(f"{path}: line {number} is damaged; delete that line") from None
-    return {name: dict(sorted(values.items())) for name, values in found.items() if values}

@@ -8,6 +8,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.tables.columns import MACRO
+from utils.tables.formats import number
 
 Place = tuple[str, str]  # method and column
 
@@ -18,7 +19,6 @@ class Paper:
 
     model: str
     title: str
-    columns: list[str]
     methods: list[str]
     scores: dict[Place, float]
     daggers: set[Place]
@@ -26,11 +26,19 @@ class Paper:
     decimals: int  # of a printed score
     other_model: str  # of a model that no system here is: what sets it apart, in words; else empty
 
+    def printed(self, method: str, column: str) -> str:
+        dagger = "†" if (method, column) in self.daggers else ""
+        return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
+
+    def rows_beside(self, names: Collection[str]) -> list[str]:
+        """List what it has of another model, and no row is named after: it gets rows of its own."""
+        return [method for method in self.methods if method not in names] if self.other_model else []
+
 
 def read_paper(
     task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
-    """What one of the paper's tables prints for a model; `names` are the systems that are to stand beside it.
+    """Read what one of the paper's tables prints for a model; `names` are the systems that are to stand beside it.
 
     Args:
         shown: of several tasks, or one of them, what is shown as `Task.scored_by` has it, with its column's name.
@@ -53,19 +61,17 @@ def read_paper(
         raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
     methods = models[model]
     if not methods.keys() & set(names):
-        raise UserError(
-            f"--paper: no --system is named as a method of the paper\n  its methods are {', '.join(methods)}"
-        )
+        raise UserError(f"--paper: no --system is named as a method of the paper; these are {', '.join(methods)}")
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
     scores: dict[Place, float] = {}
     daggers: set[Place] = set()
     for method, printed in methods.items():
-        marks = printed.get("daggers", [False] * len(columns))
-        for column, score, dagger in zip(columns, printed["scores"], marks, strict=True):
+        for column, score in zip(columns, printed["scores"], strict=True):
             # The paper's average leaves out a category of one's own, so it does not compare.
-            has_pair = column != MACRO or {*task.groups} <= {*columns}
-            scores |= {(method, column): score} if score is not None and has_pair else {}
-            daggers |= {(method, column)} if dagger else set()
+            if score is not None and (column != MACRO or {*task.groups} <= {*columns}):
+                scores[method, column] = score
+        marked = zip(columns, printed.get("daggers", ()), strict=False)
+        daggers |= {(method, column) for column, dagger in marked if dagger}
     if shown is not None and not {column for _, column in scores} & set(shown.values()):
         raise missing
     misprints = {
@@ -74,4 +80,4 @@ def read_paper(
         if table in misprint["tables"] and misprint["model"] == model
     }
     title, other_model = f"{data['tables'][table]['title']}, {model}", data["other_models"].get(model, "")
-    return Paper(model, title, columns, list(methods), scores, daggers, misprints, data["decimals"], other_model)
+    return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model)

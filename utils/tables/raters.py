@@ -1,18 +1,30 @@
-"""What raters' result files say: read, held against the study's key, joined, and written for other commands."""
+"""What raters' result files say: read, held against the study's key and joined; for other commands, and as tables."""
 
 import math
 import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from statistics import fmean, median
 from typing import Any, NotRequired, TypedDict
 
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import printable, quote
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, read_manifest
+from utils.parsing.plans import one_line
+from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
+from utils.tables.agreement import describe_sign_test, human_figures
+from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.rating_study import SCALES, slots_of
 
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # of a pair that is not swapped
+PAPER = {  # what it says of its own raters
+    "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
+    "aspects": "The paper's two raters, of what is called complete here: mean 4.9, Cohen's kappa 0.87 (section 3).",
+}
+LONGEST = 60  # characters of a question or an aspect
 
 
 class Decision(TypedDict):
@@ -46,7 +58,14 @@ class Rating:
     slot: str
     scale: str
     about: str  # the aspect's title, or the question
-    values: dict[str, int]  # by rater; of pairs 1 is the first system and not what was shown first
+    swapped: bool  # is the second system's answer shown first?
+    said: dict[str, Decision | None]  # by rater, in the order of the study
+
+    @property
+    def values(self) -> dict[str, int]:
+        """Return by rater the value; of pairs 1 is the first system and not what was shown first."""
+        order = {1: 2, 2: 1} if self.swapped else {}
+        return {rater: order.get(one["value"], one["value"]) for rater, one in self.said.items() if one is not None}
 
 
 @dataclass
@@ -54,14 +73,17 @@ class Results:
     """What all raters of a study say; those without a file are left out."""
 
     key: dict[str, Any]  # as `rating_study.make_key` makes it
-    raters: list[str] = field(default_factory=list)  # in the order of the study
-    decisions: dict[tuple[str, str, str], Decision] = field(default_factory=dict)  # by rater, question and slot
+    raters: list[str]  # in the order of the study
+    ratings: dict[tuple[str, str], Rating]  # by question and slot, in the order of the study
     comments: dict[tuple[str, str], str] = field(default_factory=dict)  # by question and rater
-    ratings: list[Rating] = field(default_factory=list)  # of every slot, in the order of the study
+
+    @property
+    def rated(self) -> list[Rating]:
+        return [rating for rating in self.ratings.values() if rating.values]
 
     def by_scale(self) -> dict[str, list[Rating]]:
         found: dict[str, list[Rating]] = {}
-        for rating in self.ratings:
+        for rating in self.ratings.values():
             found.setdefault(rating.scale, []).append(rating)
         return found
 
@@ -77,6 +99,22 @@ def read_key(path: str) -> dict[str, Any]:
     return key
 
 
+def read_results(paths: list[str], key: dict[str, Any]) -> Results:
+    """Join the files of all raters, also several of one, such as of two days; UserError where they contradict."""
+    files = {path: read_result(path, key) for path in paths}
+    named = {content["rater"] for content in files.values()}
+    results = Results(key, [rater for rater in key["raters"] if rater in named], {})
+    for question_id, question in key["questions"].items():
+        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
+            about = question["question"] if aspect is None else question["aspects"][aspect]
+            rating = Rating(question_id, slot, scale, about, question["swapped"], dict.fromkeys(results.raters))
+            results.ratings[question_id, slot] = rating
+    for path, content in files.items():
+        for answer in content["answers"]:
+            add_answer(results, path, content["rater"], answer)
+    return results
+
+
 def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     """Read a rater's file; UserError where it is not one that this study's page has written."""
     import msgspec  # here, so that --help needs no package
@@ -87,49 +125,23 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
         raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(
-            f"{path}: of another study, {its}; this key is of {wanted}\n  give the key that was made with it"
-        )
+        raise UserError(f"{path}: of another study, {its}; this key is of {wanted}\n  give the key made with it")
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
     return content
 
 
-def read_results(paths: list[str], key: dict[str, Any]) -> Results:
-    """Join the files of all raters, also several of one, such as of two days.
-
-    UserError where they say different things, and where a file is not one that this study's page has written.
-    """
-    results, raters = Results(key), set()
-    for path in paths:
-        content = read_result(path, key)
-        raters.add(content["rater"])
-        for answer in content["answers"]:
-            add_answer(results, path, content["rater"], answer)
-    results.raters = [rater for rater in key["raters"] if rater in raters]
-    for question_id, question in key["questions"].items():
-        for slot, scale, aspect in slots_of(key["ask"], len(question["aspects"])):
-            about = question["question"] if aspect is None else question["aspects"][aspect]
-            said = {rater: results.decisions.get((rater, question_id, slot)) for rater in results.raters}
-            order = {1: 2, 2: 1} if question["swapped"] else {}
-            values = {rater: order.get(one["value"], one["value"]) for rater, one in said.items() if one is not None}
-            results.ratings.append(Rating(question_id, slot, scale, about, values))
-    return results
-
-
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
     """Add what a file says of one question; UserError where it cannot be, or another file says it in another way."""
-    key, question_id = results.key, answer["id"]
+    question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
-    if question_id not in key["raters"][rater]:
+    if question_id not in results.key["raters"][rater]:
         raise UserError(f"{where} is no question that {quote(rater)} was given")
-    slots = slots_of(key["ask"], len(key["questions"][question_id]["aspects"]))
-    choices = {slot: SCALES[scale].choices for slot, scale, _ in slots}
     for slot, decision in answer["decisions"].items():
-        value = decision["value"]
-        if value not in choices.get(slot, ()):
+        value, rating = decision["value"], results.ratings.get((question_id, slot))
+        if rating is None or value not in SCALES[rating.scale].choices:
             raise UserError(f"{where}: {quote(slot)}: {value} is no value that could be given there")
-        known = results.decisions.setdefault((rater, question_id, slot), decision)
+        known = rating.said[rater] = rating.said[rater] or decision
         if known["value"] != value:
             raise UserError(
                 f"{where}: {quote(slot)} is {value}, but {known['value']} in another file of {quote(rater)}\n"
@@ -144,49 +156,159 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
 
 def collected(results: Results) -> dict[str, Any]:
     """Return what the output file holds, by what the study asks."""
-    systems = results.key["systems"]
+    responses = [system["responses"] for system in results.key["systems"]]
+    if results.key["ask"] == "pairs":
+        return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
+    by_question: dict[str, dict[str, Any]] = {}
+    for one in results.rated:
+        by_question.setdefault(one.question_id, {})[one.slot] = one.values
     if results.key["ask"] == "aspects":
-        return ratings_by_question(results)
-    if results.key["ask"] == "verdicts":
-        return {"responses": systems[0]["responses"][0], "verdicts": verdicts(results)}
-    responses = [system["responses"] for system in systems]
-    return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
+        by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
+        means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
+        return {"means": means, "ratings": by_question}
+    questions = results.key["questions"]
+    verdicts = {  # of the questions that have all of them
+        question_id: {slot: as_verdict(median(its.values()), f"{question_id} {slot}") for slot, its in said.items()}
+        for question_id, said in by_question.items()
+        if len(said) == len(questions[question_id]["aspects"])
+    }
+    return {"responses": responses[0][0], "verdicts": verdicts}
 
 
 def preferences(results: Results) -> dict[str, list[str]]:
     """Return the choices of its raters by question of a pair."""
-    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.ratings if one.values}
-
-
-def verdicts(results: Results) -> dict[str, dict[str, int]]:
-    """Return by question with all its verdicts, and by aspect's number, the median of the raters."""
-    found: dict[str, dict[str, int]] = {}
-    for one in results.ratings:
-        if one.values:
-            name = f"{one.question_id} {one.slot}"
-            found.setdefault(one.question_id, {})[one.slot] = as_verdict(median(one.values.values()), name)
-    questions = results.key["questions"]
-    return {i: its for i, its in found.items() if len(its) == len(questions[i]["aspects"])}
+    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.rated}
 
 
 def as_verdict(value: float, name: str) -> int:
-    """Make a median between two verdicts one of them, by a coin that the name throws.
-
-    Always the lower one, or leaving such verdicts out, would move the mean.
-    """
+    """Make a median between two verdicts one of them, by a coin that the name throws: the lower one moves the mean."""
     return math.floor(value) if random.Random(name).random() < 0.5 else math.ceil(value)
-
-
-def ratings_by_question(results: Results) -> dict[str, Any]:
-    """Return means by scale, and all ratings by question, slot and rater."""
-    by_question: dict[str, dict[str, dict[str, int]]] = {}
-    for one in results.ratings:
-        if one.values:
-            by_question.setdefault(one.question_id, {})[one.slot] = one.values
-    by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
-    means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
-    return {"means": means, "ratings": by_question}
 
 
 def all_values(ratings: list[Rating]) -> list[int]:
     return [value for one in ratings for value in one.values.values()]
+
+
+# The tables: who did how much, what they say, how far they agree, and where they do not
+
+
+def all_tables(results: Results) -> list[Table]:
+    """Return the tables of a study, without those that would have no rows."""
+    says = preferences_table if results.key["ask"] == "pairs" else means_table
+    makers = (raters_table, says, agreement_table, disagreements_table, comments_table)
+    return [table for make in makers if (table := make(results)).rows]
+
+
+def raters_table(results: Results) -> Table:
+    """Show what each rater did; of pairs also how often they chose what was shown first."""
+    key = results.key
+    sides = SCALES["choice"].choices if key["ask"] == "pairs" else {}
+    rows = []
+    for rater in results.raters:
+        ids = key["raters"][rater]
+        said = [one.said[rater] for one in results.ratings.values() if one.said[rater] is not None]
+        open_ids = {one.question_id for one in results.ratings.values() if one.said[rater] is None}
+        seconds = number(median(one["seconds"] for one in said) if said else None, 1)
+        shown = Counter(one["value"] for one in said)
+        finished = len(set(ids) - open_ids)
+        rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
+    silent = [rater for rater in key["raters"] if rater not in results.raters]
+    notes = [f"No file of {', '.join(silent)}."] if silent else []
+    notes += ["Response 1 and Response 2 are as they were shown, which chance decided."] if sides else []
+    return _table(["Rater", "Questions", "Finished", "Seconds a decision (median)", *sides.values()], rows, notes)
+
+
+def preferences_table(results: Results) -> Table:
+    choices = preferences(results)
+    if not choices:
+        return _table(["Preferred"], [], [])
+    figures = human_figures(choices)
+    first, second = (printable(one_line(system["name"])) for system in results.key["systems"])
+    rows = []
+    for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
+        said = sum(its.count(choice) for its in choices.values())
+        rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
+    notes = [
+        f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are.",
+        describe_sign_test(figures, first, second),
+    ]
+    return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)
+
+
+def means_table(results: Results) -> Table:
+    """Show by scale the mean of all ratings, and how often each value was given."""
+    scales = results.by_scale()
+    values = sorted({value for scale in scales for value in SCALES[scale].choices})
+    rows = []
+    for scale, ratings in scales.items():
+        its = all_values(ratings)
+        counts = [str(its.count(value)) if value in SCALES[scale].choices else "" for value in values]
+        rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
+    halves = sum(median(one.values.values()) % 1 > 0 for one in results.rated)
+    note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
+    notes = [note] if results.key["ask"] == "verdicts" else []
+    return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
+
+
+def agreement_table(results: Results) -> Table:
+    """Show Cohen's kappa of each two raters over what both rated, and of more than two Krippendorff's alpha of all."""
+    groups = [*combinations(results.raters, 2), *([results.raters] if len(results.raters) > 2 else [])]
+    scales = results.by_scale()
+    rows = [row for scale, ratings in scales.items() for group in groups for row in _agreement(scale, ratings, group)]
+    notes = [
+        "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
+        "all resamples agree."
+    ]
+    if any(SCALES[scale].steps for scale in scales):
+        notes.append("Coefficients weigh a disagreement by the square of its steps.")
+    notes += [PAPER[results.key["ask"]]] if results.key["ask"] in PAPER else []
+    columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]
+    return _table(columns, rows, notes, num_names=2)
+
+
+def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
+    """Make the row of these raters, where they have something in common."""
+    by_question: dict[str, list[list[int]]] = {}
+    for one in ratings:
+        values = [one.values[rater] for rater in group if rater in one.values]
+        if len(values) > 1:
+            by_question.setdefault(one.question_id, []).append(values)
+    units = [values for its in by_question.values() for values in its]
+    if units:
+        same = sum(len(set(values)) == 1 for values in units) / len(units)
+        name, coefficient, raters = "Krippendorff's alpha", krippendorffs_alpha, f"all {len(group)}"
+        if len(group) == 2:
+            name, coefficient, raters = "Cohen's kappa", cohens_kappa, " and ".join(group)
+        its = coefficient(list(by_question.values()), SCALES[scale].steps)
+        counts = [str(len(by_question)), str(len(units)), number(same)]
+        yield [scale, raters, *counts, name, signed(its.value), interval_text(its.interval)]
+
+
+def disagreements_table(results: Results) -> Table:
+    """Show what raters do not say the same of, what is farthest apart first."""
+    names = CHOICES if results.key["ask"] == "pairs" else {}
+    apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
+    apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale].steps else 0)
+    rows = []
+    for _, one in apart:
+        said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
+        rows.append([one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
+    return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
+
+
+def comments_table(results: Results) -> Table:
+    places = [(i, rater) for i in results.key["questions"] for rater in results.raters]
+    rows = [[*place, results.comments[place]] for place in places if place in results.comments]
+    return _table(["Comment on", "Rater", "Comment"], rows, [], num_names=3, longest=None)
+
+
+def _table(
+    columns: list[str], rows: list[list[str]], notes: list[str], num_names: int = 1, longest: int | None = LONGEST
+) -> Table:
+    """Put texts that people wrote into one line each, and cut questions and aspects."""
+
+    def cell(text: str) -> Cell:
+        line = printable(one_line(text))
+        return Cell(line if longest is None or len(line) <= longest else f"{line[:longest]}…")
+
+    return Table([cell(name).text for name in columns], [list(map(cell, row)) for row in rows], notes, num_names)

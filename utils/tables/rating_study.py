@@ -59,10 +59,7 @@ def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str
 
 
 def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> dict[str, list[str]]:
-    """Share the questions out by rater, in an order of their own: the first `overlap`, and a part of the rest.
-
-    A list that `draw` gave makes every share stratified too.
-    """
+    """Share the questions out by rater, in an order of their own: the first `overlap`, and a part of the rest."""
     rng, shares = random.Random(f"{seed} shares"), {}
     for number, rater in enumerate(raters):
         shares[rater] = [*drawn[:overlap], *drawn[overlap + number :: len(raters)]]
@@ -83,28 +80,20 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return what the page holds, with its hash, the study's name; nothing tells which system wrote what.
-
-    Args:
-        questions: each with id, question, details (by field a text), aspects ([title, evidence, reason]) and answers.
-        has_post_detail: do raters see what the paper's instruction on pairs is about?
-    """
+    """Return what the page holds, with its hash, the study's name; nothing tells which system wrote what."""
     place = {question["id"]: i for i, question in enumerate(questions)}
-    slots = {question["id"]: slots_of(ask, len(question["aspects"])) for question in questions}
-    used = {scale for its in slots.values() for _, scale, _ in its}
+    questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
+    used = {scale for question in questions for _, scale, _ in question["slots"]}
+    instruction = ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
+    # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
+    shown = {name: scale for name, scale in SCALES.items() if name in used}
+    scales = {name: asdict(scale) | {"choices": list(scale.choices.items())} for name, scale in shown.items()}
     content = {
         "ask": ask,
-        "instruction": _TEXTS["instructions"][
-            ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
-        ],
-        # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
-        "scales": {
-            name: asdict(scale) | {"choices": list(scale.choices.items())}
-            for name, scale in SCALES.items()
-            if name in used
-        },
+        "instruction": _TEXTS["instructions"][instruction],
+        "scales": scales,
         "shares": [[rater, [place[question_id] for question_id in ids]] for rater, ids in shares.items()],
-        "questions": [{**question, "slots": slots[question["id"]]} for question in questions],
+        "questions": questions,
     }
     return {"study": hashlib.sha256(to_json(content).encode()).hexdigest(), **content}
 
@@ -112,10 +101,7 @@ def make_content(
 def make_key(
     content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
 ) -> dict[str, Any]:
-    """Return what the page does not tell, and what raters' files are checked by: it stays with the researcher.
-
-    By question `swapped` says that the second system's answer is shown first; by rater there are the ids of theirs.
-    """
+    """Return what the page does not tell, and what raters' files are checked by: it stays with the researcher."""
     questions = {
         question["id"]: {
             "question": question["question"],

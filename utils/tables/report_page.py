@@ -1,75 +1,237 @@
-"""The page of utils/report.py: its first page and list of questions, as data, and the template around that."""
+"""The page of utils/report.py: the texts of each question, the first page, and the template around them."""
 
-from collections.abc import Iterator
-from dataclasses import asdict
+from bisect import bisect
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Item, Record, Task
+from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
-from utils.tables.columns import columns_of, points_of, unplaced_point
-from utils.tables.divisions import divide
+from utils.tables.columns import columns_of, point_of, points_of, scored
 from utils.tables.formats import plural
-from utils.tables.pages import as_text, fill_template, rubric_parts, to_json
-from utils.tables.report_texts import RULE, Datasets, Shown, Side, boards_of, history_of, make_texts
+from utils.tables.pages import as_text, fill_template, rubric, rubric_parts, to_json, unseen_texts
 from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, cluster_names
+from utils.tables.system_scores import Board, Entry, cluster_names, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions that none is known for
+AT_BEGIN, AT_END = 2, 3  # messages
+BEFORE, AFTER = 3, 5  # messages of the cited place, itself among the latter
+MOST_ITEMS, OF_ITEM = 10, 2  # items of a system, and messages of each: a session has dozens
+MOST_CHARACTERS = 1_000  # of a message
+
+RULE = (
+    f"Shown are the first {AT_BEGIN} messages and the last {AT_END}, {BEFORE + AFTER} around the place that the "
+    f"question is about, as far as its distance tells that, and of the best {MOST_ITEMS} items that a system had the "
+    f"first {OF_ITEM} messages; of a message {MOST_CHARACTERS:,} characters."
+)
+
+Shown = dict[str, Any]  # what goes into the page as JSON
+
+
+@dataclass
+class Datasets:
+    """Questions by id, and their profiles by the hash of the file they are from: each ranks them in its own way."""
+
+    task: Task
+    questions: dict[str, Record] = field(default_factory=dict)
+    profiles: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
+
+
+@dataclass
+class Side:
+    """What the report shows of one system, by question id."""
+
+    name: str
+    scores: list[str] = field(default_factory=list)  # paths
+    responses: dict[str, list[Shown]] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
+    verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of the score files, by metric
+    plans: dict[str, list[Shown]] = field(default_factory=dict)
+
+    def entries(self, question_id: str, boards: list[Board]) -> list[Entry | None]:
+        """Return the question's entry by the metric of each board."""
+        return [self.verdicts.get(board.metric_name, {}).get(question_id) for board in boards]
+
+
+def has_options(task: Task, record: Record) -> bool:
+    """Tell whether the record has the field of the texts that an answer is one of; `Task.check` checks them."""
+    return task.options is not None and record.keys() >= set(task.options.needs)
+
+
+def is_whole(entry: Entry) -> bool:
+    """Tell whether the answer was judged as a whole, not aspect by aspect."""
+    return any("aspect" not in detail for detail in entry["details"])
+
+
+def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Item] | None:
+    """Return the profile that a question was answered from; None where that is not known, or not at hand."""
+    return datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
+
+
+def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
+    """Return the items that stood in the prompt, best first, none of a whole history; None where it is not known."""
+    answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
+    number = answer.get("num_contexts_used") or 0
+    if not number or profile is None:
+        return None if number else []
+    its = copy(profile)  # what it finds out of a long history goes with the copy
+    whole = isinstance(its, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(its)
+    return [] if whole else its[:number]
+
+
+def history_of(question_id: str, datasets: Datasets) -> Profile | None:
+    """Return the history that a question shares with others; all datasets refer to the same one."""
+    found = (profiles.get(question_id) for profiles in datasets.profiles.values())
+    return next((profile for profile in found if isinstance(profile, Profile)), None)
+
+
+# The texts of a question
+
+
+def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
+    """Return all texts of each question, in the order of the index."""
+    task = datasets.task
+    for question_id, record in datasets.questions.items():
+        posts: dict[str, int] = {}  # the place of each text: systems share most of them
+        answers = [describe_answer(side, question_id, datasets, boards, posts) for side in sides]
+        unseen = unseen_texts(task, record)
+        texts = {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
+        if has_options(task, record):
+            texts["options"] = list(task.options.texts(record).items())
+        if (profile := history_of(question_id, datasets)) is not None:
+            known = [number for number, side in enumerate(sides) if question_id in side.responses]
+            used = {number: items_used(sides[number], question_id, datasets) or [] for number in known}
+            texts["turns"] = show_history(profile, task.cited(record), used)
+        yield texts
+
+
+def describe_answer(
+    side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
+) -> Shown | None:
+    """Return the judged answer of a system with its plan and verdicts, if any; adds to `posts` those it used."""
+    if question_id not in side.responses:
+        return None
+    answer, *others = side.responses[question_id]
+    shared = history_of(question_id, datasets) is not None
+    used = [] if shared else items_used(side, question_id, datasets)  # marked in the history, where it is shared
+    task = datasets.task
+    plan = side.plans.get(question_id, [{}])[0]
+    titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
+    entries = side.entries(question_id, boards)
+    known = [entry for entry in entries if entry is not None]
+    whole = any(map(is_whole, known))
+    # On the whole answer there is one by each metric, None without scores by it.
+    details = [entry and entry["details"][0] for entry in entries] if whole else known[0]["details"] if known else []
+    return {
+        "output": answer["output"],
+        # Else it says the same once more, unless the answer is but a part of it.
+        "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
+        "answered": known[0]["answered"] if known else True,
+        "level": whole,
+        "notes": answer_notes(answer, len(others), task.item_words),
+        "plan": titles or [],
+        "plan_raw": as_text(plan.get("raw")),
+        "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
+        "verdicts": [one and [one["score"], as_text(one.get("raw")), as_text(one.get("reason"))] for one in details],
+    }
+
+
+def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
+    said = {field: as_text(answer.get(field)) for field in ("reason", "no_plan", "num_contexts_dropped")}
+    notes = {
+        f"reason: {said['reason']}": answer.get("reason"),
+        f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
+        "cut at --max_tokens": answer.get("truncated"),
+        "read from damaged JSON": answer.get("parsed") == "repaired",
+        f"{said['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
+        f"the first of {num_others + 1} answers": num_others,
+    }
+    return [note for note, is_so in notes.items() if is_so]
+
+
+# A history that many questions share
+
+
+def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequence[Item]]) -> dict[str, Any]:
+    """Return the messages to be shown, each with its place, and the systems that had it among their items.
+
+    These are the beginning and the end, what stands around the place that the question is about, and the first ones of
+    the best items that systems were given. The whole would be gigabytes.
+
+    Args:
+        share: of the history's text what stands before the cited place; None where that is not known.
+        given: by system its items, best first, where it did not have the whole history.
+    """
+    messages = profile.messages
+    ends = list(accumulate(len(message["content"]) for message in messages))
+    cited = None if share is None else min(bisect(ends, share * ends[-1]), len(ends) - 1)
+    shown = {*range(AT_BEGIN), *range(len(messages) - AT_END, len(messages))}
+    shown |= set() if cited is None else set(range(cited - BEFORE, cited + AFTER))
+    systems: dict[int, list[int]] = {}
+    for system, items in given.items():
+        for place in (place for item in items[:MOST_ITEMS] for place in item["places"][:OF_ITEM]):
+            systems.setdefault(place, []).append(system)
+    rows = []
+    for place in sorted(place for place in shown | systems.keys() if 0 <= place < len(messages)):
+        role, text = messages[place]["role"], messages[place]["content"]
+        left = max(0, len(text) - MOST_CHARACTERS)
+        rows.append([place, role, text[:MOST_CHARACTERS], left, systems.get(place, [])])
+    return {"total": len(messages), "cited": cited, "shown": rows}
 
 
 # The first page and the list of questions
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at.
-
-    The table and the panels hold the systems with scores, by their place in `sides`: "judged".
-    """
-    entries = [index_entry(sides, datasets, boards, record) for record in datasets.questions.values()]
+    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at."""
+    task = datasets.task
+    entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
     labels = {system.name: system.label for board in boards for system in board.systems}
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
-        "systems": [labels.get(name) or name for name in names],
+        "systems": [labels.get(name, name) for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
-        "measures": {task.name: measures(boards_of(task, boards)) for task in datasets.tasks},
+        "measures": {task.name: list(map(measure, boards))},
         "table": {"columns": table.heads(), "rows": rows} if table else None,
         "panels": [panel for board in boards for panel in (*score_panels(board), *division_panels(board))],
-        "subgroups": heat_map(entries, datasets.tasks),
+        "subgroups": heat_map(entries, task),
         "notes": notes,
         "questions": entries,
         **({"turns": RULE} if has_histories else {}),
     }
 
 
-def measures(boards: list[Board]) -> list[Shown]:
-    """Describe the scores of a task, the one of the list and the filters first."""
-    return [
-        {
-            "name": "The whole answer" if board.is_alone else board.metric_name,
-            "worst": board.metric.worst,
-            "error": board.metric.lower_is_better,
-            "judged": board.metric.judge is not None,
-        }
-        for board in boards
-    ]
+def measure(board: Board) -> Shown:
+    """Describe the scores by a metric."""
+    return {
+        "name": "The whole answer" if board.is_alone else board.metric_name,
+        "worst": board.metric.worst,
+        "error": board.metric.lower_is_better,
+        "judged": board.metric.judge is not None,
+    }
 
 
 def score_panels(board: Board) -> list[Shown]:
-    """Return mean scores with 95% intervals, a `Point` a row: a panel a group with questions, and the average.
-
-    The means are the table's, which has no column for questions of no known group; what it would have, stands here too.
-    """
+    """Return mean scores with 95% intervals: a panel a group with questions, one for those of no group, the average."""
     task, systems = board.task, list(map(board.system, board.rows))
-    asked = {entry["group"] for system in systems for entry in system.entries}
-    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * (None in asked)
+    unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
+    asked = {entry["group"] for system in systems for entry in system.questions}
+    shown = [group for group in task.groups if group in asked] + [UNKNOWN] * any(unplaced)
     shown += columns_of(task)[-1:] * (len(task.groups) > 1)
-    points = [points_of(system) | ({UNKNOWN: unplaced_point(system)} if None in asked else {}) for system in systems]
+    points = [
+        points_of(system) | {UNKNOWN: point_of(system, [scored(its)])}
+        for system, its in zip(systems, unplaced, strict=True)
+    ]
     is_error = board.metric.lower_is_better
     return [
         {"group": board.name_of(group), "error": is_error, "points": [asdict(its[group]) for its in points]}
@@ -86,13 +248,13 @@ def division_panels(board: Board) -> Iterator[Shown]:
             yield from ({**panel, "by": name} for panel in panels if panel["group"] != board.task.overall)
 
 
-def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
+def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
     """Return by group and subgroup in the page's index a cell a system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
             found.setdefault((question["group"], question["subgroup"]), []).append(question)
-    order = [*(group for task in tasks for group in task.groups), UNKNOWN]
+    order = [*task.groups, UNKNOWN]
     rows = []
     for (group, subgroup), its in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         by_system = zip(*(question["scores"] for question in its), strict=True)
@@ -102,11 +264,10 @@ def heat_map(questions: list[Shown], tasks: list[Task]) -> list[Shown]:
     return rows
 
 
-def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], record: Record) -> Shown:
+def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Record) -> Shown:
     """Return a question with each system's score (None where it has none) by the first metric, and what failed."""
-    task = datasets.task_of(record)
-    place, its_boards = task.place(record), boards_of(task, boards)
-    entries = [(side.entries(record["id"], its_boards) or [None])[0] for side in sides]
+    place = task.place(record)
+    entries = [(side.entries(record["id"], boards) or [None])[0] for side in sides]
     return {
         "id": record["id"],
         "task": task.name,
@@ -114,21 +275,17 @@ def index_entry(sides: list[Side], datasets: Datasets, boards: list[Board], reco
         "subgroup": (as_text(place["subgroup"]) or UNKNOWN) if "subgroup" in place else None,
         "group": place["group"] or UNKNOWN,
         "scores": [entry and entry["score"] for entry in entries],
-        "failures": [failures(side, record["id"], its_boards) for side in sides],
+        "failures": [failures(side, record["id"], boards) for side in sides],
     }
 
 
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
-    """Return any of "no answer" and "unscored": an aspect without a verdict, or a question that a judged system lacks.
-
-    The first is the system's failure and may have a score, 0; the second is the judge's.
-    """
+    """Return any of "no answer", the system's failure, and "unscored", the judge's: an aspect or all has no verdict."""
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     found = [] if (answer["output"] or "").strip() else ["no answer"]
-    if side.verdicts is not None:
-        entries = side.entries(question_id, boards) or [None]
-        if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
-            found.append("unscored")
+    entries = side.entries(question_id, boards) if side.verdicts else []
+    if any(entry is None or any(one["score"] is None for one in entry["details"]) for entry in entries):
+        found.append("unscored")
     return found
 
 
@@ -137,7 +294,7 @@ def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
 
 def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
     """Fill the template with its data."""
-    page = fill_template(TEMPLATE, words(datasets.tasks, boards))
+    page = fill_template(TEMPLATE, words(datasets.task, boards))
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
     texts = enumerate(make_texts(sides, datasets, boards))
@@ -145,17 +302,15 @@ def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes:
     return f"{head}{to_json(make_index(sides, datasets, boards, notes))}{middle}" + "\n".join(blocks) + end
 
 
-def words(tasks: list[Task], boards: list[Board]) -> dict[str, str]:
+def words(task: Task, boards: list[Board]) -> dict[str, str]:
     """Return what the template's places for words hold."""
-    task = tasks[0]
     group, _, subgroup = task.group_words
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
     bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
-    title = task.name if len(tasks) == 1 else task.benchmark
     unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     return {
-        "task": title,
+        "task": task.name,
         "range": range_words(task, boards),
         "bars": bars,
         "scorer": "judge" if any(metric.judge for metric in task.metrics.values()) else "scorer",
@@ -172,10 +327,8 @@ def range_words(task: Task, boards: list[Board]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
         extent = "from 0 up, and lower is better" if metric.lower_is_better else "from 0 to 1"
-        over = (
-            f"of all questions of a {group} together" if metric.pooled else f"the mean over the questions of a {group}"
-        )
-        kinds.setdefault(f"{extent}, {over}", []).append(name)
+        over = "of all questions of a {} together" if metric.pooled else "the mean over the questions of a {}"
+        kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
     if task.overall:
         parts.append("the last column is over all questions")

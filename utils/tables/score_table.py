@@ -1,20 +1,33 @@
-"""The table of mean scores, a row a system, and the table of the comparisons between them."""
+"""The table of mean scores, a row per system, and the table of the comparisons between them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
 
-from utils.tables.columns import MACRO, column_means, columns_of, points_of
-from utils.tables.comparisons import PERMUTATION, T_TEST, Contrast, has_dagger, is_corrected, shown_p
+from utils.tables.columns import (
+    MACRO,
+    PERMUTATION,
+    T_TEST,
+    Comparison,
+    column_means,
+    columns_of,
+    has_dagger,
+    is_corrected,
+    points_of,
+)
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import SELECTED, Board, System, cluster_names
+from utils.tables.system_scores import SELECTED, Board, cluster_names
 
 PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
+CLUSTERED = (
+    "Questions with the same {} depend on each other, so the variance is cluster-robust "
+    "(CR2, with the degrees of freedom of Bell & McCaffrey 2002)."
+)
 
 
 @dataclass(frozen=True)
@@ -24,91 +37,76 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    label: str | None = None  # what stands in place of the name of what is no fair system, as `System.label`
-
-
-def make_row(system: System) -> Row:
-    unit = next(iter(system.task.metrics.values())).unit
-    counts = {
-        "Questions": len(system.asked_ids()),
-        "Unanswered": system.num_unanswered(),
-        f"Unscored {plural(unit)}": sum(system.unscored()),
-    }
-    return Row(system.name, column_means(system), counts, system.label)
+    unfair: str | None = None  # the name, with what makes it no fair system
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
-    """Rows of all boards together; a question counts once, whatever number of metrics it was scored by."""
+    """Make the rows of all boards together; a question counts once, whatever number of metrics it was scored by."""
     rows = []
+    unscored = f"Unscored {plural(next(iter(boards[0].task.metrics.values())).unit)}"
     for name in boards[0].rows:
-        means: dict[str, float | None] = {}
-        by_task: dict[str, dict[str, int]] = {}
-        for board in boards:
-            row = make_row(board.system(name))
-            means |= {board.name_of(column): mean for column, mean in row.means.items()}
-            known = by_task.setdefault(board.task.name, row.counts)
-            by_task[board.task.name] = max(known, row.counts, key=lambda counts: counts["Questions"])
-        heads = dict.fromkeys(head for counts in by_task.values() for head in counts)
-        counts = {head: sum(its.get(head, 0) for its in by_task.values()) for head in heads}
-        labels = filter(None, (board.system(name).label for board in boards))
-        rows.append(Row(name, means, counts, next(labels, None)))
+        systems = [board.system(name) for board in boards]
+        means = {}
+        for board, system in zip(boards, systems, strict=True):
+            means |= {board.name_of(column): its for column, its in column_means(system).items()}
+        counts = {"Questions": 0, "Unanswered": 0, unscored: 0}
+        for _, same in groupby(systems, key=lambda system: system.task.name):
+            most = max(same, key=lambda system: len(system.asked_ids))
+            its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
+            counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
+        rows.append(Row(name, means, counts, next((one.label for one in systems if one.num_selected), None)))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Names of the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
-    means = {row.name: row.means[column] for row in rows if row.label is None}
+    """Name the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
+    means = {row.name: row.means[column] for row in rows if row.unfair is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
 
 
-def means_table(
-    boards: list[Board], contrasts: Sequence[Contrast] = (), paper: Paper | None = None, notes: Sequence[str] = ()
-) -> Table:
+def columns_in(boards: list[Board]) -> dict[str, Board]:
+    """Name the columns of means, each with the board that it is of."""
+    return {board.name_of(column): board for board in boards for column in columns_of(board.task)}
+
+
+def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), paper: Paper | None = None) -> Table:
     rows, columns = make_rows(boards), columns_in(boards)
+    counts = list(rows[0].counts)
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
     for row in rows:
-        cells = [Cell(row.label or row.name)]
+        cells = [Cell(row.unfair or row.name)]
         for column, value in row.means.items():
-            dagger = "†" if has_dagger(contrasts, row.name, column) else ""
-            cells.append(Cell(number(value), dagger, row.name in best[column], _paper_texts(row, column, paper)))
+            dagger = "†" if has_dagger(comparisons, row.name, column) else ""
+            beside = ()
+            if paper and (row.name, column) in paper.scores:
+                beside = paper.printed(row.name, column), signed(_to_paper(row, column, paper), paper.decimals)
+            cells.append(Cell(number(value), dagger, row.name in best[column], beside))
         lines.append(cells + [Cell(str(count)) for count in row.counts.values()])
-    lines += [_paper_line(method, columns, len(rows[0].counts), paper) for method in _paper_rows(rows, paper)]
-    short = {**boards[0].task.short, MACRO: "Average"}
-    short |= zip(rows[0].counts, ("Qns.", "Unans.", "Unsc."), strict=True)
-    beside = ("in the paper", "difference to it")
-    heads, above = ["System", *columns, *rows[0].counts], []
+    for method in paper.rows_beside(boards[0].rows) if paper else ():
+        printed = [paper.printed(method, column) for column in columns]
+        lines.append([*map(Cell, [f"{method} (paper)", *printed, *["–"] * len(counts)])])
+    short = _short_names(boards) | dict(zip(counts, ("Qns.", "Unans.", "Unsc."), strict=True))
+    heads, above = ["System", *columns, *counts], []
     if not boards[0].is_alone:
-        above = ["", *(board.task.name for board in boards), *("" for _ in rows[0].counts)]
+        above = ["", *(board.task.name for board in boards), *("" for _ in counts)]
         heads[1 : 1 + len(boards)] = [board.metric_name for board in boards]
-    return Table(heads, lines, list(notes), short=short, beside=beside, above=above)
+    return Table(heads, lines, [], short=short, beside=("in the paper", "difference to it"), above=above)
 
 
-def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
-    """A line for every method and column: mean and sample standard deviation over its rows, one for each seed.
+def _short_names(boards: list[Board]) -> dict[str, str]:
+    return {**boards[0].task.short, MACRO: "Average"}
 
-    `methods` has each method's rows. A column in which a row has no mean is a dash.
-    """
-    by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
-    lines = []
-    for method, names in methods.items():
-        cells = [Cell(method)]
-        for column in columns:
-            means = [by_name[name].means[column] for name in names]
-            known = None not in means
-            cells.append(Cell(f"{number(mean(means))} ± {number(stdev(means))}" if known else "–"))
-        lines.append([*cells, Cell(str(len(names)))])
-    notes = [
-        "Mean ± sample standard deviation over the n seeds of a method: how much the method varies from seed to seed. "
-        "Tests and daggers in the table above compare single seeds, each with every seed of the baselines."
-    ]
-    return Table(["Over seeds", *columns, "n"], lines, notes, short={**boards[0].task.short, MACRO: "Average"})
+
+def _to_paper(row: Row, column: str, paper: Paper) -> float | None:
+    mean, score = row.means[column], paper.scores.get((row.name, column))
+    return None if mean is None or score is None else mean - score
 
 
 def pages_of(boards: list[Board]) -> list[list[Board]]:
-    """The boards of whole tasks, so that a table of each part fits on a narrow page."""
+    """Split the boards, by whole tasks, so that a table of each part fits on a narrow page."""
     pages: list[list[Board]] = [[]]
     for _, same in groupby(boards, key=lambda board: board.task.name):
         its = list(same)
@@ -118,153 +116,119 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
     return pages
 
 
-def columns_in(boards: list[Board]) -> dict[str, Board]:
-    """The columns of means by their names, each with the board that it is of."""
-    return {board.name_of(column): board for board in boards for column in columns_of(board.task)}
-
-
-def _paper_texts(row: Row, column: str, paper: Paper | None) -> tuple[str, ...]:
-    """The paper's score as it is printed, and the difference to it; nothing for a row that it does not have."""
-    if paper is None or (row.name, column) not in paper.scores:
-        return ()
-    return _printed(row.name, column, paper), signed(_to_paper(row, column, paper), paper.decimals)
-
-
-def _printed(method: str, column: str, paper: Paper) -> str:
-    dagger = "†" if (method, column) in paper.daggers else ""
-    return f"{number(paper.scores.get((method, column)), paper.decimals)}{dagger}"
-
-
-def _to_paper(row: Row, column: str, paper: Paper) -> float | None:
-    mean, score = row.means[column], paper.scores.get((row.name, column))
-    return None if mean is None or score is None else mean - score
-
-
-def _paper_rows(rows: list[Row], paper: Paper | None) -> list[str]:
-    """What the paper has of another model, and no row is named after: it gets rows of its own."""
-    names = {row.name for row in rows}
-    return [method for method in paper.methods if method not in names] if paper and paper.other_model else []
-
-
-def _paper_line(method: str, columns: Iterable[str], num_counts: int, paper: Paper) -> list[Cell]:
-    means = [Cell(_printed(method, column, paper)) for column in columns]
-    return [Cell(f"{method} (paper)"), *means, *[Cell("–")] * num_counts]
+def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
+    """Show the mean and sample standard deviation over each method's rows, one per seed; without a mean a dash."""
+    by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
+    lines = []
+    for method, names in methods.items():
+        texts = [method]
+        for column in columns:
+            means = [by_name[name].means[column] for name in names]
+            texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}")
+        lines.append([*map(Cell, [*texts, str(len(names))])])
+    note = (
+        "Mean ± sample standard deviation over the n seeds of a method: how much the method varies from seed to seed. "
+        "Tests and daggers in the table above compare single seeds, each with every seed of the baselines."
+    )
+    return Table(["Over seeds", *columns, "n"], lines, [note], short=_short_names(boards))
 
 
 def shares_table(boards: list[Board]) -> Table:
-    """A line for every system and column of metrics whose means are shares, with the share's own interval."""
+    """Show the means that are shares, a line for every system and column, each with its own interval."""
     rows = []
     for board in boards:
-        for system in board.systems:
-            for column, point in points_of(system).items():
-                right = "–" if point.mean is None else str(round(point.mean * point.questions))
-                texts = [system.name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
-                rows.append([*map(Cell, [*texts, right, str(point.questions)])])
-    columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
+        points = ((system.name, *its) for system in board.systems for its in points_of(system).items())
+        for name, column, point in points:
+            right = "–" if point.mean is None else str(round(point.mean * point.questions))
+            texts = [name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
+            rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     note = "Share: of the questions, those with score 1. Interval, of each share alone: Wilson's."
     if cluster := cluster_names(boards):
-        note = note.replace("Wilson's", "a t interval of the logit")
-        note += f" {_cluster_words(cluster)} A dash: fewer than two values of {cluster}, or no variation between them."
+        note = note.replace("Wilson's", "a t interval of the logit") + f" {CLUSTERED.format(cluster)} "
+        note += f"A dash: fewer than two values of {cluster}, or no variation between them."
+    columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     notes = [note, f"{NOT_COMPARED} --baseline compares."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
-def _cluster_words(cluster: str) -> str:
-    return (
-        f"Questions with the same {cluster} depend on each other, so the variance is cluster-robust "
-        "(CR2, with the degrees of freedom of Bell & McCaffrey 2002)."
-    )
-
-
-def intervals_table(boards: list[Board], contrasts: list[Contrast]) -> Table:
-    """A line for every comparison."""
-    suffix = " (Holm)" if is_corrected(contrasts) else ""
-    columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
-    columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
+def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
+    """Show every comparison in a line."""
+    suffix = " (Holm)" if is_corrected(comparisons) else ""
     rows = []
-    for contrast in contrasts:
-        for column, result in contrast.results.items():
-            texts = [contrast.system, contrast.baseline, column]
-            texts += [signed(result.difference), interval_text(result.interval)]
-            texts += [p_text(shown_p(result, T_TEST)), p_text(shown_p(result, PERMUTATION))]
-            texts += [signed(result.effect_size, 2), str(result.num_questions)]
-            rows.append(list(map(Cell, texts)))
+    for one in comparisons:
+        texts = [one.system, one.baseline, one.column, signed(one.difference), interval_text(one.interval)]
+        texts += [p_text(one.shown_p(T_TEST)), p_text(one.shown_p(PERMUTATION))]
+        rows.append([*map(Cell, [*texts, signed(one.effect_size, 2), str(one.num_questions)])])
     average = "; the average has none" if MACRO in columns_of(boards[0].task) else ""
-    drawn = " or ".join(
-        dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
-    )
+    drawn = dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
+    drawn = " or ".join(drawn)
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
     if cluster := cluster_names(boards):
         elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Where nobody has two: {interval}"
-        interval = f"{_cluster_words(cluster)} Interval and t-test go by it.{elsewhere}"
+        interval = f"{CLUSTERED.format(cluster)} Interval and t-test go by it.{elsewhere}"
         drawn += f", all differences of a {cluster} together"
-    notes = [
+    note = (
         "Difference: system minus baseline, over the questions that both have a score of. "
         f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
-    ]
-    short = {**boards[0].task.short, MACRO: "Average"}
-    short |= {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
-    short |= {f"t-test p{suffix}": "t-test p"} if suffix else {}
-    described = dict.fromkeys(map(_describe_pairing, contrasts))  # of two metrics it may be the same
-    return Table(columns, rows, [*notes, *described], num_names=3, short=short)
+    )
+    columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
+    columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
+    short = {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
+    short = _short_names(boards) | short | ({f"t-test p{suffix}": "t-test p"} if suffix else {})
+    described = dict.fromkeys(map(_describe_pairs, comparisons))  # of two metrics it may be the same
+    return Table(columns, rows, [note, *described], num_names=3, short=short)
 
 
 # What a reader must know of these tables' cells
 
 
-def dagger_notes(contrasts: list[Contrast], marked: bool) -> Iterator[str]:
-    """What a dagger means where there is one, how was tested where cells are not `marked`, and what could not be."""
-    if not contrasts:
+def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
+    """Say what a dagger means where there is one, how was tested if cells are not `marked`, and what could not be."""
+    if not comparisons:
         return
-    results = [result for contrast in contrasts for result in contrast.results.values()]
-    by_permutation = {name: one for one in contrasts for name in one.results if one.results[name].test == PERMUTATION}
-    tests = [test for test in (T_TEST, PERMUTATION) if test in {result.test for result in results}]
+    tests = [test for test in (T_TEST, PERMUTATION) if test in {one.test for one in comparisons}]
     named = " or ".join("t-test" if test == T_TEST else "permutation test" for test in tests)
-    cluster = cluster_names(one.board for one in contrasts)
+    untested = [one for one in comparisons if one.p_values[one.test] is None]
+    cluster = cluster_names(one.board for one in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
-    tested = counted(sum(result.p_values[result.test] is not None for result in results), "comparison")
-    correction = f"Holm's correction over {tested}" if is_corrected(contrasts) else f"not corrected for the {tested}"
+    tested = counted(len(comparisons) - len(untested), "comparison")
+    correction = f"Holm's correction over {tested}" if is_corrected(comparisons) else f"not corrected for the {tested}"
     if marked:
-        baselines = list(dict.fromkeys(contrast.baseline for contrast in contrasts))
+        baselines = list(dict.fromkeys(one.baseline for one in comparisons))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
-        daggers = any(has_dagger(contrasts, one.system, column) for one in contrasts for column in one.results)
+        daggers = any(has_dagger(comparisons, one.system, one.column) for one in comparisons)
         sign = "†: better" if daggers else "No system is better"
         yield f"{sign} than {whom} (two-sided paired {named}{robust}, p < {ALPHA}, {correction})."
     else:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
-        yield f"By the permutation test: {'; '.join(by_permutation)}; their scores are no means of their questions'."
-    if untested := [result for result in results if result.p_values[result.test] is None]:
+        by_swaps = dict.fromkeys(one.column for one in comparisons if one.test == PERMUTATION)
+        yield f"By the permutation test: {'; '.join(by_swaps)}; their scores are no means of their questions'."
+    if untested:
         units, alike = ("paired questions", "all differences equal")
         if cluster:
             units, alike = (f"values of {cluster}", "no variation between them")
-        why = f"fewer than two {units} in a {contrasts[0].board.task.group_words[0]}, or {alike}"
+        why = f"fewer than two {units} in a {comparisons[0].board.task.group_words[0]}, or {alike}"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
-def left_out_notes(contrasts: list[Contrast]) -> list[str]:
-    """The comparisons that could not use every question."""
-    pairings = ((one, one.pairing) for one in contrasts)
-    left_out = (one for one, its in pairings if its.only_first or its.only_second or its.neither)
-    return list(dict.fromkeys(map(_describe_pairing, left_out)))
+def left_out_notes(comparisons: list[Comparison]) -> list[str]:
+    """Describe the comparisons that could not use every question."""
+    return list(dict.fromkeys(_describe_pairs(one) for one in comparisons if any(one.pairing[1:])))
 
 
-def _describe_pairing(contrast: Contrast) -> str:
-    pairing = contrast.pairing
-    return contrast.note(
-        f"{counted(pairing.paired, 'paired question')}; left out: "
-        f"{pairing.only_first} scored only for {contrast.system}, {pairing.only_second} only for {contrast.baseline}, "
-        f"{pairing.neither} for neither."
+def _describe_pairs(one: Comparison) -> str:
+    paired, only_system, only_baseline, neither = one.pairing
+    return one.board.note(
+        f"{one.system} and {one.baseline}: {counted(paired, 'paired question')}; left out: {only_system} scored "
+        f"only for {one.system}, {only_baseline} only for {one.baseline}, {neither} for neither."
     )
 
 
-def paper_notes(paper: Paper | None, boards: list[Board], marked: bool) -> Iterator[str]:
-    if paper is None:
-        return
+def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
-    daggers = marked and any(method in names for method, _ in paper.daggers)
-    own = ", with its own daggers" if daggers else ""
+    own = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
     yield f"With each mean: the paper's {paper.title}{own}, and the difference to it."
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
@@ -279,44 +243,44 @@ def paper_notes(paper: Paper | None, boards: list[Board], marked: bool) -> Itera
 # The same as CSV
 
 
-def csv_rows(boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> list[list[Any]]:
-    """Header and rows: all that the tables and their notes on the paper show of a system, in one row."""
-    rows = make_rows(boards)
-    records = [_csv_record(row, boards, contrasts, paper) for row in rows]
-    for method in _paper_rows(rows, paper):
+def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> list[list[Any]]:
+    """Put all that the tables and their notes on the paper show of a system into one row, below a header."""
+    records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
+    for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
         records.append({"System": f"{method} (paper)", **scores})
     columns = list(dict.fromkeys(column for record in records for column in record))
     return [columns, *([record.get(column) for column in columns] for record in records)]
 
 
-def _csv_record(row: Row, boards: list[Board], contrasts: list[Contrast], paper: Paper | None) -> dict[str, Any]:
+def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): "yes"} if row.label else {}
+    record |= {SELECTED.capitalize(): "yes"} if row.unfair else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
-    for contrast in contrasts:
-        if contrast.system == row.name:
-            record |= _csv_contrast(contrast)
+    its = [one for one in comparisons if one.system == row.name]
+    for _, same in groupby(its, key=lambda one: (one.baseline, one.board.title)):
+        record |= _csv_comparisons(list(same))
     for board in (board for board in boards if board.metric.is_share):
         for column, point in points_of(board.system(row.name)).items():
-            low, high = point.interval or (None, None)
-            record |= {f"{board.name_of(column)}: 95% interval, low": low}
-            record |= {f"{board.name_of(column)}: 95% interval, high": high}
+            record |= {f"{board.name_of(column)}: {name}": limit for name, limit in _csv_limits(point.interval)}
     systems = [system for board in boards for system in board.systems if system.name == row.name]
     return record if paper is None else record | wording_columns(systems)
 
 
-def _csv_contrast(contrast: Contrast) -> dict[str, Any]:
+def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, float | None]]:
+    return zip(("95% interval, low", "95% interval, high"), interval or (None, None), strict=True)
+
+
+def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
+    """Put the comparisons with one baseline, by one metric, into columns."""
     record = {}
-    for column, result in contrast.results.items():
-        figures = {"paired questions": result.num_questions, "difference": result.difference, **result.p_values}
-        if PERMUTATION in result.p_values:
-            low, high = result.interval or (None, None)
-            figures |= {"95% interval, low": low, "95% interval, high": high, "effect size": result.effect_size}
-        record |= {f"{column}: {name} against {contrast.baseline}": figure for name, figure in figures.items()}
-    left_out = {"here only": contrast.pairing.only_first, "there only": contrast.pairing.only_second}
-    left_out["nowhere"] = contrast.pairing.neither
-    against = contrast.board.note(f"Left out against {contrast.baseline}")
-    return record | {f"{against}: scored {where}": n for where, n in left_out.items()}
+    for one in comparisons:
+        figures = {"paired questions": one.num_questions, "difference": one.difference, **one.p_values}
+        if PERMUTATION in one.p_values:
+            figures |= {**dict(_csv_limits(one.interval)), "effect size": one.effect_size}
+        record |= {f"{one.column}: {name} against {one.baseline}": figure for name, figure in figures.items()}
+    against = one.board.note(f"Left out against {one.baseline}")
+    left_out = zip(("here only", "there only", "nowhere"), one.pairing[1:], strict=True)
+    return record | {f"{against}: scored {where}": count for where, count in left_out}

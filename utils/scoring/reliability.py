@@ -1,0 +1,71 @@
+"""How far raters agree beyond chance: Cohen's kappa of two, Krippendorff's alpha of any number. Pure.
+
+Both are one minus the disagreement that was seen over the one that chance would give, by a table of how often each two
+values met. Values that are steps of a scale disagree by the square of their distance, others by 1 (Cohen 1968).
+The intervals are a bootstrap that draws whole questions, for the ratings within one depend on each other.
+"""
+
+from collections.abc import Sequence
+from itertools import permutations
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+
+RESAMPLES = 9_999
+Met = Sequence[tuple[float, float, float]]  # two values that met, and how much that counts
+
+
+class Estimate(NamedTuple):
+    """A coefficient and its 95% interval; None where it has no value, or all resamples agree, which proves nothing."""
+
+    value: float | None
+    interval: tuple[float, float] | None
+
+
+def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
+    """Estimate kappa of two raters (Cohen 1960), from the pairs of values that they gave in each question."""
+    return _estimate([[(one, other, 1.0) for one, other in pairs] for pairs in questions], steps, less=0)
+
+
+def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: bool = False) -> Estimate:
+    """Estimate alpha of any number of raters (Krippendorff 2011), from the values of each question's things."""
+    met = [
+        [(one, other, 1 / (len(values) - 1)) for values in things for one, other in permutations(values, 2)]
+        for things in questions
+    ]
+    return _estimate(met, steps, less=1)
+
+
+def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
+    """Estimate from the values that met: with `less` 1 chance draws two of all values, with 0 one of each rater's."""
+    import numpy as np
+
+    questions = [met for met in questions if met]
+    order = sorted({value for met in questions for pair in met for value in pair[:2]})
+    if len(order) < 2:  # all say the same, if anything
+        return Estimate(None, None)
+    tables = np.zeros((len(questions), len(order), len(order)))  # of each question how often each two values met
+    for table, met in zip(tables, questions, strict=True):
+        for one, other, weight in met:
+            table[order.index(one), order.index(other)] += weight
+    apart = np.subtract.outer(order, order)
+    distances = apart**2 if steps else apart != 0
+    number = len(questions)
+    value = float(_beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)[0])
+    if number < 2:
+        return Estimate(value, None)
+    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # each question is drawn
+    drawn = _beyond_chance((times @ tables.reshape(number, -1)).reshape(-1, *apart.shape), distances, less)
+    low, high = np.nanquantile(drawn, [0.025, 0.975]).round(12).tolist()  # a draw of one value has no coefficient
+    return Estimate(value, (low, high) if low < high else None)
+
+
+def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> "np.ndarray":
+    """Compute each table's coefficient, NaN where chance gives no disagreement; exact but for dividing integers."""
+    import numpy as np
+
+    seen = (tables.sum(axis=(1, 2)) - less) * (tables * distances).sum(axis=(1, 2))
+    by_chance = np.einsum("ti,ij,tj->t", tables.sum(axis=2), distances, tables.sum(axis=1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(by_chance > 0, (by_chance - seen) / by_chance, np.nan)
