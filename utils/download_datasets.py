@@ -9,10 +9,9 @@
 LaMP-QA is three categories x three splits, a JSON array each, named <category>_<split>.json; of LaMP and LongLaMP it is
 <dataset>_<setting>_<split>.json, of PersonaMem PersonaMem_<size>.json, with the histories that its questions share in
 PersonaMem_<size>_contexts.jsonl beside it; PersonaMem-v2's names begin with PersonaMem-v2. A finished file is left
-alone, so the same command again fetches what is missing, and goes on in the middle of a file. <file>.manifest.json
-beside each holds where it is from (of a dataset on the hub the commit), how many questions there are, and hashes.
-Without internet: --source_dir takes the original files from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds
-what an earlier run has fetched from the hub.
+alone, so the same command again fetches what is missing. <file>.manifest.json beside each holds where it is from (of a
+dataset on the hub the commit), how many questions there are, and hashes. Without internet: --source_dir takes the
+original files from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds what an earlier run has fetched.
 """
 
 import argparse
