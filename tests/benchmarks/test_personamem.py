@@ -191,7 +191,7 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     assert (manifest["skipped"], manifest["identical_options"], manifest["identical_to_right"]) == (2, 2, 1)
     records[0]["profile"]["end"] = -3  # which Python would count from behind
     path.write_text(json.dumps(records))
-    with pytest.raises(UserError, match=r"field 'profile': its 'end' is -3"):
+    with pytest.raises(UserError, match=r"field 'profile.end': Expected `int` >= 1"):
         read_dataset(path, needs=["profile"])
 
 

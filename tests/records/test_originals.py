@@ -123,17 +123,21 @@ BAD = {
     "no input": (
         changed(input=None),
         None,
-        r"record 0 \(id '1'\): field 'input' is missing or null; it must be a text",
+        r"record 0 \(id '1'\): field 'input': Expected `str`, got `null`",
     ),
     "no anchor": (changed(input="Generate a headline"), None, r"\(id '1'\): field 'question' has no 'article:'"),
-    "no profile": (changed(profile=None), None, r"\(id '1'\): field 'profile' is missing or null; it must be a list"),
-    "an item that is none": (changed(profile=["x"]), None, "field 'profile', item 0 is the text 'x', not an item"),
+    "no profile": (changed(profile=None), None, r"\(id '1'\): field 'profile': Expected `array`, got `null`"),
+    "an item that is none": (changed(profile=["x"]), None, r"field 'profile\[0\]': Expected `object`, got `str`"),
     "an item without its text": (
         changed(profile=[item(1), {"id": "p9", "title": "T"}]),
         None,
-        r"record 0 \(id '1'\): field 'profile', item 1 \(id 'p9'\): field 'text' is missing or null; it must be a text",
+        r"record 0 \(id '1'\): field 'profile\[1\]': Object missing required field `text`",
     ),
-    "half a character": (changed(profile=[item(1) | {"text": "\ud83d"}]), None, "item 0 .*field 'text' is the text"),
+    "half a character": (
+        changed(profile=[item(1) | {"text": "\ud83d"}]),
+        None,
+        "field 'profile': holds half a character",
+    ),
 }
 
 

@@ -121,5 +121,5 @@ def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
         assert [record["profile"] for record in records] == [items[:kept]] * 2
         assert [record["id"] for record in records] == ["q0", "q1"]
     path.write_text(json.dumps([{"id": "q0", "question": "Why?", "profile": [*items, {"id": "p5"}]}]))
-    with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile', item 5 \(id 'p5'\): field 'text' is"):
+    with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile\[5\]': Object missing"):
         read_questions(path, ["profile"], 2)  # also what is left out is checked

@@ -8,17 +8,11 @@ categories of before, which share its name, are refused.
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
-from utils.benchmarks.references import (
-    check_label,
-    check_rating,
-    label_metrics,
-    rating_metrics,
-    text_metrics,
-)
+from utils.benchmarks.references import check_rating, label_metrics, rating_metrics, text_metrics
 from utils.benchmarks.task import Output, Record
 from utils.cli import UserError
 from utils.parsing.bare_text import LabelParser, parse_rating, parse_text, words_of
@@ -120,7 +114,7 @@ TASKS = [
         "lamp/citation",
         CITATION,
         label_metrics(REFERENCES),
-        partial(check_label, labels=REFERENCES),
+        Literal[REFERENCES],
     ),
     make(
         "LaMP-2",
@@ -133,7 +127,7 @@ TASKS = [
         "lamp/movie_tag",
         MOVIE_TAG,
         label_metrics(TAGS),
-        partial(check_label, labels=TAGS),
+        Literal[TAGS],
         convert=convert_movies,
     ),
     make(
@@ -147,7 +141,7 @@ TASKS = [
         "lamp/rating",
         RATING,
         rating_metrics(),
-        check_rating,
+        checks={"target": check_rating},
     ),
     make(
         "LaMP-4",

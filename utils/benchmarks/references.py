@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import OFFICIAL, Metric, Record
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 from utils.scoring import references
 from utils.scoring.direct import summarize_scores
 from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
@@ -17,21 +16,7 @@ Entry = dict[str, Any]
 POOLED = ("score", "score_unscored_as_zero")  # of a score file's head; no verdict is ever missing
 
 
-def check_target(record: Record, where: str) -> None:
-    """An empty text is a reference too, to which nothing is like."""
-    value = record.get("target")
-    if not isinstance(value, str) or not is_unicode(value):
-        raise UserError(f"{where}: field 'target' is {kind(value)}; it must be a text")
-
-
-def check_label(record: Record, where: str, labels: Sequence[str]) -> None:
-    check_target(record, where)
-    if record["target"] not in labels:
-        raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not one of {', '.join(labels)}")
-
-
 def check_rating(record: Record, where: str) -> None:
-    check_target(record, where)
     rating = references.read_rating(record["target"])
     if rating is None or not references.LOWEST <= rating <= references.HIGHEST:
         raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not a rating from 1 to 5")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from prompts import History, Messages, Prompt, join_posts
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import Published
 from utils.parsing import Parsed
 from utils.scoring.means import Pooled
@@ -181,15 +182,17 @@ class Task:
     # Of a record its `group`, None where that is not known, where groups have parts its `subgroup`, and a text for each
     # of `divisions`: all stand in the score file.
     place: Callable[[Record], dict[str, str | None]]
-    # Of a record besides id and question, checked where a step reads them: each raises UserError where the record's is
-    # not as it must be, called with the record and what an error begins with.
-    fields: Mapping[str, Callable[[Record, str], None]]
+    # By name the form of a record's fields besides id and question, a type as msgspec takes it: checked where a step
+    # reads them.
+    fields: Mapping[str, Any]
     prompts: Mapping[str, str]  # by method (none, rag, planner, planpers) its file, as `prompts.load_prompt` takes it
     output: Output  # of an answer
     metrics: Mapping[str, Metric]  # by name, the default one first
     facts: str  # where the benchmark's facts stand, for messages
     benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
+    # What no type can say of some of these fields: raises UserError, which begins with the second argument.
+    checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
     placed_by: str = "group"  # the field, a text, that `place` reads
     short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
@@ -292,9 +295,11 @@ class Task:
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check what is read; `needs` are fields, metrics by name, or the names that `fields_for` has for several."""
         wanted = self.fields_for(needs)
-        for name, check_field in self.fields.items():
+        for name, form in self.fields.items():
             if name in wanted:
-                check_field(record, where)
+                check_field(record, where, name, form)
+                if name in self.checks:
+                    self.checks[name](record, where)
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
         """The fields that stand behind needs."""

@@ -15,21 +15,28 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, Literal, TypedDict, overload
+
+import msgspec
 
 from prompts import Messages
-from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
-from utils.files.json_files import read_json, read_lines, refuse_repeated_names
+from utils.files.json_files import read_lines
 from utils.files.writing import open_whole
 
 UNITS = ("message", "session")
-ROLES = ("system", "user", "assistant")
 CARD = "system"  # the role of the messages that open a session
 AT_HAND = 4  # contexts in memory: questions of one stand next to each other
 
+
+class _Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+_Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
 _KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
 _KEY_BYTES = 4096  # at most, at the beginning of a line
 
@@ -74,7 +81,10 @@ class ContextsFile:
             with self.path.open("rb") as file:
                 file.seek(offset)
                 line = file.read(length)
-            messages = _messages_of(line, f"{self.path}: line {number}")
+            contents = _decode(line, dict[str, _Messages], where := f"{self.path}: line {number}")
+            if len(contents) != 1:
+                raise UserError(f"{where}: holds {len(contents)} contexts; each has a line of its own")
+            [messages] = contents.values()
             self._at_hand[context_id] = messages, _sessions_of(messages)
             while len(self._at_hand) > AT_HAND:
                 self._at_hand.popitem(last=False)
@@ -246,30 +256,14 @@ def _id_of(line: bytes, where: str) -> str:
     found = _KEY.match(line[:_KEY_BYTES])
     if found is None or not line.rstrip().endswith(b"}"):
         raise UserError(f"{where} is no object with a context's id and its messages; is it cut short?")
-    return _parse(found[1], where)
+    return _decode(found[1], str, where)
 
 
-def _parse(text: bytes, where: str) -> Any:
+def _decode(text: bytes, form: Any, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=refuse_repeated_names)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}") from None
-
-
-def _messages_of(line: bytes, where: str) -> Messages:
-    content = _parse(line, where)
-    if len(content) != 1 or not isinstance(messages := next(iter(content.values())), list) or not messages:
-        raise UserError(f"{where}: not one context's id with a list of messages")
-    return _checked(messages, where)
-
-
-def _checked(messages: list[Any], where: str) -> Messages:
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UserError(f"{where}: message {number} is no object with a role of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str) or not is_unicode(message["content"]):
-            raise UserError(f"{where}: message {number}: its content is {kind(message.get('content'))}, not a text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+        return msgspec.json.decode(text, type=form)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _sessions_of(messages: Messages) -> list[int]:
@@ -285,10 +279,9 @@ def _sessions_of(messages: Messages) -> list[int]:
 
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
     """Writes the messages under this key of JSON files, by context id; UserError if these are not plain texts."""
+    form = msgspec.defstruct("History", [(key, _Messages)])
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):
-            messages = content.get(key) if isinstance(content := read_json(history), dict) else None
-            if not isinstance(messages, list) or not messages:
-                raise UserError(f"{history}: no list of messages as {key!r}")
-            line = json.dumps({context_id: _checked(messages, str(history))}, ensure_ascii=False)
+            messages = getattr(_decode(history.read_bytes(), form, str(history)), key)
+            line = json.dumps({context_id: messages}, ensure_ascii=False)
             file.write(f"{line}\n".encode())

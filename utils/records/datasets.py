@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import check_id, check_json, check_text
+from utils.benchmarks.checks import check_field, check_id, check_json
 from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
@@ -52,7 +52,7 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     record["id"] = check_id(record.get("id"), where)
     where = f"{where} (id {quote(record['id'])})"
     task = tasks()[FIRST] if "task" not in record else task_of(where, [record])
-    check_text(record, where, "question")
+    check_field(record, where, "question")
     task.check(record, where, needs)
     check_json(record, where)
 
