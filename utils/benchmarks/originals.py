@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -128,11 +129,12 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
 
 def make_task(
     name: str,
-    layout: Layout,
     prompt: str,
+    layout: Layout,
     output: Output,
     metrics: Mapping[str, Metric],
     target: Any = str,
+    checks: Mapping[str, Callable[[Record, str], None]] = MappingProxyType({}),
     archive: str | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
@@ -142,7 +144,7 @@ def make_task(
     With plans, which a user can only bring, the tasks of a folder of prompts share one.
 
     Args:
-        target: its form.
+        target, checks: its form, and what else is checked.
         archive: of `Export`.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
@@ -163,5 +165,6 @@ def make_task(
         trimmed=layout.trimmed or layout.compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         published=partial(published, name),
-        **{"checks": {"profile": layout.check_anchor}, "convert": partial(to_record, name), **others},
+        checks={"profile": layout.check_anchor, **checks},
+        **{"convert": partial(to_record, name), **others},
     )

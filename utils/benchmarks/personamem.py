@@ -148,6 +148,8 @@ class Reference(msgspec.Struct):
     contexts: Text
     context: Text
     end: Annotated[int, msgspec.Meta(ge=1)]
+    unit: Literal["message", "session"] = "message"
+    order: list[int] = []
 
 
 # What a prompt has

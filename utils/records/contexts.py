@@ -22,7 +22,7 @@ import msgspec
 from prompts import Messages
 from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 from utils.files.json_files import read_lines
 from utils.files.writing import open_whole
 
@@ -177,10 +177,8 @@ def open_profile(record: Record, dataset: Path) -> Profile:
         raise UserError(f"{file.path}: not the file that {dataset} was made with; put that one there")
     if reference["context"] not in file:
         raise UserError(f"{where}: {file.path} has no context {quote(reference['context'])}")
-    if reference.get("unit", UNITS[0]) not in UNITS:
-        raise UserError(f"{where}: its 'unit' is {quote(reference['unit'])}, neither message nor session")
-    if "order" in reference and not _is_order(reference["order"]):
-        raise UserError(f"{where}: its 'order' is {kind(reference['order'])}; it must hold each item's number once")
+    if sorted(order := reference.get("order", [])) != [*range(len(order))]:
+        raise UserError(f"{where}: its 'order' must hold each item's number once")
     return Profile(file, reference, where)
 
 
@@ -209,14 +207,6 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
     if isinstance(profile, Profile):
         return profile.reordered(order, dataset.absolute().parent)
     return [profile[number] for number in order]
-
-
-def _is_order(found: Any) -> bool:
-    return (
-        isinstance(found, list)
-        and all(type(number) is int for number in found)
-        and sorted(found) == [*range(len(found))]
-    )
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
