@@ -156,7 +156,6 @@ def change(**columns):
 
 
 FIRST = next(iter(ROWS))
-V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", "incorrect_answers": "[]"}]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +167,6 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
-        (V2, "of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k"),
     ],
 )
 def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):

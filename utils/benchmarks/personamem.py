@@ -71,9 +71,6 @@ QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
-# Columns of PersonaMem-v2, whose files have none of these.
-V2_COLUMNS = ("chat_history_32k_link", "chat_history_link", "user_query", "incorrect_answers", "pref_type")
-
 CARD = "system"  # the role of messages that hold the persona card; each opens a session
 
 _PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
@@ -85,11 +82,6 @@ MOST_CHARACTERS = 1_000_000  # of the options of a question: Python's reader of 
 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
     """A record from a row of the questions' table; UserError where a column of it is not as it must be."""
-    if any(column in row for column in V2_COLUMNS):
-        raise UserError(
-            f"{where}: of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k or PersonaMem-v2-128k\n"
-            f"  PersonaMem's are questions_<size>.csv and shared_contexts_<size>.jsonl, on the hub {HUB}"
-        )
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give questions_<size>.csv as it is published")
     record_id = check_id(row["question_id"], where)
