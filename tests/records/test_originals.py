@@ -118,7 +118,7 @@ BAD = {
     "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
     "no questions": ([], None, "holds no questions"),
     "an object": ({"a": 1}, None, "an object where an array of questions belongs"),
-    "a number": ("7", None, "questions.json: 7 where an array of questions belongs"),
+    "a number": ("7", None, "questions.json: holds 7; a dataset is a JSON array of questions"),
     "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON breaks off at line 1"),
     "no input": (
         changed(input=None),

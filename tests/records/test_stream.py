@@ -10,8 +10,7 @@ import pytest
 
 from utils.cli import UserError
 from utils.files.writing import write_array
-from utils.records.datasets import read_dataset
-from utils.records.stream import DatasetFile, read_questions
+from utils.records.datasets import DatasetFile, read_dataset, read_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Not resource.getrusage: its peak is also the one of the process that this one was forked from.

@@ -8,7 +8,6 @@ PersonaMem: a table of questions, whose histories stand in a file of their own.
 
 import codecs
 import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ import msgspec
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
-from utils.cli.progress import LARGE
-from utils.files.json_files import read_json, read_json_lines
+from utils.files.json_files import check_readable, read_json
 from utils.records.datasets import check_record
-from utils.records.stream import open_regular, stream_parquet, stream_places
+from utils.records.stream import stream_parquet, stream_records
 
 MOST_IN_FIELD = 10**7  # characters of a field of a table
 
@@ -119,34 +117,29 @@ def _rows(path: Path) -> Iterator[Any]:
     if path.suffix in (".parquet", ".csv"):
         yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return
-    end = 0
-    try:
-        with open_regular(path) as file:
-            is_wrapped = path.suffix != ".jsonl" and file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")[:1] == b"{"
-            file.seek(0)
-            if not is_wrapped:
-                for row, start, length in stream_places(file, path.suffix):
-                    end = start + length
-                    yield row
-                return
-    except (OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size >= LARGE:  # to read it as a whole takes ten times its size
-            raise UserError(f"{path}: cut short, or no array of questions: not to be read from byte {end} on") from None
-        content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # says what is wrong
-        if content == []:
-            return
-        raise UserError(f"{path}: {kind(content)} where an array of questions belongs") from None
+    if not is_wrapped(path):
+        yield from (row for row, *_ in stream_records(path))
+        return
     content = read_json(path)
     if not isinstance(content.get("golds"), list):
         raise UserError(f"{path}: an object where an array of questions belongs")
     yield from content["golds"]
 
 
+def is_wrapped(path: Path) -> bool:
+    """Does a JSON file begin with an object?"""
+    if path.suffix == ".jsonl" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"{")
+
+
 def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
     """The rows of a CSV file by the names in its first line; None stands for what a row has too much or too little."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
-        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        check_readable(path)  # a pipe would be waited for
+        with open(path, encoding="utf-8-sig", newline="") as text:
             table = csv.DictReader(text, strict=True)
             names = table.fieldnames or []
             if len(set(names)) < len(names):
