@@ -87,33 +87,6 @@ def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
         yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None
 
 
-# Building the dataset (the paper's section 3); utils/build_dataset.py is the command
-
-
-OMISSION = " [...] "  # between the parts of evidence that leaves out some of its post
-BUILDING = {"filter": "lampqa/factoid_filter", "aspects": "lampqa/aspect_extraction"}  # figures 6 and 7
-
-
-def candidate(post_id: str, title: str, body: str, community: str, **more: Any) -> Record:
-    """A post as a question that may come into the dataset, without aspects and profile."""
-    return {"id": post_id, "question": title, "narrative": body, "category": community, **more}
-
-
-def building_values(record: Record) -> dict[str, str]:
-    """What the prompts of figures 6 and 7 are filled with: what they see no system ever does."""
-    return {"question": record["question"], "post": record["narrative"]}
-
-
-def built_record(record: Record, aspects: list[dict[str, str]], profile: list[dict[str, Any]]) -> Record:
-    """A candidate as a record of the dataset."""
-    head = {name: record[name] for name in ("id", "question", "narrative", "category")}
-    return {**head, "rubric_aspects": aspects, "profile": profile, **record}
-
-
-def built_aspects(record: Record) -> list[dict[str, str]]:
-    return record["rubric_aspects"]
-
-
 # Metrics
 
 

@@ -7,12 +7,12 @@ network its authors are. SE-PQA is JSON Lines, whose texts have no markup any mo
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from utils.cli import UserError
 from utils.files.json_files import read_lines
@@ -34,9 +34,9 @@ _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[E
 _LONGEST_FORBIDDEN = len(b"&#xFFFE;")
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
 _ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
-COMMUNITY = re.compile(r"[\w.-]+")
+COMMUNITY = r"^[\w.-]+$"
 _NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
-_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_({_NUMBER.pattern})")
+_SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Post:
         return f"{self.community}_{self.number}"
 
 
-@dataclass(frozen=True)
-class User:
+class User(NamedTuple):
     """Whose account of the network a community's user is (None: not known), and what they are called there."""
 
     account: str | None
@@ -67,7 +66,7 @@ class User:
 def community_of(path: Path) -> str:
     """Whose dump this is: its folder's name; UserError where that is no name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
-    if not COMMUNITY.fullmatch(name):
+    if not re.fullmatch(COMMUNITY, name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
     return name
 
@@ -79,13 +78,8 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
-def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a Posts.xml.
-
-    Args:
-        user_of: the user with a number, if it is known.
-        counts: counts what else is there, by what it lacks.
-    """
+def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> Iterator[Post]:
+    """Yield the questions in a Posts.xml; `counts` gets what else is there, by what it lacks."""
     community = community_of(path)
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
@@ -99,7 +93,7 @@ def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
-            user = user_of(int(owner)) or User(None, "")
+            user = users.get(int(owner), User(None, ""))
             author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
             link = f"https://{host}/users/{owner}"
             licence = row.get("ContentLicense") or licence_of(date)

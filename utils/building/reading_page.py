@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from utils.benchmarks.lampqa import OMISSION
+from utils.building.evidence import OMISSION
 
 NUM_DRAWN = 30  # records a step
 TEMPLATE = Path(__file__).with_name("reading_page.html")
