@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from utils.building import posts
 from utils.building.candidates import Terms, choose, profile_of
 from utils.building.index import PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, text_of
@@ -113,10 +112,8 @@ def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
     assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
-def test_a_reference_to_no_character_is_left_out(chunk, tmp_path, monkeypatch):
+def test_a_reference_to_no_character_is_left_out(tmp_path):
     """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
-    monkeypatch.setattr(posts, "CHUNK", chunk)
     body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
     [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}, Counter())
     assert post.body == "Press ⌘-1 & twice\n\tnow, é."
