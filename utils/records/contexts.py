@@ -14,6 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, overload
 
@@ -182,14 +183,9 @@ def open_profile(record: Record, dataset: Path) -> Profile:
     return Profile(file, reference, where)
 
 
-def _contexts_file(path: Path) -> ContextsFile:
-    """One for all the records that refer to it, until it changes."""
-    stat = path.stat() if path.is_file() else None
-    return _opened(path, stat and (stat.st_size, stat.st_mtime_ns))
-
-
 @lru_cache(maxsize=8)
-def _opened(path: Path, stamp: tuple[int, int] | None) -> ContextsFile:
+def _contexts_file(path: Path) -> ContextsFile:
+    """One for all the records that refer to it."""
     return ContextsFile(path)
 
 
@@ -215,30 +211,28 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
     Those of one context stand together, growing ends in order, so that an engine computes what they share once.
     UserError where a context is not there, or an end is none of it; with `skip_invalid` the latter is left out.
     """
-    kept, skipped = [], 0
-    for record in records:
-        place, where = record["profile"], f"id {quote(record['id'])}"
-        if place["context"] not in file:
-            raise UserError(f"{where}: {file.path} has no context {quote(place['context'])}")
-        kept.append(record)
     numbers = {context_id: number for number, context_id in enumerate(file)}
-    kept.sort(key=lambda record: (numbers[record["profile"]["context"]], record["profile"]["end"]))
-    referring = []
-    for record in kept:
+    placed = []
+    for record in records:
         context_id, end = record["profile"]["context"], record["profile"]["end"]
+        if context_id not in file:
+            raise UserError(f"id {quote(record['id'])}: {file.path} has no context {quote(context_id)}")
+        placed.append((numbers[context_id], end, record))
+    placed.sort(key=lambda one: one[:2])
+    referring = []
+    for _, end, record in placed:
+        context_id = record["profile"]["context"]
         most = len(file.read(context_id)[0])
         end = most if end is None else end  # the whole history
-        if not 0 < end <= most:
-            if not skip_invalid:
-                raise UserError(
-                    f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
-                    f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
-                )
-            skipped += 1
-            continue
-        profile = {"contexts": name, "sha256": file.sha256, "context": context_id, "end": end}
-        referring.append({**record, "profile": profile})
-    return referring, skipped
+        if 0 < end <= most:
+            profile = {"contexts": name, "sha256": file.sha256, "context": context_id, "end": end}
+            referring.append({**record, "profile": profile})
+        elif not skip_invalid:
+            raise UserError(
+                f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
+                f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
+            )
+    return referring, len(placed) - len(referring)
 
 
 def _id_of(line: bytes, where: str) -> str:
@@ -258,13 +252,9 @@ def _decode(text: bytes, form: Any, where: str) -> Any:
 
 def _sessions_of(messages: Messages) -> list[int]:
     """Of each message the number of its session, from 0; several system messages in a row open one."""
-    sessions, current, before = [], -1, None
-    for message in messages:
-        if current < 0 or (message["role"] == CARD and before != CARD):
-            current += 1
-        before = message["role"]
-        sessions.append(current)
-    return sessions
+    roles = ["", *(message["role"] for message in messages)]
+    opens = ((role == CARD and before != CARD) or not before for before, role in pairwise(roles))
+    return [number - 1 for number in accumulate(opens)]
 
 
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
