@@ -56,8 +56,6 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give {TABLE} as it is published")
-    if None in row or None in row.values():
-        raise UserError(f"{where}: not as many columns as the first line has; is the file cut short?")
     check_field(row, where, PERSONA)
     check_field(row, where, "correct_answer")
     query, right = read_literal(row["user_query"]), row["correct_answer"]

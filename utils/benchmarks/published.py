@@ -6,11 +6,11 @@ utils/download_datasets.py makes of them the files that every command reads.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from utils.cli import UserError
 from utils.files.web_files import Server
-from utils.models.hub_datasets import Source, files_of, find_source
+from utils.models.hub_datasets import Source, files_of
 
 AVOCADO = "docs/lamp.md"  # how to put in the texts of a corpus that nobody may publish
 
@@ -39,25 +39,9 @@ class Published:
     questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says
     said_by: str = ""  # who says that, in words
 
-    flag: ClassVar[str]  # of the command, that gives another place than `at`
-
-    def place(self, given: str | None) -> str:
-        """Where to fetch from: what the flag gives, else where it is published; UserError where that is nowhere."""
-        if given is None and self.at is None:
-            raise UserError(
-                f"{self.name}: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
-                f"  {AVOCADO} says how to build its files; give their folder as --source_dir"
-            )
-        return given or self.at
-
 
 class OnHub(Published):
     """A config of a dataset on the hub, whose rows hold question and answer."""
-
-    flag = "--dataset_name"
-
-    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Source:
-        return find_source(self.place(given), revision, cache_dir)
 
     def originals(self, source: Source, split: str) -> Originals:
         """UserError where the source has none."""
@@ -87,14 +71,6 @@ class OnServer(Published):
 
     The answers to the test set are withheld; a folder may hold them, since emails' are in the corpus.
     """
-
-    flag = "--source_url"
-
-    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Server:
-        url = self.place(given)
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"--source_url {url}: not an address; it begins with http:// or https://")
-        return Server(url, cache_dir)
 
     def originals(self, source: Source | Server, split: str) -> Originals:
         """The files as the server has them; in a folder also without the server's folders, as users fetch them."""

@@ -134,8 +134,8 @@ def is_wrapped(path: Path) -> bool:
         return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"{")
 
 
-def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
-    """The rows of a CSV file by the names in its first line; None stands for what a row has too much or too little."""
+def table_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file by the names in its first line; UserError where a row has not as many columns."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         check_readable(path)  # a pipe would be waited for
@@ -144,7 +144,11 @@ def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
             names = table.fieldnames or []
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: two columns have one name; names are unique")
-            yield from table
+            for number, row in enumerate(table):
+                if None in row or None in row.values():
+                    told = "not as many columns as the table's first line has; is the file cut short?"
+                    raise UserError(f"{path}: record {number}: {told}")
+                yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: no CSV that can be read: {error}") from None
 
