@@ -10,8 +10,6 @@ what a system message opens; these messages, which hold the persona card, are no
 import hashlib
 import json
 import os
-import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -38,59 +36,44 @@ class _Message(TypedDict):
 
 
 _Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
-_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
-_KEY_BYTES = 4096  # at most, at the beginning of a line
 
 
 class ContextsFile:
-    """A file of contexts, each read when it is asked for; a few stay in memory.
+    """A file of contexts, held as it is; each is decoded when it is asked for, and a few stay decoded.
 
     Attributes:
         sha256: of the file, in hex.
     """
 
     def __init__(self, path: Path):
-        """Find where each context stands; UserError where the file is not there, or a line is no context."""
+        """UserError where the file is not there, or a line is no context."""
         self.path, digest = path, hashlib.sha256()
-        self._places: dict[str, tuple[int, int, int]] = {}  # by id: line, offset and length in bytes
-        self._at_hand: OrderedDict[str, tuple[Messages, list[int]]] = OrderedDict()
+        self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id where it stands, and its messages
+        # The messages of a context, and of each the number of its session; UserError where they are none.
+        self.read = lru_cache(AT_HAND)(self._read)
         if not path.is_file():
             raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
-        offset = 0
         with path.open("rb") as file:
             for number, line in enumerate(read_lines(file), 1):
                 digest.update(line)
-                if line.strip():
-                    context_id = _id_of(line, f"{path}: line {number}")
-                    if context_id in self._places:
-                        first = self._places[context_id][0]
-                        raise UserError(f"{path}: lines {first} and {number} both have id {quote(context_id)}")
-                    self._places[context_id] = number, offset, len(line)
-                offset += len(line)
+                if not line.strip():
+                    continue
+                for context_id, messages in _decode(line, dict[str, msgspec.Raw], f"{path}: line {number}").items():
+                    if context_id in self._lines:
+                        raise UserError(f"{path}: line {number}: id {quote(context_id)} is an earlier line's too")
+                    self._lines[context_id] = f"{path}: line {number}", messages
         self.sha256 = digest.hexdigest()
 
     def __contains__(self, context_id: str) -> bool:
-        return context_id in self._places
+        return context_id in self._lines
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._lines)
 
-    def read(self, context_id: str) -> tuple[Messages, list[int]]:
-        """The messages of a context, and of each the number of its session; UserError where they are none."""
-        if context_id not in self._at_hand:
-            number, offset, length = self._places[context_id]
-            with self.path.open("rb") as file:
-                file.seek(offset)
-                line = file.read(length)
-            contents = _decode(line, dict[str, _Messages], where := f"{self.path}: line {number}")
-            if len(contents) != 1:
-                raise UserError(f"{where}: holds {len(contents)} contexts; each has a line of its own")
-            [messages] = contents.values()
-            self._at_hand[context_id] = messages, _sessions_of(messages)
-            while len(self._at_hand) > AT_HAND:
-                self._at_hand.popitem(last=False)
-        self._at_hand.move_to_end(context_id)
-        return self._at_hand[context_id]
+    def _read(self, context_id: str) -> tuple[Messages, list[int]]:
+        where, line = self._lines[context_id]
+        messages = _decode(line, _Messages, where)
+        return messages, _sessions_of(messages)
 
 
 class Profile(Sequence):
@@ -233,14 +216,6 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
                 f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
             )
     return referring, len(placed) - len(referring)
-
-
-def _id_of(line: bytes, where: str) -> str:
-    """A context's id, from the beginning of its line."""
-    found = _KEY.match(line[:_KEY_BYTES])
-    if found is None or not line.rstrip().endswith(b"}"):
-        raise UserError(f"{where} is no object with a context's id and its messages; is it cut short?")
-    return _decode(found[1], str, where)
 
 
 def _decode(text: bytes, form: Any, where: str) -> Any:
