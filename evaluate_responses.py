@@ -26,7 +26,7 @@ from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.engines import print_machine, reported
-from utils.records.stream import read_questions
+from utils.records.datasets import read_questions
 from utils.runs.ask import Ask
 from utils.runs.command import Command, execute, writing
 from utils.runs.judging import (

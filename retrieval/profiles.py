@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from utils.benchmarks.task import Item, Record, Task
 from utils.cli import UserError
 from utils.records.contexts import with_unit
-from utils.records.stream import DatasetFile
+from utils.records.datasets import DatasetFile
 
 if TYPE_CHECKING:
     from retrieval.rankers import Date

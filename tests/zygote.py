@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -240,20 +240,6 @@ def take_time(seconds: float) -> None:
 def embed_in_blocks(size: int) -> None:
     """Have rank_dataset.py embed this many texts at a time."""
     import_module("retrieval.rank_dataset").BLOCK = size
-
-
-def pause_in_a_file(number: int) -> None:
-    """Have download_datasets.py write so many records of a file that has more, and wait for a signal."""
-    library = import_module("utils.records.downloads")
-    read = library.read_records
-
-    def read_some(path: Path) -> Iterator[Any]:
-        for index, record in enumerate(read(path)):
-            if index == number:
-                signal.pause()
-            yield record
-
-    library.read_records = read_some
 
 
 def signal_itself(moments: list[tuple[str, int, int]]) -> None:

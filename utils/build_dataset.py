@@ -20,12 +20,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import lampqa
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.task import Record
 from utils.building import reading_page
 from utils.building.asking import Asking, Question
@@ -53,7 +56,7 @@ FOUND = {  # what became of an aspect, by how its evidence was found
 
 FILTER = Question(
     step="factoid_filter",
-    prompt=lampqa.BUILDING["filter"],
+    prompt="lampqa/factoid_filter",
     schema=parsing.NEEDS_SCHEMA,
     parse=parsing.parse_needs,
     field="needs_personalization",
@@ -62,7 +65,7 @@ FILTER = Question(
 )
 ASPECTS = Question(
     step="aspects",
-    prompt=lampqa.BUILDING["aspects"],
+    prompt="lampqa/aspect_extraction",
     schema=parsing.ASPECTS_SCHEMA,
     parse=parsing.parse_aspects,
     field="aspects",
@@ -141,20 +144,20 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+class _Category(msgspec.Struct):
+    communities: Annotated[list[Annotated[str, msgspec.Meta(pattern=COMMUNITY)]], msgspec.Meta(min_length=1)]
+
+
 def read_communities(path: Path) -> dict[str, list[str]]:
     """The communities of each file to make; UserError where they are not such."""
     files: dict[str, list[str]] = {}
-    for name, table in read_toml(path).items():
-        communities = table.get("communities") if isinstance(table, dict) else None
-        if not isinstance(communities, list) or not communities or not all(isinstance(one, str) for one in communities):
-            raise UserError(f'{path}: {quote(name)}: a table needs communities = ["...", ...]')
-        if wrong := [one for one in communities if not COMMUNITY.fullmatch(one)]:
-            raise UserError(f"{path}: {quote(name)}: {quote(wrong[0])} cannot be a community; one is such as 'cooking'")
+    for name, table in (tables := read_toml(path)).items():
+        check_field(tables, str(path), name, _Category)
         if not name.isprintable() or Path(name).name != name or name in ("", ".."):
             raise UserError(f"{path}: {quote(name)}: a table is named as its file, without a folder")
-        if twice := set(communities) & {one for others in files.values() for one in others}:
+        if twice := set(table["communities"]) & {one for others in files.values() for one in others}:
             raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
-        files[name] = communities
+        files[name] = table["communities"]
     if not files:
         raise UserError(f'{path}: no category; a table needs a name and communities = ["...", ...]')
     return files
@@ -193,8 +196,8 @@ def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, fi
 
 
 def as_candidate(post: Post) -> Record:
-    own = {"author": post.author, "date": post.date, "licence": post.licence}
-    return lampqa.candidate(post.id, post.title, post.body, post.community, **own)
+    its = {"id": post.id, "question": post.title, "narrative": post.body, "category": post.community}
+    return its | {"author": post.author, "date": post.date, "licence": post.licence}
 
 
 def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
@@ -207,10 +210,12 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
             aspects = said.get(candidate["id"], {}).get(ASPECTS.field)
             if not aspects:
                 continue
-            kept, found = keep_found(aspects, lampqa.building_values(candidate)["post"])
+            kept, found = keep_found(aspects, candidate["narrative"])
             counts.update(FOUND[how] for how in found)
             counts["questions" if kept else "questions without any aspect left, dropped"] += 1
-            records += [lampqa.built_record(candidate, kept, [])] if kept else []
+            if kept:
+                head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
+                records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
             told = "; ".join(map(told_of, filter(None, [*asking.counts().values(), counts])))
             last = (ASPECTS if said else FILTER).step
@@ -264,8 +269,7 @@ def write_file(index: PostIndex, records: list[Record], most: int, target: Path)
     counts: Counter[str] = Counter(questions=len(records))
 
     def with_profile(record: Record) -> Record:
-        body = lampqa.building_values(record)["post"]
-        profile, num_reposts = profile_of(index, record["author"], record["date"], body, most)
+        profile, num_reposts = profile_of(index, record["author"], record["date"], record["narrative"], most)
         counts["posts in profiles"] += len(profile)
         counts["reposts of their question, dropped"] += num_reposts
         return {**record, "profile": profile}
@@ -304,7 +308,7 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
             Section("Aspects", "Are these what the asker wants, and all of it?", counts[ASPECTS.step],
                     [as_shown(one, its) for one, its in told if its]),
             Section("Evidence", "Does what is marked say so?", counts["evidence"],
-                    [as_shown(one, lampqa.built_aspects(one)) for one in read_json(folder / "evidence.json")]),
+                    [as_shown(one, one["rubric_aspects"]) for one in read_json(folder / "evidence.json")]),
         ]  # fmt: skip
         write_synced(target, reading_page.make_page(sections, args.split_seed))
         return {"steps": len(sections)}
@@ -316,8 +320,7 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
 
 
 def as_shown(record: Record, aspects: Sequence[Mapping[str, str]] = ()) -> Shown:
-    asked = lampqa.building_values(record)
-    return Shown(record["id"], asked["question"], asked["post"], record["licence"], aspects)
+    return Shown(record["id"], record["question"], record["narrative"], record["licence"], aspects)
 
 
 if __name__ == "__main__":

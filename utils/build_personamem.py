@@ -3,13 +3,13 @@
   python utils/build_personamem.py --model_addr Qwen/Qwen2.5-32B-Instruct --output_dir built --n_persona 2 \\
       --topics therapy travelPlanning
   python utils/build_personamem.py --model_addr gpt-4o --model small=gpt-4o-mini --openai --api_key_addr key.txt \\
-      --output_dir built --personas_addr personas.jsonl --topics_addr topics.toml --size 32k 128k 1M --filter_questions
+      --output_dir built --personas_addr personas.jsonl --topics_addr topics.toml --size 128k --filter_questions
 
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
-(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model. For each --size it writes
-questions_<size>.csv and its histories, shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir
-reads, validity_<size>.json: how many questions can be answered without a history, and more, and to_read_<size>.html,
-which shows some questions. Run the same command again to resume; nothing is requested twice.
+(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model. It writes questions_<size>.csv and
+its histories, shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir reads, validity_<size>.json:
+how many questions can be answered without a history, and more, and to_read_<size>.html, which shows some questions. Run
+the same command again to resume; nothing is requested twice.
 """
 
 import sys
@@ -31,18 +31,18 @@ from utils.files.derived_files import prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import staged_path, write_synced
-from utils.generation.calls import TOKEN_COUNTS, describe_cost, prices_of, total
+from utils.generation.calls import TOKEN_COUNTS, describe_cost, total
 from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.engines import print_machine
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.inputs import PERIODS
-from utils.personas.questions import costs_of_questions, make_questions
+from utils.personas.questions import make_questions
 from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
 from utils.runs.command import writing
 from utils.runs.methods import sum_calls
-from utils.runs.own_method import choose_roles, cost_of, flags_of_roles, named_model
+from utils.runs.own_method import choose_roles, cost_of, describe_first_calls, flags_of_roles, named_model
 from utils.runs.runner import run_steps
 from utils.runs.shared import Shared, Step
 
@@ -71,9 +71,9 @@ def build_parser() -> cli.FlagParser:
     add("--n_persona", type=cli.positive_int, metavar="N", help="stop before this persona (default: after the last)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="first persona, from 0 (%(default)s)")
     add("--time", nargs="+", choices=PERIODS, help="periods whose events questions are about (default: all)")
-    add("--size", nargs="+", choices=list(assembly.SIZES), help="lengths of histories in tokens (default: 32k)")
-    add("--n_blocks", type=cli.positive_int, nargs="+", metavar="N",
-        help="conversations per history, one number for each --size (default: 10 for 32k, 20 for 128k, 60 for 1M)")
+    add("--size", default="32k", choices=list(assembly.SIZES), help="length of histories in tokens (%(default)s)")
+    add("--n_blocks", type=cli.positive_int, metavar="N",
+        help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
         help="orders of a persona's conversations; all questions are asked about each (%(default)s)")
     add("--filter_questions", action="store_true",
@@ -101,23 +101,22 @@ def build_parser() -> cli.FlagParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
-    args.step, args.time, args.size = args.step or [*STEPS], args.time or [*PERIODS], args.size or ["32k"]
+    args.step, args.time = args.step or [*STEPS], args.time or [*PERIODS]
     args.personas_addr = args.personas_addr or str(inputs.SAMPLES / "personas.jsonl")
     args.topics_addr = args.topics_addr or str(inputs.SAMPLES / "topics.toml")
     args.small_talk_addr = args.small_talk_addr or str(inputs.SAMPLES / "small_talk.txt")
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
-    cli.prepare_run(args, [str(folder / f"{name}.json") for name in ("personas", *STEPS[:3])], given)
-    code, numbers = 0, blocks_of(args)
-    if args.dry_run:
-        return Building(args).describe()
-    if {*args.step} & {*STEPS[:3]}:
+    cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
+    code = 0
+    if args.dry_run or {*args.step} & {*STEPS[:3]}:
         building = Building(args)
+        if args.dry_run:
+            return building.describe()
         if missing := building.make():
             return cli.report_missing(missing, "record")
         code = max(output.report_failed() for output in building.outputs.values())
     if "assemble" in args.step:
-        for size, n_blocks in zip(args.size, numbers, strict=True):
-            assemble_size(args, size, n_blocks)
+        assemble(args)
     return code
 
 
@@ -142,9 +141,9 @@ class Building:
         self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
         self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
-            "personas": self._output("personas", list(self.drawn), args.personas_addr),
+            "personas": self._output("personas", self.drawn, args.personas_addr),
             "conversations": self._output("conversations", self.pairs, args.topics_addr),
-            "small_talk": self._output("small_talk", list(map(str, range(len(self.small_talk)))), args.small_talk_addr),
+            "small_talk": self._output("small_talk", map(str, range(len(self.small_talk))), args.small_talk_addr),
             "questions": self._output("questions", self.pairs, time=args.time),
         }
 
@@ -174,16 +173,17 @@ class Building:
                 output.report_finished()
                 continue
             output.finished = False
-            answer, records = partial(self._answer, getattr(self, f"make_{name}")), partial(self._records, name)
-            left[name] = Step(
-                answer, records, output.unit, output.pieces,
-                finish=partial(self._publish, name), after=left.get(before),
-            )  # fmt: skip
+            left[name] = self._step(name, left.get(before))
         outputs = [self.outputs[name] for name in left]
         with writing(outputs):
             if left:
                 run_steps([*left.values()], self.shared)
         return sum(len(output.missing()) for output in outputs)
+
+    def _step(self, name: str, after: Step | None = None) -> Step:
+        output, answer = self.outputs[name], partial(self._answer, getattr(self, f"make_{name}"))
+        how = {"finish": partial(self._publish, name), "after": after}
+        return Step(answer, partial(self._records, name), output.unit, output.pieces, **how)
 
     def _records(self, name: str) -> dict[Key, Record]:
         """A step's records by key; `made_from` is the value of the step before. Records without one are left out."""
@@ -236,10 +236,12 @@ class Building:
 
     def _publish(self, name: str, device: str | None) -> None:
         output = self.outputs[name]
-        dropped = _dropped(output.pieces.values())
+        dropped = Counter[str]()
+        for piece in output.pieces.values():
+            dropped.update(piece["dropped"])
         counts = {output.unit: sum(piece["value"] is not None for piece in output.pieces.values()), **dropped}
-        roles, pieces = self.shared.roles, output.pieces.values()
-        tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in pieces])
+        roles = self.shared.roles
+        tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in output.pieces.values()])
                          for one in TOKEN_COUNTS} for role in roles}  # fmt: skip
         cost = cost_of(tokens, roles)
         if output.publish(device, counts=counts, tokens=tokens, **cost):
@@ -250,48 +252,29 @@ class Building:
             for reason, number in dropped.most_common(MOST_REASONS):
                 print(f"  {number}: {reason}")
 
-    # What is printed and shown
-
     def describe(self) -> int:
-        """Print the number of calls and an estimate of tokens and cost (--dry_run)."""
-        generator = self.shared.roles["generator"]
-        total_in = total_out = 0
+        """Print what each step would ask first, as far as the file before it is there (--dry_run)."""
         for name in self._wanted():
-            number = len(self.outputs[name].keys)
-            costs = conversations.COSTS.get(name) or costs_of_questions(self.args.time)
-            calls = number * sum(each for each, *_ in costs.values())
-            read = number * sum(each * (self._length(prompt) + tokens) for prompt, (each, tokens, _) in costs.items())
-            written = number * sum(each * tokens for each, _, tokens in costs.values())
-            print(f"{name}: {number} records, {calls} calls; about {read} tokens in, {written} out")
-            total_in, total_out = total_in + read, total_out + written
-        if prices := prices_of(generator.args):
-            tokens = {"prompt_tokens": total_in, "cached_tokens": 0, "completion_tokens": total_out}
-            print(f"about {prices.cost(tokens):.2f} USD if {generator.model.addr} answers all of it")
-        print("tokens and calls about changes are estimates: they depend on earlier replies; retries are not included")
+            before = BEFORE.get(name)
+            if before and not (self.folder / f"{before}.json").exists():
+                print(f"{name}: depends on {before}.json, which is still to be made")
+            else:
+                print(f"{name}:")
+                describe_first_calls(self._step(name), self.shared)
         files = [output.path for output in self.outputs.values()]
         print_machine(self.args, [role.model for role in self.shared.roles.values()], files, len(self.drawn))
         return 0
 
-    def _length(self, prompt: str) -> int:
-        its = self.prompts[prompt]
-        return self.shared.roles["generator"].model.chat.count(f"{its.system or ''}\n{its.user}")
 
-
-def blocks_of(args: cli.Arguments) -> list[int]:
-    """The number of blocks for each --size; UserError if --n_blocks has more or fewer."""
-    if args.n_blocks is not None and len(args.n_blocks) != len(args.size):
-        raise UserError(f"--n_blocks: give one number for each --size ({', '.join(args.size)})")
-    return args.n_blocks or [assembly.SIZES[size][1] for size in args.size]
-
-
-def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
-    """Write the table, histories, validity figures and page of one size."""
-    folder, addr = Path(args.output_dir), args.tokenizer or args.model_addr
+def assemble(args: cli.Arguments) -> None:
+    """Write the table, histories, validity figures and page of --size."""
+    folder, size, addr = Path(args.output_dir), args.size, args.tokenizer or args.model_addr
     names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
     table, contexts, validity, page = paths = [folder / name for name in names]
-    settings = assembly.Settings(size, n_blocks, args.n_variants, args.seed, args.filter_questions)
-    its = {"script": SCRIPT, **settings._asdict(), "tokenizer": addr}
-    its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in ("personas", *STEPS[:3])}
+    settings = {name: vars(args)[name] for name in ("size", "n_blocks", "n_variants", "seed", "filter_questions")}
+    settings["n_blocks"] = args.n_blocks or assembly.SIZES[size][1]
+    its = {"script": SCRIPT, **settings, "tokenizer": addr}
+    its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
     for name, before in BEFORE.items():
         made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
         if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
@@ -306,7 +289,7 @@ def assemble_size(args: cli.Arguments, size: str, n_blocks: int) -> None:
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
     print(f"{table}: {told_of(counts)}")
     if args.filter_questions:  # the figures are of all questions: the filter itself determines those of the rest
-        unfiltered = settings._replace(filter_questions=False)
+        unfiltered = {**settings, "filter_questions": False}
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
     publish(validity, figures, run)
@@ -322,14 +305,6 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
         return lambda texts: list(map(chat.count, texts))
     tokenizer, _ = load_tokenizer(addr, args.cache_dir)
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
-
-
-def _dropped(pieces: Iterable[Piece]) -> Counter[str]:
-    """What was dropped after all attempts, counted by reason."""
-    dropped: Counter[str] = Counter()
-    for piece in pieces:
-        dropped.update(piece["dropped"])
-    return dropped
 
 
 def _collect(pieces: Pieces) -> dict[str, Any]:

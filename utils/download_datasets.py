@@ -9,10 +9,9 @@
 LaMP-QA is three categories x three splits, a JSON array each, named <category>_<split>.json; of LaMP and LongLaMP it is
 <dataset>_<setting>_<split>.json, of PersonaMem PersonaMem_<size>.json, with the histories that its questions share in
 PersonaMem_<size>_contexts.jsonl beside it; PersonaMem-v2's names begin with PersonaMem-v2. A finished file is left
-alone, so the same command again fetches what is missing, and goes on in the middle of a file. <file>.manifest.json
-beside each holds where it is from (of a dataset on the hub the commit), how many questions there are, and hashes.
-Without internet: --source_dir takes the original files from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds
-what an earlier run has fetched from the hub.
+alone, so the same command again fetches what is missing. <file>.manifest.json beside each holds where it is from (of a
+dataset on the hub the commit), how many questions there are, and hashes. Without internet: --source_dir takes the
+original files from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds what an earlier run has fetched.
 """
 
 import argparse
@@ -24,12 +23,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.benchmarks import FIRST, tasks
-from utils.benchmarks.published import OnHub, OnServer, Published, SharedContexts
+from utils.benchmarks.published import AVOCADO, OnHub, OnServer, Published, SharedContexts
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import Lock, check_writable
+from utils.models import hub_datasets
 from utils.models.hub import check_cache_dir
 from utils.models.hub_datasets import Source, UnreachableError, find_folder
 from utils.records.downloads import make_file
@@ -118,7 +118,17 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     """Where the original files are; UserError where they cannot be had."""
     if args.source_dir is not None:
         return find_folder(args.source_dir, "--source_dir", args.revision)
-    return part.find(vars(args)[part.flag.removeprefix("--")], args.revision, args.cache_dir)
+    place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
+    if place is None:
+        raise UserError(
+            f"{part.name}: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
+            f"  {AVOCADO} says how to build its files; give their folder as --source_dir"
+        )
+    if not isinstance(part, OnServer):
+        return hub_datasets.find_source(place, args.revision, args.cache_dir)
+    if not place.startswith(("http://", "https://")):
+        raise UserError(f"--source_url {place}: not an address; it begins with http:// or https://")
+    return Server(place, args.cache_dir)
 
 
 def is_the_users_own(path: Path) -> bool:

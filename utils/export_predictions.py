@@ -23,8 +23,8 @@ from utils.benchmarks.checks import selection_of
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.records.datasets import read_questions
 from utils.records.responses import as_read, default_metric, match_responses, read_responses
-from utils.records.stream import read_questions
 
 SCRIPT = "utils/export_predictions.py"
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can say: the same answers make the same file

@@ -30,8 +30,8 @@ from utils.benchmarks.task import Controls, Record
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
 from utils.files.manifest import describe_run, file_hash, publish_all
+from utils.records.datasets import read_questions
 from utils.records.responses import answers_to, are_answered, match_responses, read_responses
-from utils.records.stream import read_questions
 
 SCRIPT = "utils/make_controls.py"
 SENTENCE_END = re.compile(r"[.!?]['\"”’)\]*_]*(?=\s)|[。！？]|\n")

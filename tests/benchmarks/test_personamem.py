@@ -120,7 +120,9 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
         assert CANONICAL[record.pop("question_type")] == new.pop("question_type") == new["group"]
         assert record == new
     (source / CONTEXTS).write_text(LINES[0] + "\n" + LINES[1][: len(LINES[1]) // 2])
-    with pytest.raises(UserError, match=r"shared_contexts_32k\.jsonl: line 2 is no object .*is it cut short\?"):
+    with pytest.raises(
+        UserError, match=r"shared_contexts_32k\.jsonl: line 2: Input data was truncated\n  copy it again"
+    ):
         download(source, tmp_path / "cut")
 
 
@@ -155,7 +157,6 @@ def change(**columns):
 
 
 FIRST = next(iter(ROWS))
-V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", "incorrect_answers": "[]"}]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,6 @@ V2 = [{"persona_id": "1", "chat_history_32k_link": "x.json", "user_query": "?", 
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
         (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
-        (V2, "of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k"),
     ],
 )
 def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):
@@ -190,7 +190,7 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     assert (manifest["skipped"], manifest["identical_options"], manifest["identical_to_right"]) == (2, 2, 1)
     records[0]["profile"]["end"] = -3  # which Python would count from behind
     path.write_text(json.dumps(records))
-    with pytest.raises(UserError, match=r"field 'profile': its 'end' is -3"):
+    with pytest.raises(UserError, match=r"field 'profile.end': Expected `int` >= 1"):
         read_dataset(path, needs=["profile"])
 
 

@@ -328,7 +328,7 @@ def test_what_does_not_say_the_persona_is_refused(folder, systems, tmp_path):
     with pytest.raises(UserError, match=r"not what was judged in .* under the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
-    with pytest.raises(UserError, match=r"field 'cluster' is missing.*must be the question's persona_id\n  run eval"):
+    with pytest.raises(UserError, match=r"no field 'cluster'; it must be the question's persona_id\n  run eval"):
         run(make_table, "--system", "other", write(other, content))
     with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k are not told apart by this; it has to"):
         run(make_table, *systems, "--by", "persona")

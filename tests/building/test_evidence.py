@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from utils.benchmarks.lampqa import OMISSION
 from utils.building.candidates import SPLITS, split_of
-from utils.building.evidence import find_evidence, keep_found
+from utils.building.evidence import OMISSION, find_evidence, keep_found
 from utils.building.reading_page import Section, Shown, make_page
 
 SAMPLE = Path(__file__).parents[1] / "data" / "mini_lampqa" / "test.json"

@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from utils.building import posts
 from utils.building.candidates import Terms, choose, profile_of
 from utils.building.index import PostIndex
 from utils.building.posts import User, licence_of, read_dump, read_sepqa, text_of
@@ -58,14 +57,14 @@ def test_a_posts_text_is_what_a_reader_sees(markup, text):
 
 def test_a_question_of_a_dump(tmp_path):
     counts = Counter()
-    (post,) = read_dump(write_dump(tmp_path, ROW), {5: User("88", "Ann <b>")}.get, counts)
+    (post,) = read_dump(write_dump(tmp_path, ROW), {5: User("88", "Ann <b>")}, counts)
     assert (post.id, post.author, post.date) == ("cooking_7", "account:88", "2019-03-01T10:00:00.123")
     assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
     at = "https://cooking.stackexchange.com"
     assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
     # Without its account an author is of one community.
     rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
-    first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}.get, Counter())
+    first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
     assert first.author == second.author == "askubuntu.com:5" and second.licence.startswith("CC BY-SA 3.0, by user 5 ")
 
 
@@ -84,7 +83,7 @@ def test_what_is_no_usable_question_is_counted(tmp_path):
         question(5, CreationDate="yesterday"), question(6, Id="six"), question(7, Body=None), question(8),
     ]  # fmt: skip
     counts = Counter()
-    posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}.get, counts))
+    posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}, counts))
     assert [(post.number, post.body) for post in posts] == [(7, ""), (8, "Body of number 8.")]
     expected = {"no question, but an answer or the like": 1, "no author": 2, "no title, date or number": 3}
     assert counts == expected
@@ -107,18 +106,16 @@ def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
     path = write_dump(tmp_path, question(1) + rows, head=head)
     tracemalloc.start()
     with pytest.raises(UserError) as error:
-        list(read_dump(path, {}.get, Counter()))
+        list(read_dump(path, {}, Counter()))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
 
 
-@pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
-def test_a_reference_to_no_character_is_left_out(chunk, tmp_path, monkeypatch):
+def test_a_reference_to_no_character_is_left_out(tmp_path):
     """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
-    monkeypatch.setattr(posts, "CHUNK", chunk)
     body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
-    [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}.get, Counter())
+    [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}, Counter())
     assert post.body == "Press ⌘-1 & twice\n\tnow, é."
 
 
@@ -207,7 +204,7 @@ def test_an_input_that_is_refused_leaves_nothing(tmp_path):
     index = PostIndex(tmp_path / "posts.sqlite")
     with pytest.raises(UserError, match="no whole XML"):
         index.fill([good, bad])
-    assert list(index.counts()) == ["law/Posts.xml"] and len(list(index.authors_posts())) == 1
+    assert not index.counts() and not list(index.authors_posts())
     for given, told in (
         (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
         (tmp_path / "nowhere" / "Posts.xml", "cannot be read"),
@@ -231,7 +228,7 @@ def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
 def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     one, two = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2), "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
-    index.fill([one])
+    index.fill([one, two])
     index.fill([one, two])
     assert capsys.readouterr().err.count(f"{one}: 1 questions") == 1
     identity = index.identity()

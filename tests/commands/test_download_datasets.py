@@ -128,7 +128,9 @@ def expected(files):
 
 def changed(number):
     """The files of the dataset with another one for Art_and_Entertainment, train."""
-    return FILES | {ART: json.dumps([{"id": f"new{i}", "question": "Which?"} for i in range(number)]).encode()}
+    return FILES | {
+        ART: json.dumps([{"id": f"new{i}", "question": "Which?", "profile": []} for i in range(number)]).encode()
+    }
 
 
 def test_nine_files_with_the_records_as_they_are(hub, download):
@@ -239,7 +241,9 @@ def test_the_token_stays_out_of_everything(hub, download):
 
 
 def test_killed_in_the_middle_of_a_file(hub, download):
-    content = b"[" + b",".join(b'{"id": "%d", "question": "Why?"}' % number for number in range(60_000)) + b"]"
+    content = (
+        b"[" + b",".join(b'{"id": "%d", "question": "Why?", "profile": []}' % number for number in range(60_000)) + b"]"
+    )
     place = PATHS["Lifestyle_and_Personal_Development", "train"]
     hub.commit(FILES | {place: content})
     hub.fault = lambda method, path: Fault(hold_after=500_000) if path.startswith("/cdn/") else FINE

@@ -6,9 +6,7 @@ Runs are forks of a process that has imported what they need (zygote.py).
 import json
 import re
 import shutil
-import signal
 import threading
-import time
 
 import hub_server
 import pytest
@@ -214,7 +212,7 @@ def put(name, value):
     ("path", "change", "told"),
     [
         ("LaMP_2/dev_outputs.json", lambda golds: json.loads(json.dumps(golds).replace('"comedy"', '"western"')),
-         r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target' is .*'western', not one of sci-fi, "),
+         r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target': Invalid enum value 'western'"),
         ("LaMP_2/dev_questions.json", put("profile", [{"id": "1", "text": "t", "category": "sports"}]),
          r"LaMP_2/dev_questions\.json: record 0: of the news categories that LaMP-2 was before; this is movie tagg"),
         ("LaMP_6/dev_questions.json", put("input", "038-000512-EM"),
@@ -277,47 +275,20 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
     assert read_manifest(download.file())["settings"]["dataset_name"] == server.url
 
 
-def large(num_bytes):
-    """LaMP-4's train files of about so many bytes."""
-    [question, *_] = json.loads(ORIGINALS[TRAIN])
-    question["profile"] = [{**question["profile"][0], "text": "word " * 400}] * 20
-    number = num_bytes // len(json.dumps(question))
-    questions = [{**question, "id": f"q{i}"} for i in range(number)]
-    golds = {"task": "LaMP_4", "golds": [{"id": f"q{i}", "output": "A headline"} for i in range(number)]}
-    return {TRAIN: json.dumps(questions).encode(), TRAIN.replace("questions", "outputs"): json.dumps(golds).encode()}
-
-
-def test_ended_in_the_middle_of_a_file_it_goes_on_there(download, server):
-    server.files |= large(2_000_000)
-    server.trouble = lambda path: Trouble(hold_after=1_000_000) if path == TRAIN else FINE
-    run = download.start("LaMP-4")
-    server.wait_until(lambda: server.sent >= 1_000_000)
-    while not (parts := [path for path in download.cached(".part") if path.stat().st_size >= 900_000]):
-        time.sleep(0.001)
-    run.send(signal.SIGKILL)
-    assert run.wait() == -signal.SIGKILL
-    assert list(download.data.glob("*.json")) == []
-    size = parts[0].stat().st_size
-    server.released.set()
-    server.trouble = lambda path: FINE
-    server.asked.clear()
-    download.run()
-    assert server.asked[0] == (TRAIN, f"bytes={size}-")
-    assert [path.read_bytes() for path in download.cached("LaMP_4/train/train_questions.json")] == [server.files[TRAIN]]
-    assert len(download.records(split="train")) > 40 and not download.cached(".part")
-
-
 @pytest.mark.parametrize("tells", [True, False])
 def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells):
     server.tells = tells
-    server.in_turn(Trouble(cut_after=1000), *[Trouble(503)] * 6)
-    kept = "what has come is kept: run the same command again, or" in download.run(code=2)[1]
-    assert kept == tells
     newer = json.loads(ORIGINALS[TRAIN])
     newer[0]["input"] += " changed"
-    server.files[TRAIN] = json.dumps(newer).encode()
-    server.trouble = lambda path: FINE
-    server.asked.clear()
+    troubles = iter([Trouble(cut_after=1000), Trouble(503)])
+
+    def trouble(path):
+        found = next(troubles, FINE)
+        if found.status == 503:
+            server.files[TRAIN] = json.dumps(newer).encode()
+        return found
+
+    server.trouble = trouble
     download.run()
-    assert server.asked[0] == (TRAIN, "bytes=1000-" if tells else None)
+    assert [wanted for path, wanted in server.asked if path == TRAIN] == [None, *["bytes=1000-" if tells else None] * 2]
     assert download.records(split="train")[0]["question"].endswith(" changed")

@@ -10,7 +10,7 @@ from made_up import make_inputs
 
 from utils.cli import UserError
 from utils.files.manifest import file_hash, read_manifest
-from utils.personas.assembly import COLUMNS, SIZES, Settings, assemble, read_inputs, write_files
+from utils.personas.assembly import COLUMNS, SIZES, assemble, read_inputs, write_files
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
 
@@ -32,7 +32,8 @@ def big(tmp_path_factory):
 
 
 def parts_of(folder, size="1M", n_variants=2, seed=0, filter_questions=False):
-    settings = Settings(size, SIZES[size][1], n_variants, seed, filter_questions)
+    settings = {"size": size, "n_blocks": SIZES[size][1], "n_variants": n_variants, "seed": seed}
+    settings["filter_questions"] = filter_questions
     return list(assemble(read_inputs(folder), settings, count_words))
 
 

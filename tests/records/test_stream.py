@@ -10,8 +10,7 @@ import pytest
 
 from utils.cli import UserError
 from utils.files.writing import write_array
-from utils.records.datasets import read_dataset
-from utils.records.stream import DatasetFile, read_questions
+from utils.records.datasets import DatasetFile, read_dataset, read_questions
 
 ROOT = Path(__file__).resolve().parents[2]
 # Not resource.getrusage: its peak is also the one of the process that this one was forked from.
@@ -121,5 +120,5 @@ def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
         assert [record["profile"] for record in records] == [items[:kept]] * 2
         assert [record["id"] for record in records] == ["q0", "q1"]
     path.write_text(json.dumps([{"id": "q0", "question": "Why?", "profile": [*items, {"id": "p5"}]}]))
-    with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile', item 5 \(id 'p5'\): field 'text' is"):
+    with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile\[5\]': Object missing"):
         read_questions(path, ["profile"], 2)  # also what is left out is checked

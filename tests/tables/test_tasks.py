@@ -49,7 +49,7 @@ def test_a_score_file_of_before_and_one_of_now_are_read_alike(score_file):
     ("wrong", "told"),
     [
         ({"group": "Sports"}, "field 'group' is 'Sports', not one of LaMP-QA's"),
-        ({"group": "Arts & Entertainment", "subgroup": 5}, "field 'subgroup' is .*, not a text"),
+        ({"group": "Arts & Entertainment", "subgroup": 5}, "field 'subgroup': Expected `str`, got `int`"),
     ],
 )
 def test_a_group_that_the_task_has_not_is_refused(score_file, wrong, told):

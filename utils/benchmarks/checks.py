@@ -1,11 +1,13 @@
-"""What of a record can be checked for every benchmark: its id, its texts, its profile."""
+"""What of a record can be checked for every benchmark: its id, the forms of its fields."""
 
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from utils.cli.errors import UserError, kind, quote
+import msgspec
+
+from utils.cli.errors import UserError, kind
 
 
 def check_id(value: Any, where: str) -> str:
@@ -17,12 +19,33 @@ def check_id(value: Any, where: str) -> str:
     return value
 
 
-def check_text(record: dict[str, Any], where: str, field: str) -> None:
-    value = record.get(field)
-    if not isinstance(value, str) or not value.strip():
-        raise UserError(f"{where}: field {field!r} is {kind(value)}; it must be a text")
-    if not is_unicode(value):
-        raise UserError(f"{where}: field {field!r} holds half a character (a lone surrogate); no model can read it")
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # with more than white space
+
+
+class Post(msgspec.Struct):
+    """What an item of a profile has at least."""
+
+    text: Text
+
+
+def check_field(record: Mapping[str, Any], where: str, name: str, form: Any = Text) -> None:
+    """Raise UserError unless a field has this form, a type as msgspec takes it; objects may have more fields."""
+    check_form(record.get(name), form, where, name)
+
+
+def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
+    """Raise UserError, which begins with `where`, unless a value has this form; `name` is the field that it is from."""
+    try:
+        msgspec.json.encode(msgspec.convert(value, form))
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        problem = problem.replace("matching regex '\\\\S'", "that is not empty")
+        place = (name + place.removesuffix("`")).removeprefix(".")
+    except UnicodeEncodeError:
+        problem, place = "holds half a character (a lone surrogate); no file or model can", name
+    else:
+        return
+    raise UserError(f"{where}: field {place!r}: {problem}" if place else f"{where}: {problem}")
 
 
 def number_in(record: Mapping[str, Any], field: str) -> float | None:
@@ -47,17 +70,6 @@ def is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def check_profile(record: dict[str, Any], where: str, field: str = "text") -> None:
-    """`field` is the text of an item that is always there."""
-    if not isinstance(record.get("profile"), list):
-        raise UserError(f"{where}: field 'profile' is {kind(record.get('profile'))}; it must be a list of posts")
-    for number, item in enumerate(record["profile"]):
-        if not isinstance(item, dict):
-            raise UserError(f"{where}: field 'profile', item {number} is {kind(item)}, not a post")
-        name = f" (id {quote(item['id'])})" if "id" in item else ""
-        check_text(item, f"{where}: field 'profile', item {number}{name}", field)
 
 
 def check_json(record: dict[str, Any], where: str) -> None:

@@ -8,39 +8,20 @@ categories of before, which share its name, are refused.
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
-from utils.benchmarks.references import (
-    check_label,
-    check_rating,
-    label_metrics,
-    rating_metrics,
-    text_metrics,
-)
+from utils.benchmarks.references import check_rating, label_metrics, rating_metrics, text_metrics
 from utils.benchmarks.task import Output, Record
 from utils.cli import UserError
 from utils.parsing.bare_text import LabelParser, parse_rating, parse_text, words_of
 
 REFERENCES = ("[1]", "[2]")
 TAGS = (
-    "sci-fi",
-    "based on a book",
-    "comedy",
-    "action",
-    "twist ending",
-    "dystopia",
-    "dark comedy",
-    "classic",
-    "psychology",
-    "fantasy",
-    "romance",
-    "thought-provoking",
-    "social commentary",
-    "violence",
-    "true story",
-)
+    "sci-fi", "based on a book", "comedy", "action", "twist ending", "dystopia", "dark comedy", "classic", "psychology",
+    "fantasy", "romance", "thought-provoking", "social commentary", "violence", "true story",
+)  # fmt: skip
 
 # Where LaMP is published, as public code fetches it (not verified here): a folder a task, and in `time` those of the
 # time-based splits. LaMP-2's plain folder is of the news categories, and LaMP-6 has ids of messages for texts.
@@ -113,86 +94,30 @@ make = partial(
     published=published,
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
+text_task = partial(make, output=LINE, metrics=text_metrics(), epochs=TEXT_EPOCHS)
+# By task its prompt, and how its questions and items are read.
+# fmt: off
 TASKS = [
-    make(
-        "LaMP-1",
-        Layout(candidates, ("title", "abstract"), lambda item: f'"{item["title"]}"', trimmed="title"),
-        "lamp/citation",
-        CITATION,
-        label_metrics(REFERENCES),
-        partial(check_label, labels=REFERENCES),
-    ),
-    make(
-        "LaMP-2",
-        Layout(
-            after("description:"),
-            ("description",),
-            lambda item: f'the tag "{item["tag"]}" for the movie "{item["description"]}"',
-            others=("tag",),
-        ),
-        "lamp/movie_tag",
-        MOVIE_TAG,
-        label_metrics(TAGS),
-        partial(check_label, labels=TAGS),
-        convert=convert_movies,
-    ),
-    make(
-        "LaMP-3",
-        Layout(
-            after("review:"),
-            ("text",),
-            lambda item: f'the score {item["score"]} for the review "{item["text"]}"',
-            others=("score",),
-        ),
-        "lamp/rating",
-        RATING,
-        rating_metrics(),
-        check_rating,
-    ),
-    make(
-        "LaMP-4",
-        Layout(
-            after("article:"),
-            ("title", "text"),
-            lambda item: f'the headline "{item["title"]}" for the article "{item["text"]}"',
-        ),
-        "lamp/headline",
-        LINE,
-        text_metrics(),
-        epochs=TEXT_EPOCHS,
-    ),
-    make(
-        "LaMP-5",
-        Layout(
-            after("paper:"),
-            ("title", "abstract"),
-            lambda item: f'the title "{item["title"]}" for the abstract "{item["abstract"]}"',
-        ),
-        "lamp/scholarly_title",
-        LINE,
-        text_metrics(),
-        epochs=TEXT_EPOCHS,
-    ),
-    make(
-        "LaMP-6",
-        Layout(
-            after(":"),
-            ("text",),
-            lambda item: f'the subject "{item["title"]}" for the email "{item["text"]}"',
-            others=("title",),
-        ),
-        "lamp/email_subject",
-        LINE,
-        text_metrics(),
-        epochs=TEXT_EPOCHS,
-        convert=partial(convert_emails, "LaMP-6"),
-    ),
-    make(
-        "LaMP-7",
-        Layout(after(":"), ("text",), lambda item: f'"{item["text"]}"'),
-        "lamp/tweet",
-        LINE,
-        text_metrics(),
-        epochs=TEXT_EPOCHS,
-    ),
+    make("LaMP-1", "lamp/citation",
+         Layout(candidates, ("title", "abstract"), '"{title}"'.format_map, trimmed="title"),
+         output=CITATION, metrics=label_metrics(REFERENCES), target=Literal[REFERENCES]),
+    make("LaMP-2", "lamp/movie_tag",
+         Layout(after("description:"), ("description",), 'the tag "{tag}" for the movie "{description}"'.format_map,
+                others=("tag",)),
+         output=MOVIE_TAG, metrics=label_metrics(TAGS), target=Literal[TAGS], convert=convert_movies),
+    make("LaMP-3", "lamp/rating",
+         Layout(after("review:"), ("text",), 'the score {score} for the review "{text}"'.format_map, others=("score",)),
+         output=RATING, metrics=rating_metrics(), checks={"target": check_rating}),
+    text_task("LaMP-4", "lamp/headline",
+              Layout(after("article:"), ("title", "text"),
+                     'the headline "{title}" for the article "{text}"'.format_map)),
+    text_task("LaMP-5", "lamp/scholarly_title",
+              Layout(after("paper:"), ("title", "abstract"),
+                     'the title "{title}" for the abstract "{abstract}"'.format_map)),
+    text_task("LaMP-6", "lamp/email_subject",
+              Layout(after(":"), ("text",), 'the subject "{title}" for the email "{text}"'.format_map,
+                     others=("title",)),
+              convert=partial(convert_emails, "LaMP-6")),
+    text_task("LaMP-7", "lamp/tweet", Layout(after(":"), ("text",), '"{text}"'.format_map)),
 ]
+# fmt: on

@@ -8,15 +8,15 @@ asked in.
 
 import tomllib
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from prompts import Messages, Prompt
-from utils.benchmarks.checks import check_profile, check_text
+from utils.benchmarks.checks import Post, Text
 from utils.benchmarks.published import OnHub
 from utils.benchmarks.task import Controls, Judge, Metric, Output, Record, Scale, Task
-from utils.cli.errors import UserError, kind
 from utils.files.json_files import read_json
 from utils.parsing import choices
 from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
@@ -52,18 +52,12 @@ def place(record: Record) -> dict[str, str | None]:
     return {"group": COMMUNITIES[community] if known else None, "subgroup": community}
 
 
-def check_aspects(record: Record, where: str) -> None:
-    rubric = record.get("rubric_aspects")
-    if not isinstance(rubric, list):
-        raise UserError(f"{where}: field 'rubric_aspects' is {kind(rubric)}; it must be a list of aspects")
-    for number, aspect in enumerate(rubric):
-        spot = f"{where}: field 'rubric_aspects', item {number}"
-        if not isinstance(aspect, dict):
-            raise UserError(f"{spot} is {kind(aspect)}, not an aspect")
-        check_text(aspect, spot, "aspect")
-        for field in ("evidence", "reason"):
-            if aspect.setdefault(field, "") != "":
-                check_text(aspect, spot, field)
+class Aspect(msgspec.Struct):
+    """What a record's rubric holds."""
+
+    aspect: Text
+    evidence: str = ""
+    reason: str = ""
 
 
 def paper_files() -> dict[str, dict[str, Any]]:
@@ -93,33 +87,6 @@ def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
         yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None
 
 
-# Building the dataset (the paper's section 3); utils/build_dataset.py is the command
-
-
-OMISSION = " [...] "  # between the parts of evidence that leaves out some of its post
-BUILDING = {"filter": "lampqa/factoid_filter", "aspects": "lampqa/aspect_extraction"}  # figures 6 and 7
-
-
-def candidate(post_id: str, title: str, body: str, community: str, **more: Any) -> Record:
-    """A post as a question that may come into the dataset, without aspects and profile."""
-    return {"id": post_id, "question": title, "narrative": body, "category": community, **more}
-
-
-def building_values(record: Record) -> dict[str, str]:
-    """What the prompts of figures 6 and 7 are filled with: what they see no system ever does."""
-    return {"question": record["question"], "post": record["narrative"]}
-
-
-def built_record(record: Record, aspects: list[dict[str, str]], profile: list[dict[str, Any]]) -> Record:
-    """A candidate as a record of the dataset."""
-    head = {name: record[name] for name in ("id", "question", "narrative", "category")}
-    return {**head, "rubric_aspects": aspects, "profile": profile, **record}
-
-
-def built_aspects(record: Record) -> list[dict[str, str]]:
-    return record["rubric_aspects"]
-
-
 # Metrics
 
 
@@ -139,8 +106,8 @@ def aspect_messages(prompt: Prompt, record: Record, responses: list[str], number
         details=record["narrative"],
         response=responses[0],
         aspect=aspect["aspect"],
-        reason=aspect["reason"],
-        evidence=aspect["evidence"],
+        reason=aspect.get("reason", ""),
+        evidence=aspect.get("evidence", ""),
     )
 
 
@@ -204,11 +171,7 @@ TASK = Task(
     user_field="author",  # of datasets that utils/build_dataset.py makes
     group_words=("category", "categories", "community"),
     short={place["category"]: place["short"] for place in _PLACES.values() if "short" in place},
-    fields={
-        "narrative": partial(check_text, field="narrative"),
-        "profile": check_profile,
-        "rubric_aspects": check_aspects,
-    },
+    fields={"narrative": Text, "profile": list[Post], "rubric_aspects": list[Aspect]},
     prompts={
         "none": "lampqa/no_personalization",
         "rag": "lampqa/rag",

@@ -33,22 +33,12 @@ QUESTIONS = {
 
 ABSTRACT_WORDS = 750  # a prompt has the first words of an abstract, split at any white space
 
+STATED_REVIEW = "rating: {overall}\nproduct: {description}\nsummary: {summary}\nreview: {reviewText}"
 TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not nothing
-
-
-def whole(text: str) -> str:
-    return text
 
 
 def state_abstract(item: Item) -> str:
     return f'"{" ".join(item["abstract"].split()[:ABSTRACT_WORDS])}" is the abstract for the title "{item["title"]}"'
-
-
-def state_review(item: Item) -> str:
-    return (
-        f"rating: {item['overall']}\nproduct: {item['description']}\nsummary: {item['summary']}\n"
-        f"review: {item['reviewText']}"
-    )
 
 
 def published(name: str) -> dict[str, list[OnHub | OnServer]]:
@@ -67,32 +57,18 @@ make = partial(
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
+# By task its prompt, and how its questions and items are read.
+# fmt: off
 TASKS = [
-    make(
-        "LongLaMP-abstract",
-        Layout(after("items:"), ("title", "abstract"), state_abstract),
-        "longlamp/abstract",
-        user_field="name",
-    ),
-    make(
-        "LongLaMP-review",
-        Layout(whole, ("overall", "summary", "description", "reviewText"), state_review),
-        "longlamp/review",
-        user_field="reviewerId",
-    ),
-    make(
-        "LongLaMP-topic",
-        Layout(whole, ("summary", "content"), lambda item: f"summary: {item['summary']}\npost: {item['content']}"),
-        "longlamp/topic",
-        user_field="author",
-    ),
-    make(
-        "LongLaMP-email",
-        Layout(
-            after(":"), ("text",), lambda item: f"subject: {item['title']}\nemail: {item['text']}", others=("title",)
-        ),
-        "longlamp/email",
-        user_field="user_id",
-        convert=partial(convert_emails, "LongLaMP-email"),
-    ),
+    make("LongLaMP-abstract", "longlamp/abstract",
+         Layout(after("items:"), ("title", "abstract"), state_abstract), user_field="name"),
+    make("LongLaMP-review", "longlamp/review",
+         Layout(str, ("overall", "summary", "description", "reviewText"), STATED_REVIEW.format_map),
+         user_field="reviewerId"),
+    make("LongLaMP-topic", "longlamp/topic",
+         Layout(str, ("summary", "content"), "summary: {summary}\npost: {content}".format_map), user_field="author"),
+    make("LongLaMP-email", "longlamp/email",
+         Layout(after(":"), ("text",), "subject: {title}\nemail: {text}".format_map, others=("title",)),
+         user_field="user_id", convert=partial(convert_emails, "LongLaMP-email")),
 ]
+# fmt: on

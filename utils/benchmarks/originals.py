@@ -5,14 +5,16 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from utils.benchmarks.checks import check_id, is_unicode, selection_of
+import msgspec
+
+from utils.benchmarks.checks import check_field, check_id, selection_of
 from utils.benchmarks.published import AVOCADO
-from utils.benchmarks.references import check_target
 from utils.benchmarks.task import Export, Item, Metric, Output, Record, Task
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 
 NUMBERS = ("score", "overall")  # fields of an item that may be a number
 _DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
@@ -42,12 +44,13 @@ class Layout:
     def item_text(self, item: Item) -> str:
         return " ".join(str(item[field]) for field in self.compared)
 
-    def check_profile(self, record: Record, where: str) -> None:
-        """The items, whose texts may be empty, and the question's anchor."""
-        if not isinstance(record.get("profile"), list):
-            raise UserError(f"{where}: field 'profile' is {kind(record.get('profile'))}; it must be a list of items")
-        for number, item in enumerate(record["profile"]):
-            self._check_item(item, f"{where}: field 'profile', item {number}")
+    @property
+    def item(self) -> type:
+        """What is needed of an item, as msgspec takes it; texts may be empty."""
+        kinds = {name: str | int | float if name in NUMBERS else str for name in (*self.compared, *self.others)}
+        return msgspec.defstruct("Item", kinds.items())
+
+    def check_anchor(self, record: Record, where: str) -> None:
         self._query(record, where)
 
     def _query(self, record: Record, where: str) -> str:
@@ -55,16 +58,6 @@ class Layout:
             return self.query(record["question"])
         except ValueError as error:
             raise UserError(f"{where}: field 'question' {error}") from None
-
-    def _check_item(self, item: Any, where: str) -> None:
-        if not isinstance(item, dict):
-            raise UserError(f"{where} is {kind(item)}, not an item")
-        where = f"{where} (id {quote(item['id'])})" if "id" in item else where
-        for field in (*self.compared, *self.others):
-            value = item.get(field)
-            is_number = field in NUMBERS and type(value) in (int, float)
-            if not is_number and not (isinstance(value, str) and is_unicode(value)):
-                raise UserError(f"{where}: field {field!r} is {kind(value)}; it must be a text")
 
 
 def after(anchor: str) -> Callable[[str], str]:
@@ -96,12 +89,10 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
     """
     record: Record = {"task": name, "id": check_id(question.get("id"), where)}
     where = f"{where} (id {quote(record['id'])})"
-    if not isinstance(question.get("input"), str):
-        raise UserError(f"{where}: field 'input' is {kind(question.get('input'))}; it must be a text")
+    check_field(question, where, "input", str)
     record["question"] = question["input"]
     if "output" in question:
-        if not isinstance(question["output"], str):
-            raise UserError(f"{where}: field 'output' is {kind(question['output'])}; it must be a text")
+        check_field(question, where, "output", str)
         record["target"] = question["output"].strip()
     record |= {field: value for field, value in question.items() if field not in ("id", "input", "output", "profile")}
     items = question.get("profile")
@@ -138,11 +129,12 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
 
 def make_task(
     name: str,
-    layout: Layout,
     prompt: str,
+    layout: Layout,
     output: Output,
     metrics: Mapping[str, Metric],
-    check: Callable[[Record, str], None] = check_target,
+    target: Any = str,
+    checks: Mapping[str, Callable[[Record, str], None]] = MappingProxyType({}),
     archive: str | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
@@ -152,7 +144,7 @@ def make_task(
     With plans, which a user can only bring, the tasks of a folder of prompts share one.
 
     Args:
-        check: of the target.
+        target, checks: its form, and what else is checked.
         archive: of `Export`.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
@@ -163,7 +155,7 @@ def make_task(
         place=lambda record: {"group": name},
         placed_by="task",
         group_words=("task", "tasks", "part"),
-        fields={"profile": layout.check_profile, "target": check},
+        fields={"profile": list[layout.item], "target": target},
         prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
@@ -173,5 +165,6 @@ def make_task(
         trimmed=layout.trimmed or layout.compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
         published=partial(published, name),
+        checks={"profile": layout.check_anchor, **checks},
         **{"convert": partial(to_record, name), **others},
     )

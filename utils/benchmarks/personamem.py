@@ -15,10 +15,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from prompts import History
-from utils.benchmarks.checks import check_id, check_text, is_unicode
+from utils.benchmarks.checks import Text, check_field, check_id, is_unicode
 from utils.benchmarks.personamem_results import (
     DISTANCES,
     LENGTH,
@@ -30,11 +32,11 @@ from utils.benchmarks.personamem_results import (
     write_results,
 )
 from utils.benchmarks.published import SharedContexts
-from utils.benchmarks.references import check_label, label_metrics
+from utils.benchmarks.references import label_metrics
 from utils.benchmarks.task import SIZES as MEASURED
 from utils.benchmarks.task import Export, Item, Metric, Options, Output, Record, Task, Variant
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 from utils.parsing import Parsed
 from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
@@ -69,9 +71,6 @@ QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
-# Columns of PersonaMem-v2, whose files have none of these.
-V2_COLUMNS = ("chat_history_32k_link", "chat_history_link", "user_query", "incorrect_answers", "pref_type")
-
 CARD = "system"  # the role of messages that hold the persona card; each opens a session
 
 _PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
@@ -83,21 +82,14 @@ MOST_CHARACTERS = 1_000_000  # of the options of a question: Python's reader of 
 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
     """A record from a row of the questions' table; UserError where a column of it is not as it must be."""
-    if any(column in row for column in V2_COLUMNS):
-        raise UserError(
-            f"{where}: of PersonaMem-v2, by its columns, which is --dataset PersonaMem-v2-32k or PersonaMem-v2-128k\n"
-            f"  PersonaMem's are questions_<size>.csv and shared_contexts_<size>.jsonl, on the hub {HUB}"
-        )
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give questions_<size>.csv as it is published")
     record_id = check_id(row["question_id"], where)
     where = f"{where} (id {quote(record_id)})"
-    if any(value is None for value in row.values()) or None in row:
-        raise UserError(f"{where}: not as many columns as the table's first line has; is the file cut short?")
     question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")
     if not question.strip():
         raise UserError(f"{where}: column {QUESTION_COLUMNS[0]!r} is empty")
-    check_text(row, where, PERSONA)
+    check_field(row, where, PERSONA)
     if row["question_type"] not in CANONICAL:
         raise UserError(f"{where}: question_type {quote(row['question_type'])} is none of {', '.join(TYPES)}")
     options = read_options(row["all_options"], where)
@@ -140,26 +132,14 @@ def read_end(text: str, where: str) -> int:
     return int(float(text))
 
 
-# Checks of a record
+class Reference(msgspec.Struct):
+    """What a profile refers to; whether that is there, utils/records/contexts.py says."""
 
-
-def check_options(record: Record, where: str) -> None:
-    options = record.get("options")
-    if not isinstance(options, list) or len(options) != len(LETTERS):
-        raise UserError(f"{where}: field 'options' is {kind(options)}; it must be a list of four texts")
-    for letter, option in zip(LETTERS, options, strict=True):
-        if not isinstance(option, str) or not option.strip() or not is_unicode(option):
-            raise UserError(f"{where}: field 'options', ({letter}) is {kind(option)}; it must be a text")
-
-
-def check_reference(record: Record, where: str) -> None:
-    """What the profile refers to; whether that is there, utils/records/contexts.py says."""
-    found = record.get("profile")
-    if not isinstance(found, dict):
-        raise UserError(f"{where}: field 'profile' is {kind(found)}; it must refer to a context")
-    for name, type_ in (("contexts", str), ("context", str), ("end", int)):
-        if type(found.get(name)) is not type_ or found[name] <= type_():  # empty, or an end of 0 or less
-            raise UserError(f"{where}: field 'profile': its {name!r} is {kind(found.get(name))}")
+    contexts: Text
+    context: Text
+    end: Annotated[int, msgspec.Meta(ge=1)]
+    unit: Literal["message", "session"] = "message"
+    order: list[int] = []
 
 
 # What a prompt has
@@ -298,10 +278,10 @@ def make_task(size: str, questions: int, length: int) -> Task:
         user_field=PERSONA,
         divisions={"topic": (), "distance": DISTANCES},
         fields={
-            "profile": check_reference,
-            "options": check_options,
-            "target": partial(check_label, labels=LETTERS),
-            PERSONA: partial(check_text, field=PERSONA),
+            "profile": Reference,
+            "options": Annotated[list[Text], msgspec.Meta(min_length=len(LETTERS), max_length=len(LETTERS))],
+            "target": Literal[tuple(LETTERS)],
+            PERSONA: Text,
         },
         sizes={
             **MEASURED,

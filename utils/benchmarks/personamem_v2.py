@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from utils.benchmarks import personamem
-from utils.benchmarks.checks import check_text
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
 from utils.benchmarks.published import OnHub, Originals
@@ -56,10 +56,8 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give {TABLE} as it is published")
-    if None in row or None in row.values():
-        raise UserError(f"{where}: not as many columns as the first line has; is the file cut short?")
-    check_text(row, where, PERSONA)
-    check_text(row, where, "correct_answer")
+    check_field(row, where, PERSONA)
+    check_field(row, where, "correct_answer")
     query, right = read_literal(row["user_query"]), row["correct_answer"]
     question = query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
     if not isinstance(question, str) or not question.strip():

@@ -6,11 +6,11 @@ utils/download_datasets.py makes of them the files that every command reads.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from utils.cli import UserError
 from utils.files.web_files import Server
-from utils.models.hub_datasets import Source, files_of, find_source
+from utils.models.hub_datasets import Source, files_of
 
 AVOCADO = "docs/lamp.md"  # how to put in the texts of a corpus that nobody may publish
 
@@ -39,25 +39,9 @@ class Published:
     questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says
     said_by: str = ""  # who says that, in words
 
-    flag: ClassVar[str]  # of the command, that gives another place than `at`
-
-    def place(self, given: str | None) -> str:
-        """Where to fetch from: what the flag gives, else where it is published; UserError where that is nowhere."""
-        if given is None and self.at is None:
-            raise UserError(
-                f"{self.name}: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
-                f"  {AVOCADO} says how to build its files; give their folder as --source_dir"
-            )
-        return given or self.at
-
 
 class OnHub(Published):
     """A config of a dataset on the hub, whose rows hold question and answer."""
-
-    flag = "--dataset_name"
-
-    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Source:
-        return find_source(self.place(given), revision, cache_dir)
 
     def originals(self, source: Source, split: str) -> Originals:
         """UserError where the source has none."""
@@ -70,25 +54,16 @@ class SharedContexts(OnHub):
     def originals(self, source: Source, split: str) -> Originals:
         """The files, also in a folder below; UserError unless one folder has both: else they may be of two releases."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
-        by_depth = sorted(source.sizes, key=lambda path: (path.count("/"), path))
-        found = [[path for path in by_depth if PurePosixPath(path).name == name] for name in names]
-        for name, paths in zip(names, found, strict=True):
-            if not paths:
-                v2 = any(PurePosixPath(path).name == "benchmark.csv" for path in source.sizes)
-                flags = f"--dataset {self.name}-v2-32k or {self.name}-v2-128k"
-                is_other = f"; it is {self.name}-v2, another benchmark: {flags}" if v2 else ""
-                raise UserError(
-                    f"{source.name}: no file {name} in it{is_other}\n"
-                    f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
-                )
-        folders = {PurePosixPath(path).parent: path for path in found[1]}
-        for questions in found[0]:
-            if contexts := folders.get(PurePosixPath(questions).parent):
-                return Originals([questions], contexts=contexts)
-        raise UserError(
-            f"{source.name}: {found[0][0]} and {found[1][0]} are in different folders, so they may be of two releases\n"
-            "  put the two that belong together into one folder"
-        )
+        found = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
+                 for name in names]  # fmt: skip
+        if not (both := found[0] & found[1]):
+            raise UserError(
+                f"{source.name}: no folder in it has both {names[0]} and {names[1]}\n"
+                f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
+            )
+        folder = min(both, key=lambda path: (len(path.parts), str(path)))
+        questions, contexts = (str(folder / name) for name in names)
+        return Originals([questions], contexts=contexts)
 
 
 class OnServer(Published):
@@ -97,32 +72,24 @@ class OnServer(Published):
     The answers to the test set are withheld; a folder may hold them, since emails' are in the corpus.
     """
 
-    flag = "--source_url"
-
-    def find(self, given: str | None, revision: str | None, cache_dir: str) -> Server:
-        url = self.place(given)
-        if not url.startswith(("http://", "https://")):
-            raise UserError(f"--source_url {url}: not an address; it begins with http:// or https://")
-        return Server(url, cache_dir)
-
     def originals(self, source: Source | Server, split: str) -> Originals:
         """The files as the server has them; in a folder also without the server's folders, as users fetch them."""
         begin = "dev" if split == "val" else split  # LongLaMP's builder of emails names it as LaMP does
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]
-        found = [[str(place / f"{begin}_{kind}.json") for kind in ("questions", "outputs")] for place in places]
         if source.is_folder:
-            found = [paths for paths in found if paths[0] in source.sizes]
-            if not found:
-                raise UserError(
-                    f"{source.name}: no file {self.folder}/{begin}/{begin}_questions.json in it, "
-                    "nor one of that name in a folder above\n"
-                    f"  it is to hold the files of {self.name} as they are published"
-                )
-        questions, outputs = found[0]
-        if split == "test" and not (source.is_folder and outputs in source.sizes):
+            places = [place for place in places if str(place / f"{begin}_questions.json") in source.sizes]
+        if not places:
+            raise UserError(
+                f"{source.name}: no file {self.folder}/{begin}/{begin}_questions.json in it, "
+                "nor one of that name in a folder above\n"
+                f"  it is to hold the files of {self.name} as they are published"
+            )
+        questions, outputs = (str(places[0] / f"{begin}_{kind}.json") for kind in ("questions", "outputs"))
+        is_missing = source.is_folder and outputs not in source.sizes
+        if split == "test" and (is_missing or not source.is_folder):
             return Originals([questions])
-        if source.is_folder and outputs not in source.sizes:
+        if is_missing:
             raise UserError(f"{source.name}: no file {outputs} in it, the answers to {questions}")
         return Originals([questions], outputs)
 

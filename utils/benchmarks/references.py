@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import OFFICIAL, Metric, Record
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 from utils.scoring import references
 from utils.scoring.direct import summarize_scores
 from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
@@ -17,21 +16,7 @@ Entry = dict[str, Any]
 POOLED = ("score", "score_unscored_as_zero")  # of a score file's head; no verdict is ever missing
 
 
-def check_target(record: Record, where: str) -> None:
-    """An empty text is a reference too, to which nothing is like."""
-    value = record.get("target")
-    if not isinstance(value, str) or not is_unicode(value):
-        raise UserError(f"{where}: field 'target' is {kind(value)}; it must be a text")
-
-
-def check_label(record: Record, where: str, labels: Sequence[str]) -> None:
-    check_target(record, where)
-    if record["target"] not in labels:
-        raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not one of {', '.join(labels)}")
-
-
 def check_rating(record: Record, where: str) -> None:
-    check_target(record, where)
     rating = references.read_rating(record["target"])
     if rating is None or not references.LOWEST <= rating <= references.HIGHEST:
         raise UserError(f"{where}: field 'target' is {quote(record['target'])}, not a rating from 1 to 5")
@@ -39,10 +24,8 @@ def check_rating(record: Record, where: str) -> None:
 
 def text_metrics() -> dict[str, Metric]:
     """Of texts: ROUGE-1 and ROUGE-L."""
-    return {
-        "rouge-1": _text_metric("rouge-1", partial(references.rouge, kind="rouge1")),
-        "rouge-L": _text_metric("rouge-L", partial(references.rouge, kind="rougeL")),
-    }
+    kinds = {"rouge-1": "rouge1", "rouge-L": "rougeL"}
+    return {name: _text_metric(name, partial(references.rouge, kind=kind)) for name, kind in kinds.items()}
 
 
 def long_text_metrics() -> dict[str, Metric]:
@@ -52,11 +35,13 @@ def long_text_metrics() -> dict[str, Metric]:
 
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
     """Of labels: accuracy, and the macro F1 over all of them; both also from all that a model wrote."""
-
-    def compute(record: Record, response: str) -> str:
-        return references.read_label(response, labels)
-
-    make = partial(_metric, compute=compute, details=_label_details, score=_score_label, unreadable=("label", ""))
+    make = partial(
+        _metric,
+        compute=lambda record, response: references.read_label(response, labels),
+        details=lambda record, found: {"reference": record["target"], "label": found or ""},
+        score=lambda details: int(details["reference"] == details["label"]),
+        unreadable=("label", ""),
+    )
     return _with_official(make, {"accuracy": None, "f1": macro_f1(labels)})
 
 
@@ -70,10 +55,20 @@ def rating_metrics() -> dict[str, Metric]:
         rating = references.read_rating(response)
         return "unreadable" if rating is None else rating  # None would be no verdict
 
-    errors = {"lower_is_better": True, "worst": "as the rating that is farthest off"}
-    unreadable = ("rating", None)
-    make = partial(_metric, compute=compute, details=_rating_details, score=_score_rating, unreadable=unreadable)
-    return _with_official(partial(make, **errors), {"MAE": None, "RMSE": ROOT_MEAN_SQUARE})
+    def details(record: Record, found: float | str | None) -> dict[str, Any]:
+        rating = found if isinstance(found, float) else None
+        return {"reference": references.read_rating(record["target"]), "rating": rating}
+
+    make = partial(
+        _metric,
+        compute=compute,
+        details=details,
+        score=lambda details: references.rating_error(details["reference"], details["rating"]),
+        unreadable=("rating", None),
+        lower_is_better=True,
+        worst="as the rating that is farthest off",
+    )
+    return _with_official(make, {"MAE": None, "RMSE": ROOT_MEAN_SQUARE})
 
 
 def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None]) -> dict[str, Metric]:
@@ -83,11 +78,18 @@ def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None])
     return metrics | official
 
 
-def _text_metric(name: str, score: Callable[[str, str], float]) -> Metric:
-    def compute(record: Record, response: str) -> float:
-        return score(record["target"], response)
+def _text_metric(name: str, compare: Callable[[str, str], float]) -> Metric:
+    def score(details: dict[str, Any]) -> float:
+        if type(details["score"]) not in (int, float) or not 0 <= details["score"] <= 1:
+            raise ValueError
+        return details["score"]
 
-    return _metric(name, compute=compute, details=_text_details, score=_score_text)
+    return _metric(
+        name,
+        compute=lambda record, response: compare(record["target"], response),
+        details=lambda record, found: {"score": 0.0 if found is None else found},
+        score=score,
+    )
 
 
 def _metric(
@@ -102,20 +104,17 @@ def _metric(
     """A metric of one number a response.
 
     Args:
-        details: from the record and what `compute` found, None where there is no answer: what the score hangs on.
+        details: from the record and what `compute` found, None where there is no answer: what the score depends on.
         score: from these details to the number; KeyError, TypeError or ValueError where they are no such details.
         unreadable: the field of the details, and the value that it has where an answer could not be read.
     """
 
     def entry(record: Record, verdicts: list[Verdict]) -> Entry:
         [verdict] = verdicts
-        found = details(record, verdict["value"] if is_answered(verdict) else None)
+        answered = is_answered(verdict)
+        found = details(record, verdict["value"] if answered else None)
         number = score(found)
-        return {
-            "answered": is_answered(verdict),
-            "score": number,
-            "details": [{"score": number, **found, **origin(verdict)}],
-        }
+        return {"answered": answered, "score": number, "details": [{"score": number, **found, **origin(verdict)}]}
 
     def score_of(its_details: list[Any], unscored_as_zero: bool = False) -> float:
         try:
@@ -132,35 +131,8 @@ def _metric(
         return unreadable is not None and entry["answered"] and unreadable in entry["details"][0].items()
 
     fixed = {"compute": compute, "pooled": pooled, "is_unreadable": is_unreadable}
-    return Metric(("target",), _shown, entry, summarize, score_of, **fixed, **others)
+    return Metric(("target",), shown, entry, summarize, score_of, **fixed, **others)
 
 
-def _shown(record: Record) -> list[Any]:
+def shown(record: Record) -> list[Any]:
     return [record["question"], record["target"]]
-
-
-def _text_details(record: Record, found: float | None) -> dict[str, Any]:
-    return {"score": 0.0 if found is None else found}
-
-
-def _score_text(details: dict[str, Any]) -> float:
-    if type(details["score"]) not in (int, float) or not 0 <= details["score"] <= 1:
-        raise ValueError
-    return details["score"]
-
-
-def _label_details(record: Record, found: str | None) -> dict[str, Any]:
-    return {"reference": record["target"], "label": found or ""}
-
-
-def _score_label(details: dict[str, Any]) -> int:
-    return int(details["reference"] == details["label"])
-
-
-def _rating_details(record: Record, found: float | str | None) -> dict[str, Any]:
-    rating = found if isinstance(found, float) else None
-    return {"reference": references.read_rating(record["target"]), "rating": rating}
-
-
-def _score_rating(details: dict[str, Any]) -> float:
-    return references.rating_error(details["reference"], details["rating"])

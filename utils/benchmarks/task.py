@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from prompts import History, Messages, Prompt, join_posts
+from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import Published
 from utils.parsing import Parsed
 from utils.scoring.means import Pooled
@@ -101,26 +102,24 @@ class Metric:
     """How responses are scored: from verdicts, which a judge gives or a function computes, to a score file."""
 
     needs: tuple[str, ...]  # fields of a record that it reads, of `Task.fields`
-    # What a verdict hangs on besides the responses: of it a hash is kept, for only like compares with like.
+    # What a verdict depends on besides the responses: its hash is kept, for only like compares with like.
     shown: Callable[[Record], list[Any]]
-    # A record's `answered`, `score` and `details` in the score file, from its verdicts in the order of `keys`.
+    # From a record and its verdicts, in the order of `keys`, to `answered`, `score` and `details` in the score file.
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
     summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
     # From an entry's details to its score, 0 to 1 unless lower is better; None where a verdict is missing, unless these
     # count 0. ValueError where the details are no such metric's. None: no single system is scored.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    parts: Callable[[Record], list[Any]] | None = (
-        None  # what each verdict is on, texts that are unknown empty; None: the response
-    )
+    # What each verdict is on, texts that are unknown empty; None: the response.
+    parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # a question, where there are no `parts`
-    draws: int = 1  # verdicts on each part, of which the mean is taken
+    draws: int = 1  # verdicts on each part, whose mean is taken
     weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response
     reads: str = "output"  # the field of a response that it is computed from: "raw" is all that the model wrote
-    # Further fields of the score file's head, from the scored records and, by id, all responses to each: `compute` has
-    # the first one alone.
+    # Further fields of the score file's head, from the scored records and, by id, all responses to each.
     over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
         lambda records, responses: {}
     )
@@ -178,80 +177,81 @@ class Task:
 
     name: str  # stands in each record as `task`
     groups: tuple[str, ...]  # a table's columns of means, in order
-    # Of a record its `group`, None where that is not known, where groups have parts its `subgroup`, and a text for each
-    # of `divisions`: all stand in the score file.
+    # From a record to its `group` (None: not known), its `subgroup` where groups have parts, and a text for each of
+    # `divisions`: all stand in the score file.
     place: Callable[[Record], dict[str, str | None]]
-    # Of a record besides id and question, checked where a step reads them: each raises UserError where the record's is
-    # not as it must be, called with the record and what an error begins with.
-    fields: Mapping[str, Callable[[Record, str], None]]
+    # By name the type, as msgspec takes it, of a record's fields besides id and question: checked where they are read.
+    fields: Mapping[str, Any]
     prompts: Mapping[str, str]  # by method (none, rag, planner, planpers) its file, as `prompts.load_prompt` takes it
     output: Output  # of an answer
     metrics: Mapping[str, Metric]  # by name, the default one first
     facts: str  # where the benchmark's facts stand, for messages
-    benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
-    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
-    placed_by: str = "group"  # the field, a text, that `place` reads
-    short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
-    overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
-    # What else questions are told apart by, for --by of tables and figures: by name its values in order, of which not
-    # all need to be there; none where any may be, which then stand by name.
-    divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    # The field of a record that names its user where it is there; None: one question per user. Questions of one user
-    # depend on each other, so intervals and tests go by users (utils/tables/significance.py).
-    user_field: str | None = None
+
+    # Data
+    # What no type can say of some of `fields`: raises UserError, which begins with the second argument.
+    checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
+    user_field: str | None = None  # names the user, by whom intervals and tests go; None: one question per user
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
-    item_words: str = "posts"  # what several items are called
-    # An item as a prompt has it, `item_text` where None, and what makes one text of several.
-    stated: Callable[[Item], str] | None = None
-    join: Callable[[list[str]], str] = join_posts
-    trimmed: str | None = None  # the field of an item that --trim_items cuts, a text; None: an item is whole or out
-    # When an item was written, which recency goes by: year, month, ...; None where it does not say so. None: items have
-    # no dates, and the last one in the file is the latest.
+    date_field: str | None = None  # of an item, what --use_date adds to the text that retrieval compares
+    # When an item was written, as (year, month, ...), which recency goes by. None: the last one in the file is the
+    # latest.
     item_date: Callable[[Item], tuple[int, ...] | None] | None = None
-    date_field: str | None = None  # of an item, what --use_date adds to the text that retrieval compares; None: nothing
-    # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
-    values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
-    options: Options | None = None  # None: answers are free, and --choose is refused
-    controls: Controls | None = None  # None: no judge is asked, so there is nothing to be tried
-    # Of a record the answer of this number, from 1, with --seed: each asks in another dress; the first, 0, as `values`
-    # has it. None: all answers are to one prompt.
-    vary: Callable[[Record, int, int], Variant] | None = None
-    asked_needs: tuple[str, ...] = ()  # further fields that every prompt takes something from, also without --rag
-    epochs: int = 10  # that utils/train_generator.py goes through its training set
-    prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
-    # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
-    # `arrange`. None: items are texts of one message, and there are none without --rag.
-    history: Callable[[Record, int | None, Arrange], History] | None = None
-    # Of such a record how much of its history, as a share of the text, stands before what the question is about; None
-    # where that is not known.
-    cited: Callable[[Record], float | None] = lambda record: None
-    # Further counts for the last line of baselines.py, from the outputs of a response file.
-    count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
-    gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
-    gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
-    arrange: Arrange = best_first  # retrieved items for a prompt, from best first
-    # What utils/dataset_statistics.py measures: by field its kind, list (counted in items), str (in words) or float
-    # (read as a number), and the row's name in the table.
-    sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
     # Of a record, checked or not, what each text is called that only the scorer may see, and the text: a profile must
     # not hold it.
     hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
     # From a question of the benchmark's own files, with its right answer as `output` where that is known, to a record;
     # raises UserError, which begins with the second argument. None: its own files are such records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
+    # Where its own files are, by setting (how users and time are split, "" if there is none), the default one first.
+    # Empty: utils/download_datasets.py does not fetch it.
+    published: Callable[[], Mapping[str, Sequence[Published]]] = dict
+    # What utils/dataset_statistics.py measures: by field its kind, list (counted in items), str (in words) or float
+    # (read as a number), and the row's name in the table.
+    sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
+    # What the paper prints of its files, by name without ending: their `group`, `split` and number of `questions`, and
+    # mean and deviation of each of `sizes`.
+    paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
+
+    # Asking
+    # What a prompt may see of a record besides profile and plan: never what only the scorer may see.
+    values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
+    asked_needs: tuple[str, ...] = ()  # further fields that every prompt takes something from, also without --rag
+    arrange: Arrange = best_first  # retrieved items for a prompt, from best first
+    stated: Callable[[Item], str] | None = None  # an item as a prompt has it; None: `item_text`
+    join: Callable[[list[str]], str] = join_posts
+    trimmed: str | None = None  # the field of an item that --trim_items cuts, a text; None: an item is whole or out
+    # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
+    # `arrange`. None: items are texts of one message, and there are none without --rag.
+    history: Callable[[Record, int | None, Arrange], History] | None = None
+    # The share of such a history that stands before what the question is about; None where that is not known.
+    cited: Callable[[Record], float | None] = lambda record: None
+    prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
+    options: Options | None = None  # None: answers are free, and --choose is refused
+    # Of a record the answer of this number, from 1, with --seed: each asks in another form; the first, 0, as `values`
+    # has it. None: all answers are to one prompt.
+    vary: Callable[[Record, int, int], Variant] | None = None
+    # Further counts for the last line of baselines.py, from the outputs of a response file.
+    count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
+    gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
+    gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
+    epochs: int = 10  # that utils/train_generator.py goes through its training set
+    controls: Controls | None = None  # None: no judge is asked, so there is nothing to be tried
+
+    # Showing
+    benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
+    group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
+    placed_by: str = "group"  # the field, a text, that `place` reads
+    short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
+    overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
+    # What else questions are told apart by, for --by: by name its values in order, or none where any may be.
+    divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    item_words: str = "posts"  # what several items are called
     export: Export | None = None  # None where nobody but this repository scores its answers
     # From a row of somebody's table of answers, by column, to the question's id and a response; UserError, which begins
     # with the second argument, where it is none. None: responses are never tables.
     read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
-    # Where the benchmark's own files are, by setting (how users and time are split), the default one first; a benchmark
-    # without settings has the one "". Empty: utils/download_datasets.py does not fetch it.
-    published: Callable[[], Mapping[str, Sequence[Published]]] = dict
-    # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
-    # number of `questions`, and mean and deviation of each of `sizes`.
-    paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
-    # columns are those of a table, of several tasks `scored_by` their metrics.
+    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it.
     paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int | None) -> list[str] | History:
@@ -292,9 +292,11 @@ class Task:
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check what is read; `needs` are fields, metrics by name, or the names that `fields_for` has for several."""
         wanted = self.fields_for(needs)
-        for name, check_field in self.fields.items():
+        for name, form in self.fields.items():
             if name in wanted:
-                check_field(record, where)
+                check_field(record, where, name, form)
+                if name in self.checks:
+                    self.checks[name](record, where)
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
         """The fields that stand behind needs."""

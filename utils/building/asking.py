@@ -76,7 +76,7 @@ class Asking:
             num_contexts=0,
             prompts_dir=args.prompts_dir,
             prompts={one.step: one.prompt for one in questions},
-            values=lampqa.building_values,
+            values=asked_of,
             readers={one.step: one.parse for one in questions},
         )
 
@@ -128,7 +128,7 @@ class Asking:
 
     def _look(self, question: Question, records: list[Record]) -> dict[Key, Record]:
         """Have a question's file be of these posts, see if it is finished, and return the posts by key."""
-        keyed = {text_key(one["id"], *lampqa.building_values(one).values()): one for one in records}
+        keyed = {text_key(one["id"], *asked_of(one).values()): one for one in records}
         output = self.outputs[question.step]
         output.keys = [*keyed]
         output.is_finished()
@@ -152,6 +152,11 @@ class Asking:
             unusable = "without a usable output, dropped"
             counts[question.step] = dict(Counter(unusable if one is None else question.describe(one) for one in values))
         return counts
+
+
+def asked_of(record: Record) -> dict[str, str]:
+    """What the prompts of figures 6 and 7 are filled with: what they see no system ever does."""
+    return {"question": record["question"], "post": record["narrative"]}
 
 
 def _collect(field: str, pieces: Pieces) -> dict[str, Any]:

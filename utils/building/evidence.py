@@ -2,8 +2,7 @@
 
 import re
 
-from utils.benchmarks.lampqa import OMISSION
-
+OMISSION = " [...] "  # between the parts of evidence that leaves out some of its post
 _QUOTES = frozenset("'‘’‚‛′`´\"“”„‟″«»")
 _ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])]")
 

@@ -1,6 +1,6 @@
 """All questions of all inputs in one file of SQLite: an author's earlier ones are found without holding any in memory.
 
-An input goes in as one transaction, with a line that says so: a run that is killed begins with the one it was at.
+All inputs go in as one transaction: a run that is killed begins anew.
 """
 
 import hashlib
@@ -22,20 +22,19 @@ from utils.files.writing import check_regular
 from utils.parsing.plans import one_line
 
 VERSION = 2  # of what is kept of a post, and of how its text is cleaned
-LAYOUT = 4  # of the file's tables
+LAYOUT = 5  # of the file's tables
 _TABLES = """
-CREATE TABLE IF NOT EXISTS inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
-CREATE TABLE IF NOT EXISTS users (number INTEGER PRIMARY KEY, account TEXT, name TEXT);
-CREATE TABLE IF NOT EXISTS posts (
+CREATE TABLE inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
+CREATE TABLE posts (
     community TEXT, number INTEGER, author TEXT, date TEXT, title TEXT, body TEXT, licence TEXT,
     words INTEGER, digest BLOB, UNIQUE (community, number)
 );
 """
 # Made when all posts are there: one by one each would have to be sorted in.
-_ORDERS = """
-CREATE INDEX IF NOT EXISTS by_author ON posts (author, date, community, number, words, digest);
-CREATE INDEX IF NOT EXISTS by_text ON posts (digest, date, community, number);
-"""
+_ORDERS = (
+    "CREATE INDEX by_author ON posts (author, date, community, number, words, digest)",
+    "CREATE INDEX by_text ON posts (digest, date, community, number)",
+)
 # Of posts with the same body the first one counts: what is asked twice, or in two communities, would stand in its own
 # asker's profile; and what two authors have could stand in two splits.
 _IS_COPY = """(digest IS NOT NULL AND EXISTS (
@@ -58,8 +57,6 @@ class PostIndex:
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
-            if self._file.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("damaged")
             if version == 0 and self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
                 raise sqlite3.DatabaseError("made by something else")
             if version != LAYOUT:
@@ -72,22 +69,24 @@ class PostIndex:
         self._file.close()
 
     def fill(self, paths: Sequence[Path]) -> None:
-        """Have the posts of exactly these inputs, in this order; what was read before is not read again."""
+        """Have the posts of exactly these inputs, in this order; nothing is read where they are there."""
         wanted = [_identity(path) for path in paths]
-        there = self._identities()
-        if there != wanted[: len(there)]:
+        if (there := self._identities()) == wanted:
+            return
+        if there:
             announce(f"{self._path}: is of other inputs, and made anew")
-            self._clear()
-            there = []
-        if len(there) < len(paths):
-            for place in range(len(there), len(paths)):
-                announce(f"reading {paths[place]}")
-                with self._telling():
-                    counts = self._add(paths[place], place, wanted[place])
-                announce(f"{paths[place]}: {told_of(counts)}")
+        self._clear()
+        with self._telling(), self._file:  # rolls back where an error leaves it
+            self._file.execute("BEGIN")
+            for place, path in enumerate(paths):
+                announce(f"reading {path}")
+                counts = self._add(path)
+                identity = json.dumps(wanted[place])
+                self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, identity, json.dumps(counts)))
+                announce(f"{path}: {told_of(counts)}")
             announce("putting the posts in order")
-        with self._telling():
-            self._file.executescript(_ORDERS)
+            for order in _ORDERS:
+                self._file.execute(order)
 
     def identity(self) -> list[Any]:
         """Differs where an input does."""
@@ -139,46 +138,24 @@ class PostIndex:
         return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
 
     def _clear(self) -> None:
-        drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts; DROP TABLE IF EXISTS users;"
+        drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts;"
         # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
-    def _add(self, path: Path, place: int, identity: list[Any]) -> dict[str, int]:
-        """One input, whole or not at all."""
+    def _add(self, path: Path) -> dict[str, int]:
+        """Add an input's posts; returns what was kept and what was not."""
         counts: Counter[str] = Counter(questions=0)
-        with self._file:  # rolls back where an error leaves it
-            self._file.execute("BEGIN")
-            if path.suffix == ".jsonl":
-                posts = read_sepqa(path, counts)
-            else:
-                self._read_users(path)
-                posts = read_dump(path, self._user, counts)
-            for post in posts:
-                words = post.body.casefold().split()
-                added = self._file.execute(
-                    "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (*astuple(post), len(words), digest(words)),
-                ).rowcount
-                counts["questions" if added else _TWICE] += 1
-            if not counts["questions"] and not counts[_TWICE]:
-                raise UserError(
-                    f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's"
-                )
-            self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, json.dumps(identity), json.dumps(counts)))
+        posts = read_sepqa(path, counts) if path.suffix == ".jsonl" else read_dump(path, _read_users(path), counts)
+        for post in posts:
+            words = post.body.casefold().split()
+            added = self._file.execute(
+                "INSERT OR IGNORE INTO posts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*astuple(post), len(words), digest(words)),
+            ).rowcount
+            counts["questions" if added else _TWICE] += 1
+        if not counts["questions"] and not counts[_TWICE]:
+            raise UserError(f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's")
         return dict(counts)
-
-    def _read_users(self, path: Path) -> None:
-        """Read the users of a dump; without its Users.xml there are none, and it is said."""
-        self._file.execute("DELETE FROM users")
-        if (beside := users_of(path)).is_file():
-            rows = ((number, user.account, user.name) for number, user in read_users(beside))
-            self._file.executemany("INSERT OR IGNORE INTO users VALUES (?, ?, ?)", rows)
-        else:
-            announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
-
-    def _user(self, number: int) -> User | None:
-        found = self._file.execute("SELECT account, name FROM users WHERE number = ?", (number,)).fetchone()
-        return found and User(*found)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -193,6 +170,14 @@ class PostIndex:
 def digest(words: list[str]) -> bytes | None:
     """The same for bodies of the same words; None where there are none."""
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
+
+
+def _read_users(path: Path) -> dict[int, User]:
+    """The users of a dump by number; without its Users.xml there are none, and it is said."""
+    if (beside := users_of(path)).is_file():
+        return dict(read_users(beside))
+    announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
+    return {}
 
 
 def users_of(path: Path) -> Path:

@@ -7,19 +7,18 @@ network its authors are. SE-PQA is JSON Lines, whose texts have no markup any mo
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
 from utils.cli import UserError
 from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
 
-CHUNK = 1 << 16  # bytes of XML that are parsed at a time
 NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
@@ -31,12 +30,11 @@ _BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
 _ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # text of which some goes or is marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
-_LONGEST_FORBIDDEN = len(b"&#xFFFE;")
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
 _ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
-COMMUNITY = re.compile(r"[\w.-]+")
+COMMUNITY = r"^[\w.-]+$"
 _NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
-_SEPQA_ID = re.compile(rf"({COMMUNITY.pattern})_({_NUMBER.pattern})")
+_SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 
 @dataclass(frozen=True)
@@ -56,8 +54,7 @@ class Post:
         return f"{self.community}_{self.number}"
 
 
-@dataclass(frozen=True)
-class User:
+class User(NamedTuple):
     """Whose account of the network a community's user is (None: not known), and what they are called there."""
 
     account: str | None
@@ -67,7 +64,7 @@ class User:
 def community_of(path: Path) -> str:
     """Whose dump this is: its folder's name; UserError where that is no name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
-    if not COMMUNITY.fullmatch(name):
+    if not re.fullmatch(COMMUNITY, name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
     return name
 
@@ -79,13 +76,8 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
-def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a Posts.xml.
-
-    Args:
-        user_of: the user with a number, if it is known.
-        counts: counts what else is there, by what it lacks.
-    """
+def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> Iterator[Post]:
+    """Yield the questions in a Posts.xml; `counts` gets what else is there, by what it lacks."""
     community = community_of(path)
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
@@ -99,7 +91,7 @@ def read_dump(path: Path, user_of: Callable[[int], User | None], counts: Counter
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
         else:
-            user = user_of(int(owner)) or User(None, "")
+            user = users.get(int(owner), User(None, ""))
             author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
             link = f"https://{host}/users/{owner}"
             licence = row.get("ContentLicense") or licence_of(date)
@@ -118,10 +110,10 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
     parser = etree.XMLPullParser(("end",), tag="row", resolve_entities=False, no_network=True)
     try:
         with open(path, "rb") as file:
-            for chunk in _chunks(file):
-                if b"<!DOCTYPE" in chunk:
+            for line in read_lines(file):  # a row each
+                if b"<!DOCTYPE" in line:
                     raise UserError(f"{path}: declares a document type, which no dump does; it is not read")
-                parser.feed(_FORBIDDEN.sub(b"", chunk))
+                parser.feed(_FORBIDDEN.sub(b"", line))
                 for _, row in parser.read_events():
                     yield dict(row.attrib)
                     row.getparent().remove(row)  # else the tree would grow as large as the file
@@ -130,18 +122,6 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
         raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-
-
-def _chunks(file: BinaryIO) -> Iterator[bytes]:
-    """The file in parts, of which none ends within a reference that is to be found."""
-    rest = b""
-    while read := file.read(CHUNK):
-        chunk = rest + read
-        begun = chunk.rfind(b"&", -_LONGEST_FORBIDDEN)
-        end = len(chunk) if begun == -1 else begun
-        rest = chunk[end:]
-        yield chunk[:end]
-    yield rest
 
 
 def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:

@@ -124,11 +124,6 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
     return [str(path) for path in paths for path in (path if isinstance(path, list) else [path])]
 
 
-def cached_blob(path: Path) -> Path:
-    """Return the target of a file in the cache, named by its SHA-256 if it is large; it may be a link itself."""
-    return path.parent / path.readlink() if path.is_symlink() else path
-
-
 @contextmanager
 def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[None]:
     """Make the errors of the hub's client the user's: its own text may repeat what was sent, the token too.
@@ -139,34 +134,32 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
     """
     from huggingface_hub import constants, errors
 
+    mistakes = {  # the first one that fits: a gated repository counts as not found
+        errors.GatedRepoError: f"{name}: a gated dataset; ask for access on its page, then `hf auth login`",
+        errors.RepositoryNotFoundError: f"{name}: no such folder, and no such dataset on the hub, or a private one "
+        "(`hf auth login`)",
+        errors.RevisionNotFoundError: f"--revision {revision}: {name} has no such branch, tag or commit",
+        errors.HFValidationError: f"{name!r}: neither a folder nor a name that a dataset on the hub can have",
+    }
     try:
         yield
-    except errors.GatedRepoError:
-        raise UserError(f"{name}: a gated dataset; ask for access on its page, then `hf auth login`") from None
-    except errors.RepositoryNotFoundError:
-        nowhere = "no such folder, and no such dataset on the hub, or a private one (`hf auth login`)"
-        raise UserError(f"{name}: {nowhere}") from None
-    except errors.RevisionNotFoundError:
-        raise UserError(f"--revision {revision}: {name} has no such branch, tag or commit") from None
-    except errors.HFValidationError:
-        raise UserError(f"{name!r}: neither a folder nor a name that a dataset on the hub can have") from None
+    except tuple(mistakes) as error:
+        raise UserError(next(told for kind, told in mistakes.items() if isinstance(error, kind))) from None
     except (errors.HTTPError, OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk
             error.filename = error.filename or cache_dir
             raise
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
-        problem = f"the hub cannot be reached ({type(cause).__name__})"
-        if status is not None:
-            problem = f"the hub answers {status}"
-        elif "Consistency check" in str(error):
-            problem = "a file came with another size than the hub says"
         if status is not None and status < 500:
-            problem += "; is the token right (`hf auth whoami`)?"
-            raise UserError(f"{name}: cannot be downloaded: {problem}") from None
+            told = f"the hub answers {status}; is the token right (`hf auth whoami`)?"
+            raise UserError(f"{name}: cannot be downloaded: {told}") from None
         copy = "without internet copy the dataset's folder here and give it as --dataset_name"
         if constants.HF_HUB_OFFLINE:
             missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
             raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
+        problem = f"the hub answers {status}" if status else f"the hub cannot be reached ({type(cause).__name__})"
+        if "Consistency check" in str(error):
+            problem = "a file came with another size than the hub says"
         again = f"run the same command again, or {copy}"
         raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None

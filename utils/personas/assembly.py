@@ -10,7 +10,7 @@ import hashlib
 import json
 import random
 import uuid
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -21,13 +21,16 @@ from utils.files.manifest import file_hash, publish_staged
 from utils.files.writing import open_whole, staged_path
 from utils.parsing.letters import LETTERS
 from utils.personas import blocks
-from utils.personas.blocks import CountTokens, Message, Topics
-from utils.personas.choosing import Asked, Entry, choose_questions, find_questions
+from utils.personas.blocks import FEW_BLOCKS, Block, CountTokens, Message, MessageId, Topics
 from utils.personas.inputs import PERIODS, read_values
 
 SIZES = {"32k": (32_000, 10), "128k": (128_000, 20), "1M": (1_000_000, 60)}  # tokens, blocks
+FILES = ("personas", "conversations", "small_talk", "questions")
 FULL = 0.9  # share of a size's tokens that a history may have
 NAMESPACE = uuid.UUID("6f1d7c0e-54b5-4e0c-9a51-0d6c3f0c8a27")  # fixed: the same question has the same id in every run
+UNFILTERED = "track_full_preference_evolution"
+MOST_GUESSED = 1  # right ones of three tries without the history
+KEPT_SHARE = 0.5  # of questions about earlier blocks of a long history
 COLUMNS = (
     "persona_id", "question_id", "question_type", "topic", "context_length_in_tokens", "context_length_in_letters",
     "distance_to_ref_in_blocks", "distance_to_ref_in_tokens", "num_irrelevant_tokens",
@@ -36,31 +39,9 @@ COLUMNS = (
 )  # fmt: skip
 
 
-class Settings(NamedTuple):
-    """The flags that decide what is assembled.
-
-    Attributes:
-        size: a name in SIZES.
-        n_blocks: blocks per history, or fewer if the persona has fewer.
-        n_variants: orders per history; T's last block is at the end and near the beginning in turns.
-        filter_questions: drop questions that were guessed without the history.
-    """
-
-    size: str
-    n_blocks: int
-    n_variants: int
-    seed: int
-    filter_questions: bool
-
-
-class Inputs(NamedTuple):
-    """The values in the files of earlier steps, by key; `without` counts the keys without a value."""
-
-    personas: dict[str, Any]
-    conversations: dict[str, Any]
-    small_talk: dict[str, Any]
-    questions: dict[str, Any]
-    without: Counter[str]
+Settings = Mapping[str, Any]  # the flags --size, --n_blocks, --n_variants, --seed and --filter_questions
+Inputs = dict[str, dict[str, Any]]  # by file of an earlier step its values by key
+Entry = Mapping[str, Any]  # a question in questions.json
 
 
 class Row(NamedTuple):
@@ -94,22 +75,19 @@ class History:
 
 def read_inputs(folder: Path) -> Inputs:
     """Read the files of earlier steps; UserError if one is missing or damaged."""
-    values, without = [], Counter[str]()
-    for name in Inputs._fields[:-1]:
-        file = read_values(folder / f"{name}.json")
-        values.append({key: value for key, value in file.items() if value is not None})
-        without[f"entries of {name}.json without a value"] = len(file) - len(values[-1])
-    return Inputs(*values, without)
+    return {name: read_values(folder / f"{name}.json") for name in FILES}
 
 
 def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
     """Yield a part per persona, so that only one persona's histories are in memory; each message is counted once."""
-    yield Assembled({}, [], inputs.without)
-    small_talk = blocks.make_small_talk(inputs.small_talk, count_tokens)
-    for persona in sorted(inputs.personas, key=lambda name: (len(name), name)):
-        card, talks = inputs.personas[persona]["card"], of_persona(inputs.conversations, persona)
+    without = {f"entries of {name}.json without a value": [*its.values()].count(None) for name, its in inputs.items()}
+    yield Assembled({}, [], Counter(without))
+    values = {name: {key: one for key, one in its.items() if one is not None} for name, its in inputs.items()}
+    small_talk = blocks.make_small_talk(values["small_talk"], count_tokens)
+    for persona in sorted(values["personas"], key=lambda name: (len(name), name)):
+        card, talks = values["personas"][persona]["card"], of_persona(values["conversations"], persona)
         topics = {topic: blocks.make_blocks(persona, card, topic, talk, count_tokens) for topic, talk in talks.items()}
-        yield assemble_persona(persona, topics, small_talk, of_persona(inputs.questions, persona), settings)
+        yield assemble_persona(persona, topics, small_talk, of_persona(values["questions"], persona), settings)
 
 
 def of_persona(values: Mapping[str, Any], persona: str) -> dict[str, Any]:
@@ -125,9 +103,9 @@ def assemble_persona(
     settings: Settings,
 ) -> Assembled:
     """Make a persona's histories and rows; a persona without any row has no histories either."""
-    key, limit = f"{settings.seed}:{persona}:{settings.size}", round(FULL * SIZES[settings.size][0])
-    counts = Counter({"personas": 1})
-    chosen = blocks.choose_blocks(topics, settings.n_blocks, limit, key)
+    size, key = settings["size"], f"{settings['seed']}:{persona}:{settings['size']}"
+    limit, counts = round(FULL * SIZES[size][0]), Counter({"personas": 1})
+    chosen = blocks.choose_blocks(topics, settings["n_blocks"], limit, key)
     if chosen is None:
         return Assembled({}, [], counts + Counter({"personas without a topic within the limit, dropped": 1}))
     drawn, far = chosen
@@ -136,16 +114,16 @@ def assemble_persona(
     counts["blocks over the limit, dropped"] = sum(map(len, drawn.values())) - counts["blocks"]
     counts["personas without a topic of all periods"] = int(len(kept[far]) < len(PERIODS))
     orders = [blocks.order_blocks(kept, far, number % 2 == 1, random.Random(f"{key}:order:{number}"))
-              for number in range(settings.n_variants)]  # fmt: skip
+              for number in range(settings["n_variants"])]  # fmt: skip
     histories = []
     for number, order in enumerate(orders):
         messages, talk_counts = blocks.add_small_talk(order, small_talk, limit, random.Random(f"{key}:talk:{number}"))
         histories.append(History(messages))
         counts.update(talk_counts)
     found, places = find_questions(persona, questions, kept, far), histories[0].places
-    asked, dropped = choose_questions(found, kept, orders[0], places, settings.filter_questions, key)
+    asked, dropped = choose_questions(found, kept, orders[0], places, settings["filter_questions"], key)
     counts.update(dropped)
-    rows = [make_row(persona, one, history, settings, number)
+    rows = [make_row(persona, one, history, f"{size}:{settings['seed']}:{number}")
             for number, history in enumerate(histories) for one in asked]  # fmt: skip
     contexts = {history.id: history.messages for history in histories if rows}
     counts.update({"histories": len(contexts), "questions": len(asked), "rows": len(rows)})
@@ -153,7 +131,93 @@ def assemble_persona(
     return Assembled(contexts, rows, counts)
 
 
-def make_row(persona: str, one: Asked, history: History, settings: Settings, variant: int) -> Row:
+# Which questions are asked
+
+
+class Asked(NamedTuple):
+    """A question, the message that it is asked before (None: at the end) and the one that it refers to."""
+
+    topic: str
+    entry: Entry
+    place: MessageId | None
+    reference: MessageId
+    is_of_last: bool  # of T's last block
+
+
+def is_guessed(entry: Entry) -> bool:
+    """Say whether the filter drops a question: more than one of its tries without the history was right."""
+    exempt = entry["type"] == UNFILTERED or entry["is_line"]
+    return not exempt and (entry["blind"] or []).count(True) > MOST_GUESSED
+
+
+def find_questions(persona: str, questions: Mapping[str, list[Entry]], topics: Topics, far: str) -> list[Asked]:
+    """List the questions of all topics, in an order that does not depend on the files'."""
+    found = []
+    for topic, entries in questions.items():
+        for entry in sorted(entries, key=lambda entry: entry["id"]):
+            place, reference = (its and MessageId(persona, topic, its["period"], its["event"], 0, "user")
+                                for its in (entry["place"], entry["reference"]))  # fmt: skip
+            is_of_last = topic == far and entry["period"] == topics[far][-1].period
+            found.append(Asked(topic, entry, place, reference, is_of_last))
+    return found
+
+
+def drop_reason(one: Asked, topics: Topics, places: Mapping[MessageId, int], filter_questions: bool) -> str:
+    """Say why a question cannot be asked, or nothing; `places` are those of the messages in any variant.
+
+    A topic's periods are in the same order in all variants, so one decides for all.
+    """
+    if one.entry["period"] not in {block.period for block in topics.get(one.topic, ())}:
+        return "block not in the history"
+    if filter_questions and is_guessed(one.entry):
+        return "guessed without the history"
+    if not one.is_of_last and one.place is not None:
+        return "earlier block, asked in the text"
+    if not one.is_of_last and one.entry["later_update"]:
+        return "earlier block, updated later"
+    if one.reference not in places:
+        return "reference not in the history"
+    if one.place is not None and one.place not in places:
+        return "place not in the history"
+    if one.place is not None and places[one.place] <= places[one.reference]:
+        return "not asked after its reference"
+    return ""
+
+
+def choose_questions(
+    found: list[Asked], topics: Topics, order: list[Block], places: Mapping[MessageId, int], filter_: bool, key: str
+) -> tuple[list[Asked], Counter[str]]:
+    """Choose the questions to ask, and count the others by reason.
+
+    Of T's last block all are asked. Of each earlier block one per type is asked, at the end of the history, and only if
+    the same thing does not change later.
+
+    Args:
+        order: the first variant's blocks. In a long history, questions about earlier blocks are kept with probability
+            KEPT_SHARE, except about those of the topic that it begins with.
+        places: of the first variant's messages.
+    """
+    groups, kept, counts = defaultdict(list), [], Counter[str]()
+    for one in found:
+        if reason := drop_reason(one, topics, places, filter_):
+            counts[f"questions dropped: {reason}"] += 1
+        else:
+            groups[one.topic, one.entry["period"], one.entry["id" if one.is_of_last else "type"]].append(one)
+    for group, members in groups.items():
+        one = random.Random(f"{key}:one:{group}").choice(members)
+        counts["questions dropped: not drawn of their type and block"] += len(members) - 1
+        is_sure = one.is_of_last or len(order) <= FEW_BLOCKS or one.topic == order[0].topic
+        if is_sure or random.Random(f"{key}:keep:{one.entry['id']}").random() < KEPT_SHARE:
+            kept.append(one)
+        else:
+            counts["questions dropped: not drawn, long history"] += 1
+    return kept, counts
+
+
+# The files
+
+
+def make_row(persona: str, one: Asked, history: History, variant: str) -> Row:
     """Make a row of the table.
 
     Lengths are those of the messages before the question. The distance to the reference counts its first user message
@@ -164,7 +228,7 @@ def make_row(persona: str, one: Asked, history: History, settings: Settings, var
     end = len(history.messages) if one.place is None else history.places[one.place]
     asked_in = history.blocks[-1 if one.place is None else end]
     distance, length = history.tokens[end] - history.tokens[begin], history.tokens[end]
-    identity = f"{entry['id']}:{settings.size}:{settings.seed}:{variant}"
+    identity = f"{entry['id']}:{variant}"
     options = [entry["answer"], *entry["wrong"]]
     shown = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
     lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, shown, strict=True)]

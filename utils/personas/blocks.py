@@ -61,11 +61,6 @@ class Block(NamedTuple):
 Topics = dict[str, list[Block]]  # the blocks of each topic, in the order of PERIODS
 
 
-def section_id(persona: str, topic: str, place: Mapping[str, str]) -> MessageId:
-    """Name the first user message of the section that a question's place or reference points to."""
-    return MessageId(persona, topic, place["period"], place["event"], 0, "user")
-
-
 def make_blocks(
     persona: str, card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens
 ) -> list[Block]:

@@ -20,24 +20,6 @@ LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "ne
 NUM_HOBBIES = 20  # per topic, half of them liked at first
 GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period, and in a later one
 MOST_DAYS_LATER = 6  # from a period's last event to its conversation
-_NUM_LATER = len(PERIODS) - 1
-# By step and prompt: calls per record, and tokens in and out per call besides the prompt's own, which are guesses.
-COSTS = {
-    "personas": {
-        "persona": (1, 50, 150),
-        "general_history": (1, 400, 60 * GENERAL_EVENTS),
-        "general_later": (_NUM_LATER, 2000, 80 * LATER_EVENTS),
-    },
-    "conversations": {
-        "hobbies": (1, 1500, 400),
-        "topic_history": (1, 2200, 80 * TOPIC_EVENTS),
-        "topic_later": (_NUM_LATER, 5500, 100 * LATER_EVENTS),
-        "warm_up": (1, 300, 100),
-        "conversation": (len(PERIODS), 6000, 2500),
-        "section": (TOPIC_EVENTS + _NUM_LATER * LATER_EVENTS + len(PERIODS), 250, 450),
-    },
-    "small_talk": {"small_talk": (2, 400, 500), "follow_up": (1, 600, 40)},
-}
 
 
 async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] | None:

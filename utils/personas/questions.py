@@ -8,96 +8,57 @@ mention the first. If they mention only one, it is about that one, and is asked 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, permutations
-from typing import Any
+from typing import Any, NamedTuple
 
 from utils.benchmarks.personamem import TYPES, options_text
 from utils.parsing.letters import LETTERS
 from utils.personas import replies
 from utils.personas.asking import Asking
-from utils.personas.conversations import LATER_EVENTS, TOPIC_EVENTS
 from utils.personas.inputs import PERIODS
 
 TRIES = 3  # attempts to answer a question without any history
 NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
-CHANGES = 6  # a guess: of ten later events that many change an earlier one, as the prompts ask
-AGAIN = 2  # a guess: that many of these change an event that was itself a change
 Entry = dict[str, Any]
 
 
-def costs_of_questions(periods: Sequence[str]) -> dict[str, tuple[int, int, int]]:
-    """Estimate the calls for questions about one topic's events in these periods, as `COSTS` does for other steps."""
-    later = len({*periods} - {PERIODS[0]})
-    events = TOPIC_EVENTS * (PERIODS[0] in periods) + LATER_EVENTS * later
-    numbers = dict.fromkeys(("facts", "latest", "recommendation"), events)
-    numbers |= dict.fromkeys(("ideas", "evolution", "scenario", "reasons"), CHANGES * later)
-    wrong = {f"{name}_wrong": number for name, number in numbers.items()}
-    numbers["reasons_line"] = AGAIN * later
-    wrong["reasons_wrong"] += AGAIN * later
-    costs = {name: (number, 300, 150) for name, number in numbers.items()}
-    costs |= {name: (number, 250, 250) for name, number in wrong.items()}
-    return costs | {"blind": (TRIES * sum(wrong.values()), 350, 10)}
+class Told(NamedTuple):
+    """The facts behind the questions about one event."""
 
-
-@dataclass(frozen=True)
-class Told:
-    """The facts behind the questions about one event.
-
-    Attributes:
-        chain: the event and, if it is a change, all older ones about the same thing, newest first.
-        told: the part of the chain that the conversations mention, newest first.
-        lines: the period and the turns of each event's section, by the event's date.
-    """
-
-    chain: Sequence[Mapping[str, Any]]
-    told: Sequence[Mapping[str, Any]]
-    lines: Mapping[str, tuple[str, list[dict[str, str]]]]
+    chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
+    told: list[Entry]  # the part of the chain that the conversations mention, newest first
+    lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date the period and turns of its section
+    course: list[Entry]  # of what is told the first event and the changes since, oldest first
+    has_turned: bool  # two events are told, and the thing is liked in only one of them
 
     @property
-    def is_update(self) -> bool:
-        return self.chain[0]["changes"] is not None
-
-    @property
-    def has_turned(self) -> bool:
-        """The conversations mention two events, and the thing is liked in only one of them."""
-        return len(self.told) > 1 and self.told[0]["is_liked"] != self.told[1]["is_liked"]
-
-    @property
-    def course(self) -> list[Mapping[str, Any]]:
-        """The first event and the changes since, oldest first, as far as the conversations mention them."""
-        told = [*reversed(self.told)]
-        return told[:1] + [one for before, one in pairwise(told) if one["is_liked"] != before["is_liked"]]
-
-    @property
-    def about(self) -> Mapping[str, Any]:
+    def about(self) -> Entry:
         return self.told[min(1, len(self.told) - 1)]
 
-    def user_line(self, event: Mapping[str, Any]) -> str:
+    def user_line(self, event: Entry) -> str:
         return self.lines[event["date"]][1][0]["user"]
 
-    def place(self, event: Mapping[str, Any]) -> dict[str, str]:
+    def place(self, event: Entry) -> dict[str, str]:
         return {"period": self.lines[event["date"]][0], "event": event["date"]}
 
 
 def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
     """The events of these periods that have a section, in order."""
     events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
-    lines = {
-        section["event"]: (period, section["turns"])
-        for period, its in topic["periods"].items()
-        for section in its["sections"]
-        if section["event"]
-    }
+    lines = {section["event"]: (period, section["turns"]) for period, its in topic["periods"].items()
+             for section in its["sections"] if section["event"]}  # fmt: skip
     found = []
     for date in (date for date, (period, _) in lines.items() if period in periods):
         chain = [events[date]]
         if events[date]["changes"] is not None:
             older = [one for one in events.values() if one["thing"] == chain[0]["thing"] and one["date"] < date]
             chain += sorted(older, key=lambda one: one["date"], reverse=True)
-        found.append(Told(chain, [event for event in chain if event["date"] in lines], lines))
+        told = [event for event in chain if event["date"] in lines]
+        turns = [one for before, one in pairwise(told[::-1]) if one["is_liked"] != before["is_liked"]]
+        has_turned = len(told) > 1 and told[0]["is_liked"] != told[1]["is_liked"]
+        found.append(Told(chain, told, lines, [told[-1], *turns], has_turned))
     return found
 
 
@@ -110,7 +71,7 @@ async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequ
 async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
     """The questions about one event, in the order of the paper's types."""
     event, thing = its.chain[0], its.chain[0]["thing"]
-    period = its.lines[event["date"]][0]
+    period, is_update = its.lines[event["date"]][0], event["changes"] is not None
     changed_in = [
         name for name in PERIODS for one in topic["periods"].get(name, {}).get("events", [])
         if one["thing"] == thing and one["changes"] and one["date"] > event["date"]
@@ -136,25 +97,16 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
         if asked is None:
             return None
         suffix = "/line" if is_line and type_ == REASONS else ""
-        reference = its.place(its.told[0] if at_end else its.about)
-        its_id = f"{asking.id}/{event['date']}/{type_}{suffix}"
-        entry = {
-            "id": its_id,
-            "type": type_,
-            **common,
-            **asked,
-            "place": place,
-            "reference": reference,
-            "is_line": is_line,
-        }
+        entry = {"id": f"{asking.id}/{event['date']}/{type_}{suffix}", "type": type_, **common, **asked, "place": place}
+        entry |= {"reference": its.place(its.told[0] if at_end else its.about), "is_line": is_line}
         return {**entry, "blind": await _answer_blind(asking, entry)}
 
     wanted = [make(FACTS, "facts", hint=thing), make(LATEST, "latest"), make(RECOMMENDATION, "recommendation")]
-    if its.is_update and values["others"].count("\n") == NUM_IDEAS - 1:
+    if is_update and values["others"].count("\n") == NUM_IDEAS - 1:
         wanted.append(make(IDEAS, "ideas"))
-    if its.is_update and len(its.course) > 1:
+    if is_update and len(its.course) > 1:
         wanted.append(make(EVOLUTION, "evolution", is_line=True))
-    if its.is_update and its.has_turned:
+    if is_update and its.has_turned:
         wanted += [make(SCENARIO, "scenario", at_end=True), make(REASONS, "reasons", at_end=True)]
         if its.told[1]["reason"]:
             wanted.append(make(REASONS, "reasons_line", is_line=True))
@@ -185,13 +137,10 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
     """
     texts = [entry["answer"], *entry["wrong"]]
     orders = asking.random(entry["id"]).sample(list(permutations(range(len(texts)))), TRIES)
-    letters = await asyncio.gather(
-        *(asking.choose_blind(entry["question"], options_text([texts[place] for place in order])) for order in orders)
-    )
-    return [
-        None if letter is None else order[LETTERS.index(letter)] == 0
-        for letter, order in zip(letters, orders, strict=True)
-    ]
+    shown = [options_text([texts[place] for place in order]) for order in orders]
+    letters = await asyncio.gather(*(asking.choose_blind(entry["question"], options) for options in shown))
+    tries = zip(letters, orders, strict=True)
+    return [None if letter is None else order[LETTERS.index(letter)] == 0 for letter, order in tries]
 
 
 def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:

@@ -132,43 +132,38 @@ def check_history(
 
 
 def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
-    """What is wrong with an event, given the earlier ones by date and the newest one about each thing."""
+    """The first fault of an event, given the earlier ones by date and the newest one about each thing.
+
+    A preference must change if and only if the event names an older one.
+    """
+    is_change, old, reason = event.changes is not None, known.get(event.changes), (event.reason or "").strip()
+    faults = {
+        "an event's date is not a valid YYYY-MM-DD": not _is_date(event.date),
+        "an event is not after the period before": event.date <= after,
+        "two events have the same date": event.date in known,
+        "an event has no text": not event.event.strip(),
+        "an event changes an unknown or later event": is_change and old is None,
+        "an event changes another without a reason": is_change and not reason,
+        "an event has a reason but changes nothing": reason and not is_change,
+    }
+    if hobbies:
+        last = newest.get(event.thing)
+        is_other = event.is_liked != (hobbies.get(event.thing) if last is None else last["is_liked"])
+        faults |= {
+            "an event's thing is not one of the hobbies": event.thing not in hobbies,
+            "a preference changes, but the event names no older event": is_other and not is_change,
+            "an event changes an event about another thing": old and old["thing"] != event.thing,
+            "an event does not change the newest event about its thing": is_change and old is not last,
+            "an event names an older event, but the preference stays the same": is_change and not is_other,
+        }
+    return next((fault for fault, is_so in faults.items() if is_so), None)
+
+
+def _is_date(text: str) -> bool:
     try:
-        is_date = date.fromisoformat(event.date).isoformat() == event.date < LATEST
+        return date.fromisoformat(text).isoformat() == text < LATEST
     except ValueError:
-        is_date = False
-    if not is_date:
-        return "an event's date is not a valid YYYY-MM-DD"
-    if event.date <= after:
-        return "an event is not after the period before"
-    if event.date in known:
-        return "two events have the same date"
-    if not event.event.strip():
-        return "an event has no text"
-    if event.changes is not None and event.changes not in known:
-        return "an event changes an unknown or later event"
-    if (event.changes is None) != (not (event.reason or "").strip()):
-        return (
-            "an event changes another without a reason"
-            if event.changes
-            else "an event has a reason but changes nothing"
-        )
-    return _preference_fault(event, newest, known, hobbies) if hobbies else None
-
-
-def _preference_fault(event: Event, newest: dict, known: dict, hobbies: dict[str, bool]) -> str | None:
-    """What is wrong with an event's preference: it must change if and only if the event names an older one."""
-    if event.thing not in hobbies:
-        return "an event's thing is not one of the hobbies"
-    last = newest.get(event.thing)
-    was_liked = hobbies[event.thing] if last is None else last["is_liked"]
-    if event.changes is None:
-        return "a preference changes, but the event names no older event" if event.is_liked != was_liked else None
-    if known[event.changes]["thing"] != event.thing:
-        return "an event changes an event about another thing"
-    if known[event.changes] is not last:
-        return "an event does not change the newest event about its thing"
-    return "an event names an older event, but the preference stays the same" if event.is_liked == was_liked else None
+        return False
 
 
 # Conversations

@@ -11,8 +11,7 @@ from typing import Any
 from utils.benchmarks.personamem import TYPES
 from utils.building.reading_page import Section, Shown
 from utils.parsing.letters import LETTERS
-from utils.personas.assembly import Row
-from utils.personas.choosing import is_guessed
+from utils.personas.assembly import Row, is_guessed
 from utils.tables.formats import Cell, Table, to_markdown
 
 ALL = "all types"

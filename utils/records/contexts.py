@@ -10,76 +10,70 @@ what a system message opens; these messages, which hold the persona card, are no
 import hashlib
 import json
 import os
-import re
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, overload
+from typing import Annotated, Any, Literal, TypedDict, overload
+
+import msgspec
 
 from prompts import Messages
-from utils.benchmarks.checks import is_unicode
 from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
-from utils.files.json_files import read_json, read_lines, refuse_repeated_names
+from utils.cli.errors import quote
+from utils.files.json_files import read_lines
 from utils.files.writing import open_whole
 
 UNITS = ("message", "session")
-ROLES = ("system", "user", "assistant")
 CARD = "system"  # the role of the messages that open a session
 AT_HAND = 4  # contexts in memory: questions of one stand next to each other
 
-_KEY = re.compile(rb'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:')
-_KEY_BYTES = 4096  # at most, at the beginning of a line
+
+class _Message(TypedDict):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+_Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
 
 
 class ContextsFile:
-    """A file of contexts, each read when it is asked for; a few stay in memory.
+    """A file of contexts, held as it is; each is decoded when it is asked for, and a few stay decoded.
 
     Attributes:
         sha256: of the file, in hex.
     """
 
     def __init__(self, path: Path):
-        """Find where each context stands; UserError where the file is not there, or a line is no context."""
+        """UserError where the file is not there, or a line is no context."""
         self.path, digest = path, hashlib.sha256()
-        self._places: dict[str, tuple[int, int, int]] = {}  # by id: line, offset and length in bytes
-        self._at_hand: OrderedDict[str, tuple[Messages, list[int]]] = OrderedDict()
+        self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id where it stands, and its messages
+        # The messages of a context, and of each the number of its session; UserError where they are none.
+        self.read = lru_cache(AT_HAND)(self._read)
         if not path.is_file():
             raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
-        offset = 0
         with path.open("rb") as file:
             for number, line in enumerate(read_lines(file), 1):
                 digest.update(line)
-                if line.strip():
-                    context_id = _id_of(line, f"{path}: line {number}")
-                    if context_id in self._places:
-                        first = self._places[context_id][0]
-                        raise UserError(f"{path}: lines {first} and {number} both have id {quote(context_id)}")
-                    self._places[context_id] = number, offset, len(line)
-                offset += len(line)
+                if not line.strip():
+                    continue
+                for context_id, messages in _decode(line, dict[str, msgspec.Raw], f"{path}: line {number}").items():
+                    if context_id in self._lines:
+                        raise UserError(f"{path}: line {number}: id {quote(context_id)} is an earlier line's too")
+                    self._lines[context_id] = f"{path}: line {number}", messages
         self.sha256 = digest.hexdigest()
 
     def __contains__(self, context_id: str) -> bool:
-        return context_id in self._places
+        return context_id in self._lines
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._lines)
 
-    def read(self, context_id: str) -> tuple[Messages, list[int]]:
-        """The messages of a context, and of each the number of its session; UserError where they are none."""
-        if context_id not in self._at_hand:
-            number, offset, length = self._places[context_id]
-            with self.path.open("rb") as file:
-                file.seek(offset)
-                line = file.read(length)
-            messages = _messages_of(line, f"{self.path}: line {number}")
-            self._at_hand[context_id] = messages, _sessions_of(messages)
-            while len(self._at_hand) > AT_HAND:
-                self._at_hand.popitem(last=False)
-        self._at_hand.move_to_end(context_id)
-        return self._at_hand[context_id]
+    def _read(self, context_id: str) -> tuple[Messages, list[int]]:
+        where, line = self._lines[context_id]
+        messages = _decode(line, _Messages, where)
+        return messages, _sessions_of(messages)
 
 
 class Profile(Sequence):
@@ -167,21 +161,14 @@ def open_profile(record: Record, dataset: Path) -> Profile:
         raise UserError(f"{file.path}: not the file that {dataset} was made with; put that one there")
     if reference["context"] not in file:
         raise UserError(f"{where}: {file.path} has no context {quote(reference['context'])}")
-    if reference.get("unit", UNITS[0]) not in UNITS:
-        raise UserError(f"{where}: its 'unit' is {quote(reference['unit'])}, neither message nor session")
-    if "order" in reference and not _is_order(reference["order"]):
-        raise UserError(f"{where}: its 'order' is {kind(reference['order'])}; it must hold each item's number once")
+    if sorted(order := reference.get("order", [])) != [*range(len(order))]:
+        raise UserError(f"{where}: its 'order' must hold each item's number once")
     return Profile(file, reference, where)
 
 
-def _contexts_file(path: Path) -> ContextsFile:
-    """One for all the records that refer to it, until it changes."""
-    stat = path.stat() if path.is_file() else None
-    return _opened(path, stat and (stat.st_size, stat.st_mtime_ns))
-
-
 @lru_cache(maxsize=8)
-def _opened(path: Path, stamp: tuple[int, int] | None) -> ContextsFile:
+def _contexts_file(path: Path) -> ContextsFile:
+    """One for all the records that refer to it."""
     return ContextsFile(path)
 
 
@@ -201,94 +188,55 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
     return [profile[number] for number in order]
 
 
-def _is_order(found: Any) -> bool:
-    return (
-        isinstance(found, list)
-        and all(type(number) is int for number in found)
-        and sorted(found) == [*range(len(found))]
-    )
-
-
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
     """Records whose profiles refer to contexts of a file, called `name` beside the dataset, and how many were left out.
 
     Those of one context stand together, growing ends in order, so that an engine computes what they share once.
     UserError where a context is not there, or an end is none of it; with `skip_invalid` the latter is left out.
     """
-    kept, skipped = [], 0
-    for record in records:
-        place, where = record["profile"], f"id {quote(record['id'])}"
-        if place["context"] not in file:
-            raise UserError(f"{where}: {file.path} has no context {quote(place['context'])}")
-        kept.append(record)
     numbers = {context_id: number for number, context_id in enumerate(file)}
-    kept.sort(key=lambda record: (numbers[record["profile"]["context"]], record["profile"]["end"]))
-    referring = []
-    for record in kept:
+    placed = []
+    for record in records:
         context_id, end = record["profile"]["context"], record["profile"]["end"]
+        if context_id not in file:
+            raise UserError(f"id {quote(record['id'])}: {file.path} has no context {quote(context_id)}")
+        placed.append((numbers[context_id], end, record))
+    placed.sort(key=lambda one: one[:2])
+    referring = []
+    for _, end, record in placed:
+        context_id = record["profile"]["context"]
         most = len(file.read(context_id)[0])
         end = most if end is None else end  # the whole history
-        if not 0 < end <= most:
-            if not skip_invalid:
-                raise UserError(
-                    f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
-                    f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
-                )
-            skipped += 1
-            continue
-        profile = {"contexts": name, "sha256": file.sha256, "context": context_id, "end": end}
-        referring.append({**record, "profile": profile})
-    return referring, skipped
+        if 0 < end <= most:
+            profile = {"contexts": name, "sha256": file.sha256, "context": context_id, "end": end}
+            referring.append({**record, "profile": profile})
+        elif not skip_invalid:
+            raise UserError(
+                f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
+                f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
+            )
+    return referring, len(placed) - len(referring)
 
 
-def _id_of(line: bytes, where: str) -> str:
-    """A context's id, from the beginning of its line."""
-    found = _KEY.match(line[:_KEY_BYTES])
-    if found is None or not line.rstrip().endswith(b"}"):
-        raise UserError(f"{where} is no object with a context's id and its messages; is it cut short?")
-    return _parse(found[1], where)
-
-
-def _parse(text: bytes, where: str) -> Any:
+def _decode(text: bytes, form: Any, where: str) -> Any:
     try:
-        return json.loads(text, object_pairs_hook=refuse_repeated_names)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is no JSON: {error}") from None
-
-
-def _messages_of(line: bytes, where: str) -> Messages:
-    content = _parse(line, where)
-    if len(content) != 1 or not isinstance(messages := next(iter(content.values())), list) or not messages:
-        raise UserError(f"{where}: not one context's id with a list of messages")
-    return _checked(messages, where)
-
-
-def _checked(messages: list[Any], where: str) -> Messages:
-    for number, message in enumerate(messages):
-        if not isinstance(message, dict) or message.get("role") not in ROLES:
-            raise UserError(f"{where}: message {number} is no object with a role of {', '.join(ROLES)}")
-        if not isinstance(message.get("content"), str) or not is_unicode(message["content"]):
-            raise UserError(f"{where}: message {number}: its content is {kind(message.get('content'))}, not a text")
-    return [{"role": message["role"], "content": message["content"]} for message in messages]
+        return msgspec.json.decode(text, type=form)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def _sessions_of(messages: Messages) -> list[int]:
     """Of each message the number of its session, from 0; several system messages in a row open one."""
-    sessions, current, before = [], -1, None
-    for message in messages:
-        if current < 0 or (message["role"] == CARD and before != CARD):
-            current += 1
-        before = message["role"]
-        sessions.append(current)
-    return sessions
+    roles = ["", *(message["role"] for message in messages)]
+    opens = ((role == CARD and before != CARD) or not before for before, role in pairwise(roles))
+    return [number - 1 for number in accumulate(opens)]
 
 
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
     """Writes the messages under this key of JSON files, by context id; UserError if these are not plain texts."""
+    form = msgspec.defstruct("History", [(key, _Messages)])
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):
-            messages = content.get(key) if isinstance(content := read_json(history), dict) else None
-            if not isinstance(messages, list) or not messages:
-                raise UserError(f"{history}: no list of messages as {key!r}")
-            line = json.dumps({context_id: _checked(messages, str(history))}, ensure_ascii=False)
+            messages = getattr(_decode(history.read_bytes(), form, str(history)), key)
+            line = json.dumps({context_id: messages}, ensure_ascii=False)
             file.write(f"{line}\n".encode())

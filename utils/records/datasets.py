@@ -5,19 +5,20 @@ records hold. Fields we don't know are kept.
 """
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from utils.benchmarks import FIRST, task_of, tasks
-from utils.benchmarks.checks import check_id, check_json, check_text
-from utils.benchmarks.task import Record
+from utils.benchmarks.checks import check_field, check_id, check_json
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.cli.progress import announce_file
-from utils.files.json_files import read_json, read_json_lines
 from utils.records.contexts import open_profile
+from utils.records.stream import stream_records
 
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
@@ -25,23 +26,68 @@ def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
 
     `needs` is what the script goes on to use, as `Task.check` takes it. A UserError names file, record and field.
     """
-    path = Path(path)
-    announce_file("reading", path)
-    records = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)
-    if not isinstance(records, list):
-        raise UserError(f"{path}: holds {kind(records)}; a dataset is a JSON array of questions")
-    if not records:
-        raise UserError(f"{path}: holds no questions")
-    seen: dict[str, int] = {}
-    for number, record in enumerate(records):
-        check_record(record, f"{path}: record {number}", needs)
-        records[number] = with_profile(record, path, needs)
-        if record["id"] in seen:
-            raise UserError(
-                f"{path}: records {seen[record['id']]} and {number} both have id {quote(record['id'])}; ids are unique"
-            )
-        seen[record["id"]] = number
-    task_of(str(path), records)
+    return list(DatasetFile(path).scan(needs))
+
+
+class DatasetFile:
+    """The questions of a dataset on disk, each read when it is asked for by its number."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
+        self.task: Task | None = None  # their benchmark; likewise
+        self._needs: tuple[str, ...] = ()  # of `scan`
+        self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
+
+    def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
+        """Every record, checked as by `read_dataset`; afterwards each can be read again by its number."""
+        self.ids, self._places, self._needs = [], [], tuple(needs)
+        numbers: dict[str, int] = {}
+        announce_file("reading", self.path)
+        for number, (record, *place) in enumerate(stream_records(self.path)):
+            check_record(record, f"{self.path}: record {number}", self._needs)
+            if record["id"] in numbers:
+                both = f"records {numbers[record['id']]} and {number} both have id {quote(record['id'])}"
+                raise UserError(f"{self.path}: {both}; ids are unique")
+            numbers[record["id"]] = number
+            first = {"task": self.task.name if self.task else record.get("task", FIRST)}
+            self.task = task_of(str(self.path), [first, record])
+            self.ids.append(record["id"])
+            self._places.append(tuple(place))
+            yield with_profile(record, self.path, self._needs)
+        if not self.ids:
+            raise UserError(f"{self.path}: holds no questions")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, number: int) -> Record:
+        """The record of this number, its id a string; UserError where the file was changed since."""
+        offset, length = self._places[number]
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(offset)
+                record = json.loads(file.read(length).decode())
+            record["id"] = str(record["id"])
+        except (OSError, ValueError, TypeError, KeyError):
+            record = {"id": None}
+        if record["id"] != self.ids[number]:
+            raise UserError(f"{self.path}: was changed while it was read; run the same command again")
+        return with_profile(record, self.path, self._needs)
+
+
+def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:
+    """As `read_dataset`, but what a step does not use of profiles is left out: with long ones it is gigabytes.
+
+    Args:
+        num_items: items, from the first, that are used of a profile; None: all where `needs` names it, else none.
+    """
+    file, needs, records = DatasetFile(path), tuple(needs), []
+    for record in file.scan(needs):
+        if isinstance(record.get("profile"), list):
+            is_whole = num_items is None and "profile" in file.task.fields_for(needs)
+            record["profile"] = record["profile"][: None if is_whole else num_items or 0]
+        records.append(record)
     return records
 
 
@@ -52,7 +98,7 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     record["id"] = check_id(record.get("id"), where)
     where = f"{where} (id {quote(record['id'])})"
     task = tasks()[FIRST] if "task" not in record else task_of(where, [record])
-    check_text(record, where, "question")
+    check_field(record, where, "question")
     task.check(record, where, needs)
     check_json(record, where)
 

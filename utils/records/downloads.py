@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,11 +16,9 @@ from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import Server
 from utils.files.writing import open_whole, rename, staged_path, write_array
-from utils.models.hub_datasets import Source, cached_blob
+from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
-from utils.records.datasets import read_dataset
 from utils.records.originals import read_originals, table_rows
-from utils.records.stream import stream_parquet, stream_places
 
 
 def make_file(
@@ -52,29 +51,32 @@ def make_file(
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
     hashes = {name: file_hash(file) for name, file in files.items()}
-    what = ", ".join([*published.identity.values(), split])
-    figures: dict[str, Any] = {}
-    if beside is None:
-        figures["questions"] = write_questions(task, originals, source, files, path, what)
-    else:
-        try:
-            figures |= write_with_contexts(task, originals, source, files, path, beside, overwrite, skip_invalid)
-        finally:
-            staged_path(beside).unlink(missing_ok=True)
-    questions = figures["questions"]
-    expected, note = published.questions[split], ""
+    with telling_how_again(source, files):
+        if beside is None:
+            figures: dict[str, Any] = {"questions": write_questions(task, originals, files, path)}
+        else:
+            figures = write_with_contexts(task, originals, files, path, beside, overwrite, skip_invalid)
+    expected = published.questions[split]
     if expected is not None:
         figures["published_questions"] = {"number": expected, "source": published.said_by}
-        note = "" if questions == expected else f"; {published.said_by} says {expected}"
-    if figures.get("identical_options"):
-        right = f"{figures['identical_to_right']} of them with the right one"
-        note = f"; {figures['identical_options']} have two identical options, {right}{note}"
-    if figures.get("skipped"):
-        note = f"; {figures['skipped']} left out, which end at none of their messages{note}"
+    note = describe_figures(figures)
     figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
     publish_staged(path, {**run, "settings": settings, **figures})
     at = f" of commit {source.commit[:12]}" if source.commit else ""
-    print(f"{path}: {questions} questions{at}{note}", flush=True)
+    print(f"{path}: {figures['questions']} questions{at}{note}", flush=True)
+
+
+def describe_figures(figures: dict[str, Any]) -> str:
+    """What is worth a note."""
+    told, published = [], figures.get("published_questions", {"number": figures["questions"]})
+    if figures.get("skipped"):
+        told.append(f"{figures['skipped']} left out, which end at none of their messages")
+    if figures.get("identical_options"):
+        right = f"{figures['identical_to_right']} of them with the right one"
+        told.append(f"{figures['identical_options']} have two identical options, {right}")
+    if published["number"] != figures["questions"]:
+        told.append(f"{published['source']} says {published['number']}")
+    return "".join(f"; {one}" for one in told)
 
 
 def holds_its_contexts(beside: Path, path: Path) -> bool:
@@ -103,43 +105,32 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     return found
 
 
-def write_questions(
-    task: Task, originals: Originals, source: Source | Server, files: dict[str, Path], path: Path, what: str
-) -> int:
+@contextmanager
+def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterator[None]:
+    """Add what to do about damaged files to a UserError of one line."""
+    try:
+        yield
+    except UserError as error:
+        if "\n" in str(error):
+            raise
+        named = [file for file in files.values() if str(file) in str(error)] or files.values()
+        # Of a file of the hub's cache what it links to goes, else the client would find it there.
+        blobs = [file.parent / file.readlink() if file.is_symlink() else file for file in named]
+        again = f"delete {' '.join(map(os.path.normpath, blobs))} to have it fetched again"
+        raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
+
+
+def write_questions(task: Task, originals: Originals, files: dict[str, Path], path: Path) -> int:
     """Stage the records of these files as one JSON array and return their number; UserError where one is damaged."""
     questions = [files[name] for name in originals.questions]
     announce_file("writing", path, sum(file.stat().st_size for file in questions))
-    again = how_again(source, files)
-    if task.convert is not None:
-        outputs = originals.outputs and files[originals.outputs]
-        try:
-            return write_array(staged_path(path), read_originals(task, questions, outputs, originals.rows), indent=4)
-        except UserError as error:
-            raise UserError(str(error) if "\n" in str(error) else f"{error}\n  {again}") from None
-    try:
-        return write_array(staged_path(path), (record for file in questions for record in read_records(file)), indent=4)
-    except (ValueError, RecursionError) as error:
-        reason = error
-        try:  # the reader of datasets says what is wrong, and where
-            for file in questions:
-                if file.suffix != ".parquet":
-                    read_dataset(file)
-        except UserError as refusal:
-            reason = refusal
-        problem = f"cannot be downloaded: {str(reason).splitlines()[0]}"
-        raise UserError(f"{source.name}, {what}: {problem}\n  {again}") from None
-
-
-def how_again(source: Source | Server, files: dict[str, Path]) -> str:
-    """What to do about files that are damaged."""
-    blobs = " ".join(os.path.normpath(cached_blob(file)) for file in files.values())
-    return "copy it again" if source.is_folder else f"delete {blobs} to have it fetched again"
+    outputs = originals.outputs and files[originals.outputs]
+    return write_array(staged_path(path), read_originals(task, questions, outputs, originals.rows), indent=4)
 
 
 def write_with_contexts(
     task: Task,
     originals: Originals,
-    source: Source | Server,
     files: dict[str, Path],
     path: Path,
     beside: Path,
@@ -161,17 +152,17 @@ def write_with_contexts(
             write_contexts(histories, originals.messages, shared)
         contexts = ContextsFile(shared)
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
-    except UserError as error:
-        files = {name: file for name, file in files.items() if str(file) in str(error)} or files
-        raise UserError(str(error) if "\n" in str(error) else f"{error}\n  {how_again(source, files)}") from None
-    if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
-        raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
-    announce_file("writing", beside, shared.stat().st_size)
-    if not beside.is_file() or file_hash(beside) != contexts.sha256:
-        if not originals.link:
-            with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
-                shutil.copyfileobj(whole, copy)
-        rename(staged_path(beside), beside)
+        is_there = beside.is_file() and file_hash(beside) == contexts.sha256
+        if beside.is_file() and not (is_there or overwrite):
+            raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
+        announce_file("writing", beside, shared.stat().st_size)
+        if not is_there:
+            if not originals.link:
+                with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
+                    shutil.copyfileobj(whole, copy)
+            rename(staged_path(beside), beside)
+    finally:
+        staged_path(beside).unlink(missing_ok=True)
     return {
         "questions": write_array(staged_path(path), referring, indent=4),
         "contexts": len(list(contexts)),
@@ -189,15 +180,3 @@ def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
         twins["identical_options"] += len(set(texts.values())) < len(texts)
         twins["identical_to_right"] += [*texts.values()].count(texts.get(record.get("target"))) > 1
     return twins
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """The records of a file that holds such, one in memory at a time; ValueError where it is damaged."""
-    if path.suffix == ".parquet":
-        yield from stream_parquet(path)
-        return
-    with path.open("rb") as file:
-        for number, (record, *_) in enumerate(stream_places(file, path.suffix)):
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}: record {number} is no question")
-            yield record

@@ -8,21 +8,20 @@ PersonaMem: a table of questions, whose histories stand in a file of their own.
 
 import codecs
 import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from utils.benchmarks.checks import check_id
+import msgspec
+
 from utils.benchmarks.task import Record, Task
-from utils.cli import UserError, progress
+from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
-from utils.files.json_files import read_json, read_json_lines
+from utils.files.json_files import check_readable, read_json
 from utils.records.datasets import check_record
-from utils.records.stream import open_regular, stream_parquet, stream_places
+from utils.records.stream import stream_parquet, stream_records
 
-MB = 10**6
-MOST_IN_FIELD = 10 * MB  # characters of a field of a table
+MOST_IN_FIELD = 10**7  # characters of a field of a table
 
 
 def read_originals(
@@ -53,7 +52,7 @@ def read_originals(
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
             row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
-        record = task.convert(row, where)
+        record = task.convert(row, where) if task.convert else row
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
             record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1
@@ -73,31 +72,37 @@ def read_originals(
         )
 
 
-def read_golds(task: Task | None, path: str | Path) -> dict[str, Any]:
+class _Gold(msgspec.Struct):
+    id: str | int
+    output: str
+
+
+class _Golds(msgspec.Struct):
+    golds: list[_Gold]
+    task: str | None = None
+
+
+def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
     """The answers by question id, right ones or a system's, from a file as LaMP writes it.
 
     LongLaMP's builder of emails writes the list of right ones alone. UserError where it is another task's (None: not
     checked), or no such file.
     """
-    content = _read_json(Path(path))
+    content = read_json(path)
     if isinstance(content, list) and task is not None:
         content = {"task": task.name, "golds": content}
-    if not isinstance(content, dict) or not isinstance(content.get("golds"), list):
-        raise UserError(f'{path}: {kind(content)} where {{"task": "...", "golds": [...]}} belongs')
-    if task is not None and str(content.get("task")).replace("_", "-") != task.name:
-        raise UserError(f"{path}: answers of task {quote(content.get('task'))}, not of {task.name}")
-    golds: dict[str, Any] = {}
-    for number, gold in enumerate(content["golds"]):
-        if not isinstance(gold, dict) or "id" not in gold or "output" not in gold:
-            raise UserError(f"{path}: golds, item {number}: no object with 'id' and 'output'")
-        if not isinstance(gold["output"], str):
-            raise UserError(
-                f"{path}: golds, item {number}: field 'output' is {kind(gold['output'])}; it must be a text"
-            )
-        gold_id = check_id(gold["id"], f"{path}: golds, item {number}")
-        if gold_id in golds:
-            raise UserError(f"{path}: two answers to id {quote(gold_id)}; ids are unique")
-        golds[gold_id] = gold["output"]
+    try:
+        found = msgspec.convert(content, _Golds)
+    except msgspec.ValidationError as error:
+        form = '{"task": "...", "golds": [{"id": "...", "output": "..."}, ...]}'
+        raise UserError(f"{path}: {error}\n  a file of answers is {form}") from None
+    if task is not None and str(found.task).replace("_", "-") != task.name:
+        raise UserError(f"{path}: answers of task {quote(found.task)}, not of {task.name}")
+    golds: dict[str, str] = {}
+    for gold in found.golds:
+        if str(gold.id) in golds:
+            raise UserError(f"{path}: two answers to id {quote(str(gold.id))}; ids are unique")
+        golds[str(gold.id)] = gold.output
     return golds
 
 
@@ -112,55 +117,38 @@ def _rows(path: Path) -> Iterator[Any]:
     if path.suffix in (".parquet", ".csv"):
         yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return
-    rest = 0
-    try:
-        with open_regular(path) as file:
-            is_object = _beginning(file).startswith(b"{") and path.suffix != ".jsonl"
-            file.seek(0)
-            if not is_object:
-                for row, end in _streamed(file, path):
-                    rest = end
-                    yield row
-                return
-    except (OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size >= progress.LARGE:  # to read it as a whole takes ten times its size
-            raise UserError(
-                f"{path}: cut short, or no array of questions: not to be read from byte {rest} on"
-            ) from None
-        content = read_json_lines(path) if path.suffix == ".jsonl" else _read_json(path)  # says what is wrong
-        if content == []:
-            return
-        raise UserError(f"{path}: {kind(content)} where an array of questions belongs") from None
-    content = _read_json(path)
+    if not is_wrapped(path):
+        yield from (row for row, *_ in stream_records(path))
+        return
+    content = read_json(path)
     if not isinstance(content.get("golds"), list):
         raise UserError(f"{path}: an object where an array of questions belongs")
     yield from content["golds"]
 
 
-def _streamed(file: IO[bytes], path: Path) -> Iterator[tuple[Any, int]]:
-    """Each row, and the byte behind it; of a large file it is shown how far that is."""
-    size = path.stat().st_size // MB
-    shown = progress.Progress(size, f"MB of {path.name} read") if size * MB >= progress.LARGE else None
-    try:
-        for row, start, length in stream_places(file, path.suffix):
-            yield row, start + length
-            if shown is not None:
-                shown.update((start + length) // MB - shown.done)
-    finally:
-        if shown is not None:
-            shown.close()
+def is_wrapped(path: Path) -> bool:
+    """Does a JSON file begin with an object?"""
+    if path.suffix == ".jsonl" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n").startswith(b"{")
 
 
-def table_rows(path: Path) -> Iterator[dict[str | None, Any]]:
-    """The rows of a CSV file by the names in its first line; None stands for what a row has too much or too little."""
+def table_rows(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a CSV file by the names in its first line; UserError where a row has not as many columns."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
-        with open_regular(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+        check_readable(path)  # a pipe would be waited for
+        with open(path, encoding="utf-8-sig", newline="") as text:
             table = csv.DictReader(text, strict=True)
             names = table.fieldnames or []
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: two columns have one name; names are unique")
-            yield from table
+            for number, row in enumerate(table):
+                if None in row or None in row.values():
+                    told = "not as many columns as the table's first line has; is the file cut short?"
+                    raise UserError(f"{path}: record {number}: {told}")
+                yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: no CSV that can be read: {error}") from None
 
@@ -170,20 +158,3 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         yield from stream_parquet(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: no parquet that can be read: {str(error).splitlines()[0]}") from None
-
-
-def _beginning(file: IO[bytes]) -> bytes:
-    """Of a file, without a byte order mark and white space."""
-    return file.read(4096).lstrip(codecs.BOM_UTF8 + b" \t\r\n")
-
-
-def _read_json(path: Path) -> Any:
-    """The JSON in a file; UserError where there is none, and where it is what a server sends in place of a file."""
-    if path.is_file():
-        with path.open("rb") as file:
-            begin = _beginning(file).lower()
-        if begin.startswith((b"<!doctype", b"<html", b"<?xml")):
-            raise UserError(
-                f"{path}: a web page, not JSON: a server sends one for an address that is wrong\n  fetch the file again"
-            )
-    return read_json(path)

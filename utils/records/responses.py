@@ -5,11 +5,13 @@ A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file
 are read as a response file too: a CSV file where a benchmark's public code writes one, and LaMP's own format.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from utils.benchmarks.checks import is_unicode, selection_of
+import msgspec
+
+from utils.benchmarks.checks import Text, check_form, selection_of
 from utils.benchmarks.task import Task
 from utils.cli import UserError, describe_missing
 from utils.cli.errors import first_five, kind, quote
@@ -55,6 +57,16 @@ def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str 
     }
 
 
+class _Response(msgspec.Struct):
+    output: str | None
+    raw: str | None = None
+
+
+class _Plan(msgspec.Struct):
+    aspects: list[Text] | None
+    raw: str | None = None
+
+
 def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`.
 
@@ -65,16 +77,11 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     """
     if Path(path).suffix == TABLE:
         return _read_table(path, task)
-
-    def check(output: Any, where: str) -> None:
-        if not _is_text(output):
-            raise UserError(f"{where}: 'output' is {kind(output)}, not a text")
-
     content = read_json(path)
     if isinstance(content, dict) and isinstance(content.get("task"), str):  # no question's responses are a text
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
-    return _check_samples(content, path, "response", "output", "...", check)
+    return _check_samples(content, path, _Response, "responses are an object {question id: [{output}]}")
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
@@ -86,8 +93,6 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
     lines: dict[str, int] = {}
     for number, row in enumerate(table_rows(Path(path))):
         where = f"{path}: record {number}"
-        if None in row or None in row.values():
-            raise UserError(f"{where}: not as many columns as the table's first line has; is the file cut short?")
         question_id, response = task.read_answer(row, where)
         if question_id in responses:
             raise UserError(f"{where}: id {quote(question_id)} is record {lines[question_id]}'s too; one answer each")
@@ -99,39 +104,17 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
-
-    def check(aspects: Any, where: str) -> None:
-        if aspects is not None and not isinstance(aspects, list):
-            raise UserError(f"{where}: 'aspects' is {kind(aspects)}, not a list of titles")
-        for title in aspects or []:
-            if not isinstance(title, str) or not title.strip() or not is_unicode(title):
-                raise UserError(f"{where}: 'aspects' holds {kind(title)} for a title")
-
-    return _check_samples(read_json(path), path, "plan", "aspects", "[...]", check)
+    return _check_samples(read_json(path), path, _Plan, "plans are an object {question id: [{aspects}]}")
 
 
-def _check_samples(
-    samples: Any, path: str | Path, noun: str, field: str, value: str, check: Callable[[Any, str], None]
-) -> dict[str, list[dict[str, Any]]]:
-    """`{question id: [{field: value}, ...]}` with at least one object a question; `check` is of the values."""
+def _check_samples(samples: Any, path: str | Path, form: type, told: str) -> dict[str, list[dict[str, Any]]]:
+    """`samples` with at least one object of this form a question; `told` is what they are."""
     if not isinstance(samples, dict):
-        raise UserError(f"{path}: holds {kind(samples)}; {noun}s are an object {{question id: [{{{field}}}]}}")
-    for question_id, its_samples in samples.items():
-        where = f"{path}: id {quote(question_id)}"
-        if not isinstance(its_samples, list) or not its_samples:
-            raise UserError(f'{where}: {kind(its_samples)} where [{{"{field}": {value}}}] belongs')
-        for number, sample in enumerate(its_samples):
-            if not isinstance(sample, dict) or field not in sample:
-                raise UserError(f"{where}: {noun} {number} has no field {field!r}")
-            check(sample[field], f"{where}: {noun} {number}")
-            if not _is_text(raw := sample.get("raw")):
-                raise UserError(f"{where}: {noun} {number}: 'raw' is {kind(raw)}, not a text")
+        raise UserError(f"{path}: holds {kind(samples)}; {told}")
+    some = Annotated[list[form], msgspec.Meta(min_length=1)]
+    for question_id, its in samples.items():
+        check_form(its, some, f"{path}: id {quote(question_id)}")
     return samples
-
-
-def _is_text(value: Any) -> bool:
-    """Or none."""
-    return value is None or (isinstance(value, str) and is_unicode(value))
 
 
 def match_responses(

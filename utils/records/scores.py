@@ -12,13 +12,15 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from utils.benchmarks import FIRST, task_of
-from utils.benchmarks.checks import check_id, selection_of
+from utils.benchmarks.checks import check_field, check_form, check_id, selection_of
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
-from utils.cli.errors import kind, quote
+from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.files.output import Key
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
@@ -93,11 +95,36 @@ def strategy_in_words(scores: Scores) -> str:
     return scores["strategy"] + (f", {scores['num_verdicts']} verdicts" if "num_verdicts" in scores else "")
 
 
+class _Entry(msgspec.Struct):
+    """What is read of a scored question."""
+
+    question_sha256: str
+    group: str | None
+    cluster: str | None = None
+
+
+class _Detail(msgspec.Struct):
+    """An object; what it holds is read by `Metric.score_of`."""
+
+
+class _Scored(_Entry, kw_only=True):
+    answered: bool
+    details: list[_Detail]
+
+
+class _Order(msgspec.Struct):
+    preferred: Literal[SYSTEMS] | None
+
+
+class _Compared(_Entry, kw_only=True):
+    answered: Annotated[list[bool], msgspec.Meta(min_length=2, max_length=2)]
+    details: list[_Order]
+
+
 def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = False) -> Scores:
     """Read a score file; UserError unless every question has the score, or the result, that its verdicts give.
 
-    A file of before missing answers counted 0 is refused, and one without questions. `task` and `strategy` are always
-    there, and so is the group of every entry: those of before they told it have it from what they tell.
+    `task`, `strategy` and the group of every entry are always there.
 
     Args:
         pairs: take a comparison of two systems too, whose questions have a result instead of a score.
@@ -117,55 +144,52 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
             f"{path}: its strategy is {quote(name)}, which scores no single system\n"
             f"  give files of the strategies {' or '.join(singles)}"
         )
-    check_counts_unanswered(path, scores)
-    if not scores["per_question_scores"]:
-        raise UserError(f"{path}: holds no questions; leave it out, or judge the responses again")
+    if "num_unanswered" not in scores or not scores["per_question_scores"]:
+        raise UserError(f"{path}: has no questions, or no 'num_unanswered'; leave it out, or judge the responses again")
     for number, entry in enumerate(scores["per_question_scores"]):
         where = f"{path}: per_question_scores, item {number}"
         if not isinstance(entry, dict) or "id" not in entry:
             raise UserError(f"{where}: not a scored question: it has no field 'id'")
         entry["id"] = check_id(entry["id"], where)
-        where = f"{path}: question {quote(entry['id'])}"
-        _check_entry(metric, entry, where)
-        user = entry.get("cluster", None if task.user_field in metric.needs else "")
-        if not isinstance(user, str):
-            raise UserError(
-                f"{where}: field 'cluster' is {kind(user)}; it must be the question's {task.user_field}\n"
-                "  run evaluate_responses.py again, with --overwrite"
-            )
-        if "group" not in entry:
-            entry |= task.place(entry)
-        if entry["group"] is not None and entry["group"] not in task.groups:
-            raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")
-        if entry["group"] is not None and not isinstance(entry.get("subgroup", ""), str):
-            raise UserError(f"{where}: field 'subgroup' is {kind(entry['subgroup'])}, not a text")
+        _check_entry(task, metric, entry, f"{path}: question {quote(entry['id'])}")
         if unscored_as_zero and metric.score_of and entry["score"] is None:
             entry["score"] = metric.score_of(entry["details"], True)
     return {**scores, "task": task.name, "strategy": name}
 
 
-def check_counts_unanswered(path: str | Path, scores: Scores) -> None:
-    """Raise UserError for a score file of before: there a missing answer took its question out of the means."""
-    if "num_unanswered" not in scores:
-        raise UserError(
-            f"{path}: doesn't say which answers are missing, which count 0 now and did not before\n"
-            "  delete it and run the evaluate_responses.py command again\n"
-        )
+def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
+    """Raise UserError unless an entry is as `read_scores` needs it; its group is put in if only what it is by is there.
 
-
-def _check_entry(metric: Metric, entry: Record, where: str) -> None:
-    if not isinstance(entry.get("question_sha256"), str):
-        found = kind(entry.get("question_sha256"))
-        raise UserError(f"{where}: field 'question_sha256' is {found}; judge the responses again")
-    if metric.score_of is None:
-        _check_result(entry, where)
+    Without its user where the metric needs one, intervals and tests would take it for independent.
+    """
+    if "group" not in entry:
+        entry |= task.place(entry)
+    check_form(entry, _Scored if metric.score_of else _Compared, where)
+    if entry["group"] is not None and entry["group"] not in task.groups:
+        raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")
+    if entry["group"] is not None and "subgroup" in entry:
+        check_field(entry, where, "subgroup", str)
+    if task.user_field in metric.needs and "cluster" not in entry:
+        again = "run evaluate_responses.py again, with --overwrite"
+        raise UserError(f"{where}: no field 'cluster'; it must be the question's {task.user_field}\n  {again}")
+    if metric.score_of:
+        _check_score(metric, entry, where)
         return
-    details, answered = entry.get("details"), entry.get("answered")
+    answered, orders = entry["answered"], [one["preferred"] for one in entry["details"]]
+    if all(answered) and len(orders) != 2:
+        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
+    expected = pair_result(*orders) if all(answered) else result_by_default(answered)
+    if entry.get("result", "missing") != expected:
+        raise UserError(f"{where}: its result is {quote(entry.get('result'))}, but its verdicts give {quote(expected)}")
+
+
+def _check_score(metric: Metric, entry: Record, where: str) -> None:
+    """Raise UserError unless an entry has the score that its details give."""
     try:
-        expected = metric.score_of(details if isinstance(details, list) else [None], False)
+        expected = metric.score_of(entry["details"], False)
     except ValueError as error:
         raise UserError(f"{where}: {error}") from None
-    if not all("score" in one for one in details):
+    if not all("score" in one for one in entry["details"]):
         raise UserError(f"{where}: field 'details' has an item without 'score'")
     score = entry.get("score")
     if score is None or expected is None:
@@ -174,28 +198,6 @@ def _check_entry(metric: Metric, entry: Record, where: str) -> None:
         most = sys.float_info.max if metric.lower_is_better else 1
         is_right = type(score) in (int, float) and 0 <= score <= most and math.isclose(score, expected, abs_tol=1e-9)
     if not is_right:
-        its = f"{metric.unit}s give" if metric.parts else "level is"
-        raise UserError(f"{where}: its score is {quote(score)}, but its {its} {expected}")
-    if type(answered) is not bool:
-        raise UserError(f"{where}: field 'answered' is {kind(answered)}; it must be true or false")
-    if not answered and score and not metric.lower_is_better:
+        raise UserError(f"{where}: its score is {quote(score)}, but its {metric.unit}s give {expected}")
+    if not entry["answered"] and score and not metric.lower_is_better:
         raise UserError(f"{where}: its score is {quote(score)} without an answer, which is 0")
-
-
-def _check_result(entry: Record, where: str) -> None:
-    """Raise UserError unless a comparison has the result that its two orders give."""
-    details, answered = entry.get("details"), entry.get("answered")
-    if not isinstance(answered, list) or [type(one) for one in answered] != [bool, bool]:
-        raise UserError(f"{where}: field 'answered' is {quote(answered)}; it must say of each system whether it did")
-    if not all(answered):
-        expected, source = result_by_default(answered), "missing answers give"
-    elif not isinstance(details, list) or len(details) != 2 or not all(map(_is_order, details)):
-        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
-    else:
-        expected, source = pair_result(*(detail["preferred"] for detail in details)), "two orders give"
-    if "result" not in entry or entry["result"] != expected:
-        raise UserError(f"{where}: its result is {quote(entry.get('result'))}, but its {source} {quote(expected)}")
-
-
-def _is_order(detail: Any) -> bool:
-    return isinstance(detail, dict) and "preferred" in detail and detail["preferred"] in (*SYSTEMS, None)

@@ -1,106 +1,45 @@
-"""Datasets read a record at a time: a file of a gigabyte takes no more memory than its largest record.
-
-`read_dataset` in utils/records/datasets.py is the other reader: it holds the whole file, and says what is wrong.
-"""
+"""Files read a record at a time: one of a gigabyte takes no more memory than its largest record."""
 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from utils.benchmarks import FIRST, task_of
-from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.progress import announce_file
-from utils.files.json_files import LongLineError, read_lines, refuse_repeated_names
-from utils.records.datasets import check_record, read_dataset, with_profile
+from utils.cli.errors import kind
+from utils.cli.progress import LARGE
+from utils.files.json_files import LongLineError, read_json, read_json_lines, read_lines, refuse_repeated_names
 
 CHUNK = 1 << 20  # bytes read at a time
 
 
-class DatasetFile:
-    """The questions of a dataset on disk, each read when it is asked for by its number."""
+def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
+    """Each record of a JSON array, or of JSON Lines in a file *.jsonl, with its offset and its length in bytes.
 
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-        self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
-        self.task: Task | None = None  # their benchmark; likewise
-        self._needs: tuple[str, ...] = ()  # of `scan`
-        self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
-
-    def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
-        """Every record, checked as `read_dataset` checks it; afterwards each can be read again by its number."""
-        self.ids, self._places, self._needs = [], [], tuple(needs)
-        seen = set()
-        announce_file("reading", self.path)
-        try:
-            with open_regular(self.path) as file:
-                for record, *place in stream_places(file, self.path.suffix):
-                    check_record(record, str(self.path), needs)
-                    if record["id"] in seen:
-                        raise ValueError("an id twice")
-                    seen.add(record["id"])
-                    self.task = self.task or task_of(str(self.path), [record])
-                    if record.get("task", FIRST) != self.task.name:
-                        raise ValueError("two tasks")
-                    self.ids.append(record["id"])
-                    self._places.append(tuple(place))
-                    yield with_profile(record, self.path, self._needs)
-            if not self.ids:
-                raise ValueError("no records")
-        except LongLineError:
-            raise
-        except (OSError, ValueError, RecursionError, UserError):
-            read_dataset(self.path, needs)  # says what is wrong, and where
-            raise
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def __getitem__(self, number: int) -> Record:
-        """The record of this number, its id a string; UserError where the file was changed since."""
-        offset, length = self._places[number]
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(offset)
-                record = json.loads(file.read(length).decode())
-            record["id"] = str(record["id"])
-        except (OSError, ValueError, TypeError, KeyError):
-            record = {"id": None}
-        if record["id"] != self.ids[number]:
-            raise UserError(f"{self.path}: was changed while it was read; run the same command again")
-        return with_profile(record, self.path, self._needs)
-
-
-def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:
-    """As `read_dataset`, but what a step does not use of profiles is left out: with long ones it is gigabytes.
-
-    Args:
-        num_items: items, from the first, that are used of a profile; None: all where `needs` names it, else none.
+    UserError where the file is none, but for what is read before.
     """
-    file, needs, records = DatasetFile(path), tuple(needs), []
-    for record in file.scan(needs):
-        if isinstance(record.get("profile"), list):
-            is_whole = num_items is None and "profile" in file.task.fields_for(needs)
-            record["profile"] = record["profile"][: None if is_whole else num_items or 0]
-        records.append(record)
-    return records
-
-
-def open_regular(path: Path) -> IO[bytes]:
-    """The file, to be read; OSError where there is none, or a pipe, which would be waited for."""
-    if not path.is_file():
-        raise FileNotFoundError(path)
-    return open(path, "rb")
+    end = 0
+    try:
+        if not path.is_file():  # a pipe would be waited for
+            raise FileNotFoundError(path)
+        with open(path, "rb") as file:
+            for record, start, length in stream_places(file, path.suffix):
+                end = start + length
+                yield record, start, length
+    except LongLineError:
+        raise
+    except (OSError, ValueError, RecursionError):
+        if path.is_file() and path.stat().st_size >= LARGE:  # to read it as a whole takes ten times its size
+            raise UserError(f"{path}: cut short, or no JSON array: not to be read from byte {end} on") from None
+        content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # says what is wrong
+        if content != []:
+            raise UserError(f"{path}: holds {kind(content)}; a dataset is a JSON array of questions") from None
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
-    """Each record of a dataset, with the offset and the length, in bytes, of where it stands.
-
-    A file of the suffix ".jsonl" is JSON Lines, all else a JSON array; ValueError or RecursionError where it is not.
-    """
+    """As `stream_records`; ValueError or RecursionError where the file is none."""
     offset = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
     file.seek(offset)
     return _stream_lines(file, offset) if suffix == ".jsonl" else _stream_array(file, offset)

@@ -18,9 +18,8 @@ from utils.generation.calls import describe_calls, prices_of
 from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records, reported
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
-from utils.records.datasets import select_questions
+from utils.records.datasets import read_questions, select_questions
 from utils.records.responses import collect_responses, count_responses
-from utils.records.stream import read_questions
 from utils.runs.ask import Ask
 from utils.runs.command import Command, calls_of, writing
 from utils.runs.runner import run_steps

@@ -12,8 +12,7 @@ from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
-from utils.records.datasets import with_profile
-from utils.records.stream import DatasetFile
+from utils.records.datasets import DatasetFile, with_profile
 from utils.tables.formats import plural
 from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 

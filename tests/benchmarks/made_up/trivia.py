@@ -1,11 +1,11 @@
 """A made-up benchmark: what does this user call a colour or an animal? The answer is a word, and right or wrong."""
 
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from utils.benchmarks.checks import check_profile, check_text
+import msgspec
+
 from utils.benchmarks.task import Metric, Options, Output, Task
-from utils.cli import UserError
 from utils.parsing import Parsed
 from utils.scoring import direct
 
@@ -17,9 +17,8 @@ def parse_word(text, cut):
     return Parsed(words[0], "strict", None) if len(words) == 1 else Parsed(None, "none", "not one word")
 
 
-def check_options(record, where):
-    if len(record.get("options", [])) < 2:
-        raise UserError(f"{where}: field 'options': of less than two none can be chosen")
+class Note(msgspec.Struct):
+    note: str
 
 
 METRICS = {
@@ -38,11 +37,7 @@ TASK = Task(
     groups=("Colours", "Animals"),
     place=lambda record: {"group": record["kind"]},
     placed_by="kind",
-    fields={
-        "profile": partial(check_profile, field="note"),
-        "answer": partial(check_text, field="answer"),
-        "options": check_options,
-    },
+    fields={"profile": list[Note], "answer": str, "options": Annotated[dict[str, str], msgspec.Meta(min_length=2)]},
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),
     metrics=METRICS,
