@@ -99,6 +99,26 @@ def test_an_encoder_decoder_is_an_engine_behind_one_door():
     assert {name for name in users if room_of(name) != "utils.generator"} == {"utils.train_generator"}
 
 
+CORE = (
+    *SCRIPTS, "utils.download_datasets", "utils.dataset_statistics", "utils.make_table", "utils.make_figures",
+    *(name for name in MODULES if name.startswith("utils.benchmarks.")),
+)  # fmt: skip
+EXTRAS = (  # data of one's own, people, the report, batches, and encoder-decoders
+    "utils.building", "utils.personas", "utils.generator", "utils.generation.batches", "utils.tables.pages",
+    "utils.tables.raters", "utils.tables.rating_study", "utils.tables.report_page",
+)  # fmt: skip
+
+
+def test_the_core_imports_no_extras():
+    core, todo = set(), list(CORE)
+    while todo:
+        if (name := todo.pop()) not in core:
+            core.add(name)
+            todo += IMPORTS[name]
+    assert all(any(name.startswith(extra) for name in MODULES) for extra in EXTRAS)
+    assert {name for name in core if name.startswith(EXTRAS)} == set()
+
+
 BUILDER = ("utils.benchmarks.lampqa", "utils.build_dataset", "utils.building")  # datasets in LaMP-QA's form
 
 
