@@ -58,12 +58,11 @@ def build_parser() -> cli.FlagParser:
         help="read all that the model wrote, by the rule of LaMP's or PersonaMem's public code: --reading official "
         "--strategy f1 is --strategy f1-official (default: the answer as it was read when it was asked for)")
     add("--response_addr", required=True, nargs="+", metavar="FILE",
-        help="responses, a file a system; also as LaMP's or PersonaMem's own code writes them")
+        help="responses, a file per system; also in LaMP's or PersonaMem's own format")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
-        help="where the scores go, as many; one for pairwise")
+        help="score files, as many; one for pairwise")
     add("--verdicts", choices=["probability"],
-        help="take the expectation over the verdicts that a judge may give, by their likelihoods; no text is generated "
-        "(off: the verdict that the judge writes)")
+        help="expected value over the verdicts by their likelihoods, without generating text (off: the written verdict)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
         help="verdicts per aspect, which are averaged; more than one need a --temperature (%(default)s)")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")

@@ -304,8 +304,8 @@ ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 -
 API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
 UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
-NO_API = "without --openai, for the model runs here\n  give --openai, or leave {} out"
-NO_ENGINE = "with --openai, for no model is loaded here\n  leave {} out"
+NO_API = "without --openai, because the model is local\n  give --openai, or leave {} out"
+NO_ENGINE = "with --openai, because no model is loaded here\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
@@ -334,7 +334,7 @@ WITHOUT_EFFECT = [
     ("planpers.py", "--gold_plan", "--planner_base_url http://h/v1", "without --planner_model\n  leave {} out"),
     ("planpers.py", "--planner_model p",
      "--planner_api_key_addr k --planner_price_in 1 --planner_price_out 2 --planner_price_cached 0.5",
-     "without --planner_base_url, for the planner runs here\n  give --planner_base_url, or leave {} out"),
+     "without --planner_base_url, because the planner is local\n  give --planner_base_url, or leave {} out"),
     ("evaluate_responses.py", "", API, NO_API),
     ("evaluate_responses.py", "", UNDER_WAY, NO_API),
     ("evaluate_responses.py", "--verdicts probability",

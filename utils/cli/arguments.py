@@ -61,28 +61,28 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--tensor_parallel_size", type=positive_int, default=1,
         help="GPUs that share one copy of the model (%(default)s)")
     add("--data_parallel_size", type=positive_int, default=1,
-        help="copies of the model that share the work, each on GPUs of its own (%(default)s)")
+        help="copies of the model, each on its own GPUs (%(default)s)")
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
-        help="weights' type; `auto` is the model's own, on a CPU without bfloat16 float32 (%(default)s)")
+        help="type of the weights; `auto` is the model's own, or float32 on a CPU without bfloat16 (%(default)s)")
     add("--enforce_eager", action="store_true",
         help="no CUDA graphs: starts sooner, runs slower (off; always so on a CPU)")
     add("--reasoning_parser", metavar="NAME",
-        help="vLLM's parser that separates thoughts from the answer, or `none`; with --openai only deepseek_r1, for "
-        "texts that begin inside a thought (default: by the model's template; with --openai by the marks in the text)")
+        help="vLLM's reasoning parser, or `none`; with --openai deepseek_r1, for texts that begin inside a thought "
+        "(default: by the chat template; with --openai by marks in the text)")
 
     group = parser.add_argument_group("API")
     add = group.add_argument
-    add("--openai", action="store_true", help="the model is behind an OpenAI-compatible API")
+    add("--openai", action="store_true", help="use an OpenAI-compatible API")
     add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
     add("--base_url", metavar="URL", type=api_address,
         default=os.environ.get("OPENAI_BASE_URL") or None,  # here, so that the manifest names it
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
-    add("--model_id", metavar="NAME", help="identity of the model behind the API (default: the name it reports)")
+    add("--model_id", metavar="NAME", help="identity of the API's model (default: the name it reports)")
     add("--max_concurrency", type=positive_int, default=32,
-        help="API requests under way at a time; fewer where the API asks for it (%(default)s)")
+        help="concurrent API requests; fewer if the API asks for it (%(default)s)")
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
-        help="an API request without an answer is made again after this time (%(default)s)")
+        help="repeat an API request without an answer after this time (%(default)s)")
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with more parameters for each API request (default: none)")
     add_price_arguments(parser, group)
@@ -98,13 +98,13 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     parser.without_effect(
         "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",
         lambda args: not args.openai,
-        "without --openai, for the model runs here",
+        "without --openai, because the model is local",
         "give --openai",
     )
     parser.without_effect(
         "--max_concurrency --request_timeout",
         lambda args: not (args.openai or vars(args).get("planner_base_url")),
-        "without --openai, for the model runs here",
+        "without --openai, because the model is local",
         "give --openai",
     )
     parser.without_effect(
@@ -112,7 +112,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         " --enforce_eager",
         # A planner runs here all the same, unless it has an address.
         lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
-        "with --openai, for no model is loaded here",
+        "with --openai, because no model is loaded here",
     )
 
 
@@ -147,27 +147,24 @@ def add_sampling_arguments(
     add("--presence_penalty", type=penalty, metavar="PENALTY",
         help="penalty on tokens already in the output, from -2 to 2 (off)")
     add("--reasoning_effort", metavar="LEVEL",
-        help="how long the model thinks, such as low, medium or high; for an API, or a chat template with that "
-        "variable (default: the model's own)")
+        help="low, medium or high, for an API or a chat template with this variable (default: the model's own)")
     add_template_argument(add)
     add("--max_tokens", type=positive_int, default=max_tokens,
-        help="tokens an output may have, including its thoughts (%(default)s; more for a thinking model)")
+        help="tokens per output, thoughts included (%(default)s; more for a thinking model)")
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
     add("--seed", type=seed_or_none, default=0, help="seed of all sampling; `none` sends the API no seed (%(default)s)")
     add("--max_retries", type=non_negative_int, default=3,
-        help="how often an output that cannot be used is asked for again (at --temperature 0 once, held to its schema: "
-        "a greedy model only repeats itself, so such an output shows 2 attempts), "
-        "and how often an API request that failed for good is made again (%(default)s)")
+        help="retries of unusable outputs (at --temperature 0 one, constrained) and failed API requests (%(default)s)")
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
-        help="hold the output to its JSON schema: on the last try, always, or never, "
-        "which raises the temperature by 0.1 a retry as the paper's code does (%(default)s)")
+        help="constrain the output to its JSON schema: on the last try, always, or never; then each retry raises the "
+        "temperature by 0.1, as in the paper's code (%(default)s)")
     parser.decides_nothing("--max_retries", "`Output` compares it, if something was unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:
     add("--chat_template_kwargs", type=template_kwargs, metavar="JSON",
-        help="variables of the model's chat template, such as '{\"enable_thinking\": false}'; an API gets them in the "
-        "request, as vLLM's server expects (default: none)")
+        help="variables of the chat template, such as '{\"enable_thinking\": false}'; sent to an API in vLLM's form "
+        "(default: none)")
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
@@ -178,18 +175,17 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     if shards:
         num_shards, shard_index = slurm_shard()
         add("--num_shards", type=int, default=num_shards,
-            help="parts the questions are split into; in a SLURM array its size, else 1 (%(default)s)")
+            help="number of parts of the questions; in a SLURM array its size (%(default)s)")
         add("--shard_index", type=int, default=shard_index,
             help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
     add_overwrite_argument(parser, group)
     add("--completions", metavar="DIR",
-        help="folder for all completions; what any command has requested with the same folder is never requested "
-        "again (default: `completions` beside the first output)")
+        help="folder of the store; commands with the same folder share completions (default: `completions` beside the "
+        "first output)")
     add("--cached_only", action="store_true",
-        help="request nothing and load no model: every completion must be in --completions already (off)")
+        help="request nothing and load no model: use only stored completions (off)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
-    add_dry_run_argument(parser, group, "render every prompt, count its tokens, and say what would be cut and asked, "
-        "and what this machine lacks for it; load no weights")
+    add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
     parser.decides_nothing("--limit", "which pieces an output has; it remembers them")
     if shards:
@@ -201,14 +197,14 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
 def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
     parser.decides_nothing("--overwrite", "what may be replaced")
     group.add_argument("--overwrite", action="store_true",
-        help="replace an output that was made with other settings, has more in it, or was written by something else; "
-        "completions that are kept are not requested again (off)")
+        help="replace an output that was made with other settings, has more entries, or was written by something else; "
+        "stored completions are still reused (off)")
 
 
 def add_unranked_argument(parser: FlagParser) -> None:
     parser.decides_nothing("--unranked", "what is accepted; the dataset's hash tells its order")
     parser.add_argument("--unranked", action="store_true",
-        help="take the posts in the order of the file, the first ones as the best, if it is not ranked (off: refuse)")
+        help="use an unranked file's posts in their order (off: refuse)")
 
 
 def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, told: str) -> None:
@@ -219,7 +215,7 @@ def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, 
 def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
     parser.decides_nothing("--log_level", "what is printed")
     group.add_argument("--log_level", choices=["debug", "info", "warning"], default="warning",
-                       help="what the libraries below may print (%(default)s)")
+                       help="messages of libraries to show (%(default)s)")
 # fmt: on
 
 
@@ -248,7 +244,7 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
 
 
 def _settle_shard(args: argparse.Namespace) -> None:
-    """Check the flags of a shard, and set them from a SLURM array where they are not given."""
+    """Check the flags of a shard, and print a note if they come from a SLURM array."""
     array_size, place = slurm_shard()
     if args.num_shards == 1 and args.shard_index == place:
         args.shard_index = 0  # --num_shards 1 alone, in an array

@@ -44,7 +44,7 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
     # fmt: off
     add = parser.add_argument
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help=inputs_help)
-    add("--output_addr", required=True, nargs="+", metavar="FILE", help="where the answers go, a file a dataset")
+    add("--output_addr", required=True, nargs="+", metavar="FILE", help="output file for each dataset")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
     # fmt: on
     parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
@@ -56,11 +56,11 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument
     add("--choose", choices=["likelihood"],
-        help="generate no text, but choose the option with the highest mean log-probability per token, where the "
-        "benchmark's questions have options (off)")
+        help="choose the likeliest option (mean log-probability per token) instead of generating text, for questions "
+        "with options (off)")
     add("--trim_items", action="store_true",
-        help="over the token budget cut each post at its end, then the question, as LaMP's code does, where the "
-        "benchmark knows how (off: the lowest-ranked posts are left out)")
+        help="if a prompt is too long, trim each post, then the question, as LaMP's code does (off: leave out the "
+        "lowest-ranked posts; LaMP and LongLaMP only)")
     # fmt: on
     parser.without_effect(
         "--num_contexts --unranked --trim_items",

@@ -208,10 +208,10 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument_group("method of your own").add_argument
     add("--method", metavar="FILE",
-        help="Python file with your own method, async def answer(record, ask), or the name of one in utils/methods")
+        help="Python file with `async def answer(record, ask)`, or the name of a method in utils/methods")
     add("--model", type=named_model, action="append", metavar="NAME=MODEL[@URL][,FLAG=VALUE]",
-        help="another model for --method, asked by ask(..., model=NAME). @URL: address of its API. FLAG: its own "
-        "api_key_addr, model_id, price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
+        help="another model for ask(..., model=NAME). @URL: address of its API. FLAG: its api_key_addr, model_id, "
+        "price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
     # fmt: on

@@ -24,29 +24,29 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     add = parser.add_argument
     add_source = parser.add_mutually_exclusive_group(required=True).add_argument
     add_source("--planner_model", metavar="MODEL",
-        help="planner: train_planner.py's checkpoint, another model, or a hub name")
+        help="planner: a checkpoint of train_planner.py, another model folder, or a hub name")
     add_source("--plans_addr", nargs="+", metavar="FILE",
-        help="plans of an earlier run, a file a dataset: its <output>.plans.json")
+        help="plans of an earlier run, a file per dataset (<output>.plans.json)")
     add_source("--gold_plan", action="store_true",
-        help="the titles of the rubric's aspects as plan: the paper's headroom experiment (off)")
+        help="use the titles of the rubric's aspects as plans, the paper's headroom experiment (off)")
     add("--planner_target", choices=["paper", "reference"],
-        help="plans as titles alone, or as in the public code: the planner's text as it came, lead-in and dashes "
-        "included (default: the planner's own target, else paper)")
+        help="plans as titles alone, or as in the public code with lead-in and dashes (default: the planner's own "
+        "target, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
-        help="tokens a plan may have (%(default)s; more for a thinking planner)")
+        help="tokens per plan (%(default)s; more for a thinking planner)")
     parser.decides_nothing("--planner_model --plans_addr", "their hashes do")
     parser.decides_nothing("--planner_target", "the target that was found does")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
-        help="address of the planner's API, even if it is the generator's too (default: the planner runs here)")
+        help="address of the planner's API, even if it is the generator's too (default: a local planner)")
     group.add_argument("--planner_api_key_addr", metavar="FILE",
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
     cli.add_price_arguments(parser, group, "planner_")
     parser.decides_nothing("--planner_base_url --planner_api_key_addr", "how a server is reached")
     own = "--planner_api_key_addr --planner_price_in --planner_price_out --planner_price_cached"
-    why = "without --planner_base_url, for the planner runs here"
+    why = "without --planner_base_url, because the planner is local"
     parser.without_effect(own, lambda args: not args.planner_base_url, why, "give --planner_base_url")
     parser.without_effect("--planner_base_url", lambda args: not args.planner_model, "without --planner_model")
 
