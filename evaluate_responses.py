@@ -62,7 +62,7 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", required=True, nargs="+", metavar="FILE",
         help="score files, as many; one for pairwise")
     add("--verdicts", choices=["probability"],
-        help="expected value over the verdicts by their likelihoods, without generating text (off: the written verdict)")
+        help="expected value over the verdicts by their likelihoods; generates no text (off: the written verdict)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
         help="verdicts per aspect, which are averaged; more than one need a --temperature (%(default)s)")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")

@@ -165,7 +165,7 @@ class ChatServer(ThreadingHTTPServer):
         paths, keys: of the same requests, where they went and the bearer token they carried.
         most_at_once: the most requests that were open at a time.
         list_models: makes the answer to GET /v1/models, its status and value; `lists_asked` counts how often.
-        system_fingerprint: stands in every completion, if not None.
+        system_fingerprint: is in every completion, if not None.
     """
 
     daemon_threads = True
@@ -213,7 +213,7 @@ class ChatServer(ThreadingHTTPServer):
             self._open -= 1
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
+        """Ignore killed clients."""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -32,7 +32,7 @@ from typing import Any
 
 from api_server import ChatServer, Reply, default_reply, running
 
-# Paths and the server's address stand in outputs: they are the same for every checkout.
+# Outputs contain paths and the server's address: they are the same for every checkout.
 WORK = Path(tempfile.gettempdir()) / "compare_outputs"
 PORT = 18437
 URL = f"http://127.0.0.1:{PORT}/v1"

@@ -1,4 +1,4 @@
-"""Run commands of README and docs as they stand there, with default flags on a real engine; only --limit 1 is added.
+"""Run commands of README and docs unchanged, with default flags on a real engine; only --limit 1 is added.
 
 The models are the demo's; the chat model is changed to stop early.
 """

@@ -39,7 +39,7 @@ class FileServer(ThreadingHTTPServer):
     """What servers of files on loopback share.
 
     Attributes:
-        changed: is told after every piece that is sent.
+        changed: called after every piece that is sent.
         released: lets go what is held.
     """
 
@@ -58,7 +58,7 @@ class FileServer(ThreadingHTTPServer):
                 raise TimeoutError(f"not so after {seconds} s")
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that was killed is no news."""
+        """Ignore killed clients."""
 
 
 class WebServer(FileServer):

@@ -245,7 +245,7 @@ def embed_in_blocks(size: int) -> None:
 def signal_itself(moments: list[tuple[str, int, int]]) -> None:
     """Have train_planner.py get a signal at each moment: when this method of its trainer is called after this step.
 
-    The same method and step again are the next call. 0 is no signal; none is taken for the echo of another.
+    The same method and step again are the next call. 0 means no signal; no signal is taken for the echo of another.
     """
     import_module("utils.training.stopping").SAME_SIGNAL = -1
     trainer, left = import_module("utils.planner.trainer").PlannerTrainer, list(map(tuple, moments))

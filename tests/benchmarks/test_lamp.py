@@ -141,7 +141,7 @@ ANSWERS = {
 
 @pytest.fixture
 def run(monkeypatch):
-    """Call a script; --openai goes to a server that answers by the number of the question, if it is told it."""
+    """Call a script; --openai goes to a server that answers by the number of the question, if it gets one."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
 
     def reply(request):

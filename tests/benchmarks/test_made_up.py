@@ -20,7 +20,7 @@ KINDS = {"Colours": ["azure", "crimson", "ochre"], "Animals": ["badger", "heron"
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """As if the file stood in utils/benchmarks."""
+    """Load the file as if it were in utils/benchmarks."""
     monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(FOLDER)])
     tasks.cache_clear()
     yield
@@ -30,7 +30,7 @@ def installed(monkeypatch):
 
 @pytest.fixture
 def dataset(tmp_path):
-    """Questions whose answer stands in one of the user's notes, which shares its words with the question."""
+    """Questions with the answer in one of the user's notes, which shares words with the question."""
     records = []
     for kind, words in KINDS.items():
         for word in words:

@@ -348,7 +348,7 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture
 def choose(warm, small_model, dataset, tmp_path):
-    """Begin a run with --choose likelihood; what is asked for stands in log.txt."""
+    """Begin a run with --choose likelihood; the requests are in log.txt."""
 
     def start(output, *more, path=dataset):
         code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"))

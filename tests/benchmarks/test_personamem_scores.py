@@ -126,9 +126,7 @@ def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
     mean, error, degrees = by_matrices([one["score"] for one in entries], [PERSONAS[one["id"]] for one in entries])
     half, p = t.ppf(0.975, degrees) * error, 2 * t.sf(mean / error, degrees)
     assert paired.endswith("| 24 |") and f"| +0.7500 | [+{mean - half:.4f}, +{min(1, mean + half):.4f}] |" in paired
-    assert (
-        f"| {p:.4f} | 0.1250 |" in paired
-    )  # four personas have sums other than 0, of which 2 of 16 flips keep the sum
+    assert f"| {p:.4f} | 0.1250 |" in paired  # four personas have sums other than 0; 2 of 16 flips keep the sum
     notes = [line for line in lines if "persona_id" in line]
     assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of a persona_id together" in notes[-1]
 
@@ -262,7 +260,7 @@ def test_what_the_page_holds_of_a_history(page_file, dataset):
     for record, its in zip(records, texts, strict=True):
         history, end = its["turns"], record["profile"]["end"]
         messages = open_profile(record, page_file.parent / dataset.name).messages
-        # The items of this unranked file are its messages in order of time, of which the first three were given.
+        # The items of this unranked file are its messages in order of time; the first three were given.
         given = [place for place in range(end) if messages[place]["role"] != "system"][:3]
         assert history["total"] == end and set(given) <= {place for place, *_ in history["shown"]} <= {*range(end)}
         for place, role, text, left, systems in history["shown"]:

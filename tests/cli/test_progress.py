@@ -26,7 +26,7 @@ def test_lines_come_at_once_every_30_seconds_and_at_the_end(clock, capsys):
     assert capsys.readouterr().err == "6/10 texts, 12/min, ETA 0:00:20\n"
     clock["seconds"] += 30
     progress.update(4)
-    assert capsys.readouterr().err == ""  # it would stand there twice
+    assert capsys.readouterr().err == ""  # it would be there twice
     progress.close()
     assert capsys.readouterr().err == "10/10 texts, 10/min, took 0:01:00\n"
 

@@ -41,7 +41,7 @@ def lock_of(path):
 
 
 def in_use(path, pid):
-    """What the second of two processes is told."""
+    """The message to the second of two processes."""
     return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for it, or end it"
 
 

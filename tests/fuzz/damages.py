@@ -1,6 +1,6 @@
 """The damages to one file: to the whole of it, and to one value in it, drawn by chance.
 
-What a damage did is told by reading the file before and after with parsers that are not the project's.
+The effect of a damage is found by reading the file before and after with parsers that are not the project's.
 """
 
 import json

@@ -87,7 +87,7 @@ class Ran:
     changed: list[str]  # files that were there and are other ones now
 
     def lines(self) -> set[str]:
-        """What it said, also in the notes of a table or a report, with all numbers alike: figures are no warning."""
+        """Its messages, also in notes of a table or report, with all numbers alike: figures are not warnings."""
         notes = [content.decode() for name, content in self.outputs.items() if name.endswith(".md")]
         for content in self.outputs.values():
             notes += re.findall(r'"notes":\[.*?\]', content.decode(errors="replace"))
@@ -192,7 +192,7 @@ def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good
         return judge_refusal(reader, name, done, ran)
     for output, content in ran.outputs.items():
         if output.endswith(".json") and output != reader.file and not is_json(content):
-            return f"{output} is no JSON"
+            return f"{output} is not JSON"
     if ran.outputs == good.outputs and ran.asked <= good.asked:
         return None
     differing = [one for one in ran.outputs | good.outputs if ran.outputs.get(one) != good.outputs.get(one)]

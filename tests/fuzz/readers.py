@@ -1,4 +1,4 @@
-"""The readers: which command reads which file. Every file stands in a folder that `prepare` fills.
+"""The readers: which command reads which file. Every file is in a folder that `prepare` fills.
 
 A new reader is one line of READERS. Where its file is new too, `prepare` makes it.
 """

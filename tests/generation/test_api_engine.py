@@ -287,7 +287,7 @@ def take_answers(throttle, count):
 
 
 def refuse(throttle, at_once, refused):
-    """So many requests at once, of which the last ones are refused; the others are under way until that is known."""
+    """Many requests at once; the last ones are refused, and the others under way until that is known."""
     for entered in enter(throttle, at_once)[:refused]:
         throttle.refused(entered, 0)
         throttle.leave()

@@ -481,7 +481,7 @@ def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(
     assert chat.tokenizer.decode(expected[len(ids) :]) == "\n"
 
 
-# Histories, of which what is met again is tokenized once
+# Histories
 
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -49,7 +49,7 @@ def test_a_dry_run_says_what_it_may_cost(server, flags, output, capsys):
 
 
 USAGES = {
-    # A request to Grok with xAI's own bill for it, 232856000 ticks of 1e-10 USD: thoughts stand beside the output.
+    # A request to Grok with xAI's own bill for it, 232856000 ticks of 1e-10 USD: thoughts are beside the output.
     "xAI": ((10120, 1499, 14428, 128, 2809), (1.25, 0.2, 2.5), 0.0232856),
     # OpenAI has them in it: 1,117 of input, 1,000 of output at 1.25 and 10.
     "OpenAI": ((1117, 1000, 2117, 0, 960), (1.25, 0.125, 10), 0.01139625),

@@ -79,7 +79,7 @@ def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeyp
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature):
-    """Of which vLLM's front end makes an object each: that costs it most of its rate."""
+    """vLLM's front end makes an object for each one, which would cost most of its speed."""
     pytest.importorskip("vllm")
     for schema in (None, {"type": "object"}):
         params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))

@@ -1,4 +1,4 @@
-"""Fusion in decoder over a random T5: what it computes, and what it does not hang on."""
+"""Fusion in decoder over a random T5: its results, and what they do not depend on."""
 
 import pytest
 import torch

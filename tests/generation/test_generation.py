@@ -93,7 +93,7 @@ def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="an
 
 
 def kept():
-    """Of which requests the store has something."""
+    """The requests that the store has an answer for."""
     lines = [line for path in Path("completions").glob("*/*.jsonl") for line in path.read_text().splitlines()[1:]]
     return {json.loads(line)["id"] for line in lines}
 

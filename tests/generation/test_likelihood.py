@@ -53,7 +53,7 @@ def write(path, records):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The made-up benchmark, as if its file stood in utils/benchmarks."""
+    """The made-up benchmark, as if its file were in utils/benchmarks."""
     monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(MADE_UP)])
     tasks.cache_clear()
     yield

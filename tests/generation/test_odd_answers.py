@@ -124,7 +124,7 @@ BODIES = {
     "nothing": b"",
     "only a byte order mark": b"\xef\xbb\xbf",
     "UTF-16": json.dumps({"choices": []}).encode("utf-16"),
-    "bytes that are no UTF-8": b'{"choices": "\xff\xfe"}',
+    "bytes that are not UTF-8": b'{"choices": "\xff\xfe"}',
     "two values": b'{"choices": []} {"choices": []}',
     "a zero byte": b"\x00" * 50,
     "nested lists": b"[" * DEEP + b"]" * DEEP,

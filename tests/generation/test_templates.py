@@ -188,7 +188,7 @@ def plan_run(switched, planner, output, *more):
 
 
 def test_training_and_planning_render_alike(asked, switched, tmp_path):
-    """The planner is told what it was trained with, whatever the generator is told."""
+    """The planner gets the variables of its training, whatever the generator gets."""
     args = planner_flags("--max_seq_length", "8192", "--chat_template_kwargs", OFF, model=switched)
     chat = LocalChat(args.model_addr, None, args.chat_template_kwargs)
     records = json.loads(SAMPLE.read_text())[:1]

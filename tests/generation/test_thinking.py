@@ -26,7 +26,7 @@ from utils.generation.thought_reader import ThoughtReader
 from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
-ANSWERS = {  # by what stands in a prompt
+ANSWERS = {  # by the end of a prompt
     "Write [1] or [2] and": "[2]", "Write one tag": "romance", "Write 1, 2": "4",
     "personalized_answer": '{"personalized_answer": "real"}', "match_score": '{"match_score": 2}',
     "<final_answer>": "<final_answer>(c)",
@@ -64,7 +64,7 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
     ("end", "own", "asked", "found"),
     [
         ("<think>\n", "deepseek_r1", None, Thoughts("deepseek_r1", True, True)),
-        ("<think>\n", None, None, Thoughts(None, True, True)),  # marks that are no tokens
+        ("<think>\n", None, None, Thoughts(None, True, True)),  # marks that are not tokens
         ("<think>\n\n</think>\n\n", "deepseek_r1", None, Thoughts()),  # thinking is off
         ("", "deepseek_r1", None, Thoughts("deepseek_r1", False, True)),
         ("", "deepseek_r1", "none", Thoughts("none", None, False)),

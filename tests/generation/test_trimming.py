@@ -59,7 +59,7 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
 def lamp_s_tokens(question, texts, words, around, budget):
     """What LaMP's code keeps, from numbers of tokens alone: of each text, and of the question.
 
-    The entries get what min(the input, 0.6 of the budget) leaves, less what joins them, in equal shares, of which each
+    The entries get what min(the input, 0.6 of the budget) leaves, less what joins them, in equal shares; each
     hands on what it does not need; 0.1 less for the input where that fails. Then the input's end is cut. Of each text
     the token that ends it counts, though it is not in the prompt.
 

@@ -19,7 +19,7 @@ CAPTURED = re.compile(r"Graph capturing finished in .*")
 FORESEEN = re.compile(
     r"^(\S+): needs .* \(([\d.]+) KiB per token\)\n\1: ([\d.]+) GB are left", re.MULTILINE
 )  # --dry_run's
-LENGTH = 2048  # tokens of prompt and output, of all runs: what is left for the KV cache hangs on it
+LENGTH = 2048  # tokens of prompt and output in all runs: the size of the KV cache depends on it
 
 
 def read(path):

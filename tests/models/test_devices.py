@@ -1,4 +1,4 @@
-"""A GPU that torch cannot use ends a run; what vLLM is told where it can be used.
+"""A GPU that torch cannot use ends a run; vLLM's settings if it can.
 
 No GPU need be here: nvidia-smi is a script that prints what the real one would.
 """
@@ -199,7 +199,7 @@ def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     assert [path.name for path in made if path.suffix != ".lock"] == []
 
 
-# What vLLM is told
+# vLLM's settings
 
 
 def test_vllm_knows_these_settings(monkeypatch):

@@ -123,7 +123,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def large_header(folder, parameters):
-    """The beginning of a file of weights with so many numbers in bfloat16; nothing stands behind it."""
+    """The beginning of a file of weights with this many numbers in bfloat16, without the numbers."""
     header = {"w": {"dtype": "BF16", "shape": [parameters // 1000, 1000], "data_offsets": [0, 2 * parameters]}}
     text = json.dumps(header).encode()
     return {path.name: path.read_bytes() for path in folder.iterdir()} | {

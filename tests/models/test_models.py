@@ -317,7 +317,7 @@ def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing
     calls, connect = [], socket.create_connection
     monkeypatch.setattr("socket.create_connection", lambda *args, **more: calls.append(args) or connect(*args, **more))
     snapshot = save_cached(tmp_path, "some/model")
-    assert model_folder("some/model", str(tmp_path)) == snapshot  # of which there is no list of the hub's files
+    assert model_folder("some/model", str(tmp_path)) == snapshot  # without a list of the hub's files
     assert len(calls) == 1
     with skipping_absent_hub(str(snapshot)):
         assert len(calls) == 1 and not is_offline_mode()  # for a folder nobody is asked

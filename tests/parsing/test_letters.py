@@ -61,7 +61,7 @@ def test_two_letters_are_none(joined, marker):
     [
         ("<final_answer> Option (b), since (a) is wrong", "b"), ("<final_answer> none of the four, or (d)", "d"),
         ("<final_answer>(c), a good one and (d) not", "c"), ("<final_answer>(b) and (B)", "b"),
-        ("<final_answer>(a certain one", "a"),  # right behind the marker it is no article
+        ("<final_answer>(a certain one", "a"),  # right after the marker it is not an article
         ("I like a good soup", None), ("", None), ("e", None), ("<final_answer>", None),
         ("(a) x (b) y (c) z (d) w", None), ("<final_answer>(a) or (b)</final_answer>", None),
         ("<final_answer>a, b", None), ("<final_answer>**(a)**, or **(d)**", None), ("Options: A, B, C, D", None),

@@ -183,7 +183,7 @@ def test_refused_verdict(text, reason):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        # A number at the end may go on.
+        # A number at the end may continue.
         ("json 2 ", None),
         ("match_score: 1.", None),
         ("match_score: 1 ", None),
@@ -191,7 +191,7 @@ def test_refused_verdict(text, reason):
         ("match_score: 1/", None),
         ('{"match_score": 1.', None),
         ('{"match_score": 1,', None),
-        # What stands behind it shows that it has ended.
+        # The text after it shows that it has ended.
         ("{'match_score': 1}\nuser: 1. And 2.", 1),
         ("match_score: 1\nuser: of these 7.", 1),
         ("2}", 2),

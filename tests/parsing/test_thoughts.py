@@ -119,7 +119,7 @@ CUT = [
     ("verdict", 'match_score: 1, which', 1),
     ("verdict", 'The response covers it: {"match_score": 1}', 1),
     ("level", 'It could be {"score": 0.5}, or', None),
-    ("tag", "comedy", None),  # it may go on
+    ("tag", "comedy", None),  # it may continue
     ("tag", '"comedy", for', "comedy"),
     ("tag", "comedy or romance, for", None),
     ("citation", "[1]", "[1]"),  # a schema, and a small --max_tokens

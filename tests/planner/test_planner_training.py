@@ -149,7 +149,7 @@ def test_a_step_learns_the_same_whatever_its_batches_are(data, warm, tmp_path):
 
 
 def test_several_processes_save_together_what_is_finished_and_go_on(data, warm, tmp_path):
-    """The launcher gets the signal, and hands it on. Each process goes on with its own random numbers, for dropout."""
+    """The launcher gets the signal, and hands it on. Each process resumes with its own random numbers, for dropout."""
     flags = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "stopped")}
     learn(warm, *flags["whole"], be_two=None)
     command = [sys.executable, *TWO, "train_planner.py", *flags["stopped"]]
@@ -237,7 +237,7 @@ def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointin
 
 @pytest.mark.parametrize(("size", "batch"), [(2, 1), (11, 2), (12, 2), (16, 1)])
 def test_processes_compute_sequences_of_like_length(size, batch):
-    """The three processes' batches, as accelerate deals them out: of which sequences a step is stays as it was."""
+    """The three processes' batches, as accelerate deals them out: a step's sequences stay the same."""
     from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
     from torch.utils.data import BatchSampler
 
@@ -268,7 +268,7 @@ def test_processes_compute_sequences_of_like_length(size, batch):
 # Which checkpoint is the best
 
 
-# Beginning anew
+# Starting over
 
 
 def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):

@@ -181,7 +181,7 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
 
 
 def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote, tmp_path):
-    """transformers would go on with the --save_steps of the checkpoint, which its trainer_state.json holds."""
+    """transformers would use the checkpoint's --save_steps, from its trainer_state.json."""
     output = tmp_path / "planner"
     finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 1, TERM)])
     finish(zygote, flags, output, "--save_steps", "3")

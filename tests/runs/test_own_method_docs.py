@@ -1,4 +1,4 @@
-"""docs/your_own_method.md: its methods run as they stand there."""
+"""docs/your_own_method.md: its methods run unchanged."""
 
 import json
 import re

@@ -158,7 +158,7 @@ def test_another_whole_line_in_a_lines_place_is_not_believed(folder):
 
 
 def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
-    """As on a network file system, where a file's end may be there before what stands in front of it."""
+    """As on a network file system, where a file's end may be there before its middle."""
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     hole = content.index(b"text 1")

@@ -28,7 +28,7 @@ def test_an_expectation_is_over_the_verdicts_alone():
 def test_likelihoods_that_no_float_holds_make_an_expectation():
     sure = weigh({"0": -3000.0, "1": -2000.0, "2": -1000.0})
     assert (sure["value"], sure["entropy"], sure["outside"]) == (2, 0, 1)
-    even = weigh(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers, of which the sum is above 1
+    even = weigh(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers with a sum above 1
     assert even["value"] == pytest.approx(1) and even["entropy"] == pytest.approx(math.log2(3)) and not even["outside"]
 
 

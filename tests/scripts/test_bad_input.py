@@ -1,7 +1,7 @@
 """Odd and broken input for every script that reads it: refused in one to three lines that name it, nothing changed.
 
 A table says which commands read which file; every damage to a kind of file is tried on every command that reads one.
-What is odd but legal stands at the end: there the scripts work.
+Odd but legal inputs come last: there the scripts work.
 """
 
 import gc
@@ -820,4 +820,4 @@ def test_links_are_followed(folder, server, capsys):
     assert (folder / "elsewhere/scores.json").is_file()
 
 
-# 10 MB in one place: a prompt that is too long, or a post that is cut; the others go on
+# 10 MB in one place: a prompt that is too long, or a post that is cut; the others continue

@@ -164,7 +164,7 @@ def test_several_answers_a_question_differ_in_their_seeds(server, flags, output,
     assert list(answers) == IDS and {len(outputs) for outputs in answers.values()} == {3}
     texts = {output["output"] for outputs in answers.values() for output in outputs}
     assert len(texts) == 39
-    # The seed hangs on question and number alone: fewer answers are the first of more.
+    # The seed depends on question and number only: fewer answers are the first of more.
     server.reply = lambda request: answer(f"Drawn with {request['seed']}.")
     fewer = run(flags, output.with_name("fewer.json"), "--num_generated_outputs", 2, "--limit", 5)
     assert fewer == {question_id: outputs[:2] for question_id, outputs in list(answers.items())[:5]}

@@ -46,7 +46,7 @@ def case(request, data, server, tmp_path):
 
 @pytest.mark.parametrize("case", KILLS, indirect=True)
 def test_killed_at_random_moments(case, zygotes, server):
-    run_whole(case, zygotes)  # the first one reads its files from disk: its time is no measure
+    run_whole(case, zygotes)  # the first one reads its files from disk: its time is not representative
     whole = run_whole(case, zygotes)
     dice, hits = random.Random(case.name), Counter()
     for _ in range(20 * KILLS[case.name]):

@@ -16,7 +16,7 @@ import planpers
 
 @pytest.fixture
 def api(tmp_path):
-    """A server that is told no seed, and the flags that name it."""
+    """A server that gets no seed, and its flags."""
     (tmp_path / "key.txt").write_text("any")
     with serve(lambda request: default_reply({name: one for name, one in request.items() if name != "seed"})) as server:
         yield ["--openai", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt", "--max_retries", "0"]

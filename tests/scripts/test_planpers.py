@@ -37,7 +37,7 @@ POLICY = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA)  # the flags' 
 ALL_POSTS = ["--num_contexts", "1000", "--max_model_len", "32768"]
 
 
-# What stands in for models
+# Models' replacements
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def test_gold_plans_and_plans_of_a_file_in_the_reference_form(server, api, impor
     data = write_json(tmp_path / "data.json", questions)
     flags = [*api, "--gold_plan", "--planner_target", "reference", "--max_concurrency", 1]
     answers = run(flags, output, *imported, data=data)
-    plan = f"{LEAD_IN}- Cost  of it \n- Time\n"  # titles as they stand in the dataset
+    plan = f"{LEAD_IN}- Cost  of it \n- Time\n"  # titles as in the dataset
     assert server.users() == [f"\n\n? Question number 1?\n! {plan}\n", "\n\n? Question number 2?\n"]
     assert [answers[i][0]["plan"] for i in ("q1", "q2")] == [plan, None]
     assert answers["q2"][0]["no_plan"] == "the rubric has no aspects"
@@ -337,7 +337,7 @@ def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api
 
 
 def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, tmp_path):
-    # The first gold title stands in the plan, the others don't.
+    # The plan has the first gold title, and not the others.
     plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
     plans_addr = write_json(tmp_path / "plans.json", plans)
     run(api, output, "--plans_addr", plans_addr, "--max_concurrency", 1, *ALL_POSTS)
@@ -509,7 +509,7 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
     assert [(its["device"], its["batch_invariant"]) for its in made] == [("script", False), ("API at 127.0.0.1", None)]
 
 
-# Stopped and gone on with
+# Stopped and resumed
 
 
 @pytest.fixture

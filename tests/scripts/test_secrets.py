@@ -158,7 +158,7 @@ def environment_of(folder):
 
 
 def leaks(folder, shown, but=()):
-    """The secrets that were shown or stand in a file, with the place of each."""
+    """The secrets that were shown or written to a file, with their places."""
     places = {"what was shown": shown.encode()}
     for path in folder.rglob("*"):
         if path.is_file() and path.name not in but:

@@ -56,7 +56,7 @@ def flags_of(script):
 
 @pytest.fixture
 def finished(tmp_path):
-    """By script the flags of a finished output, of which each is changed."""
+    """By script the flags of a finished output; each of them is changed."""
     records = sample_records("test", 2)
     (tmp_path / "data.json").write_text(json.dumps(records))
     ids = [record["id"] for record in records]

@@ -85,7 +85,7 @@ def shown(request):
 
 
 def prefers(choose):
-    """A judge that prefers the response `choose` names, of the two it sees; None is no verdict."""
+    """A judge that prefers the response `choose` names, of the two it sees; None for no verdict."""
 
     def reply(request):
         pair = shown(request)
@@ -198,7 +198,7 @@ def test_part_of_the_responses_is_what_both_systems_have(judging):
     assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
 
 
-# Runs: what they go on from
+# Runs: resuming
 
 
 def test_a_table_does_not_mix_strategies(judging):
@@ -316,7 +316,7 @@ def test_missing_answers_tie_or_lose_without_a_judge(judging, capsys):
     assert [entry["answered"] for entry in found["per_question_scores"]] == [[False] * 2, [True] * 2, [False, True]]
     assert (found["position_swap_rate"], found["num_unanswered"]) == (0.0, [2, 1])
     assert len(judging.server.requests) == 2
-    judging.data(1)  # of which nothing is left to compare
+    judging.data(1)  # nothing is left to compare
     found = judging.run("pairwise", [judging.responses("a", q1="A1"), judging.responses("b", q1=" \n")], to="none.json")
     assert (found["position_swap_rate"], found["num_unscored"], found["wins"]) == (None, 0, 1)
     assert "position-swap rate none" in capsys.readouterr().out and len(judging.server.requests) == 2

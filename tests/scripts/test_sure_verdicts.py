@@ -158,7 +158,7 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
 
 
 def by_seed(request):
-    """A judge of which a verdict in seven cannot be used, and whose others hang on the seed alone."""
+    """A judge with one unusable verdict in seven; the others depend on the seed only."""
     drawn = request["seed"] % 7
     return Reply("I can't say." if drawn == 6 else json.dumps({"match_score": drawn % 3}))
 

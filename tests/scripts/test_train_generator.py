@@ -183,7 +183,7 @@ def test_batches_are_of_like_length_and_hold_all():
 
 @pytest.fixture
 def on_cuda(monkeypatch):
-    """A model as if it were on a GPU with so many bytes free, of which torch holds a tenth."""
+    """A model as if it were on a GPU with this many free bytes; torch holds a tenth of them."""
 
     def pretend(config, free, dtype=torch.float32):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * 9 // 10, free))
@@ -227,7 +227,7 @@ def test_beams_in_a_batch_are_transformers_own_one_by_one(data):
     assert len({tuple(ids) for ids, _ in together}) > len(records) / 2
 
 
-# Killed, and gone on
+# Killed and resumed
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +342,7 @@ def test_what_an_encoder_decoder_cannot_do_is_refused(data, tmp_path):
 
 
 def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path, monkeypatch, capsys):
-    """Whatever beams write, through the real commands: what counts is what stands in the raw text."""
+    """Whatever beams write, through the real commands: only the raw text counts."""
     texts = ["4.5", "6", "4 stars", " 3", "[1]", ""]
     records = read_sample("LaMP-3")
     by_question = {record["question"]: text for record, text in zip(records, texts, strict=True)}
@@ -382,7 +382,7 @@ def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path
         evaluate_responses.main(both)
 
 
-# A chat model, of which an adapter is learnt
+# A chat model with an adapter
 
 
 @pytest.fixture(scope="module")

@@ -305,7 +305,7 @@ def make_run(folder, *steps, settings=SETTINGS):
 
 
 def reopen(folder, *flags, settings=SETTINGS):
-    """The checkpoint to go on from, and the names of those that are to be replaced; a dry run says the same."""
+    """The checkpoint to resume from, and the names of those to be replaced; a dry run says the same."""
     args, before, told = parse(*flags, output=folder), listing(folder), None
     try:
         check_run(args, settings)

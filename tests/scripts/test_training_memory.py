@@ -139,7 +139,7 @@ def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, w
     (output / "best/optimizer.pt").write_bytes(b"left")
     run = warm.run(SCRIPTS[kind], flags_of(data, output, kind))
     assert "already finished, left alone" in run.printed and not (output / "best/optimizer.pt").exists()
-    # Without its last checkpoint it is told that it cannot go on.
+    # Without its last checkpoint it cannot resume, and says so.
     steps = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     if len(steps) > 1:
         shutil.rmtree(steps[-1])

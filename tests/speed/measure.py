@@ -80,7 +80,7 @@ def peak_memory(process: int | str = "self") -> int:
 
 
 def reset_peak_memory() -> None:
-    """Let `peak_memory` begin anew with what is held now."""
+    """Reset `peak_memory` to the current memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
