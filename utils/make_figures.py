@@ -19,7 +19,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -163,18 +163,13 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     return systems, notes
 
 
-class AgreementFile(TypedDict):
-    """What figure 4 needs of the file that utils/compare_evaluators.py wrote."""
-
-    evaluators: list[Evaluator]
-
-
 def read_evaluators(path: str) -> list[Evaluator]:
     """Read the evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
     import msgspec  # here, so that --help needs no package
 
     try:
-        evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
+        content = msgspec.convert(read_json(path), dict[str, Any])
+        evaluators = msgspec.convert(content.get("evaluators"), list[Evaluator])
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:

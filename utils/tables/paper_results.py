@@ -38,14 +38,9 @@ class Paper:
 def read_paper(
     task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
-    """Read what one of the paper's tables prints for a model; `names` are the systems that are to stand beside it.
+    """Read what a table of the paper prints for a model, to stand beside the systems of these names.
 
-    Args:
-        shown: of several tasks, or one of them, what is shown as `Task.scored_by` has it, with its column's name.
-
-    Raises:
-        UserError: the paper has no such table or model, no numbers of what is shown, or none of the systems is named as
-            one of its methods.
+    `shown` has, for a benchmark of several tasks, what is shown as `Task.scored_by` has it, with its column's name.
     """
     missing = UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
     if task.paper_results is None:
@@ -63,21 +58,17 @@ def read_paper(
     if not methods.keys() & set(names):
         raise UserError(f"--paper: no --system is named as a method of the paper; these are {', '.join(methods)}")
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
-    scores: dict[Place, float] = {}
-    daggers: set[Place] = set()
+    # The paper's average leaves out a category of one's own, so it does not compare.
+    own = {MACRO} if {*task.groups} - {*columns} else set()
+    scores, daggers = {}, set()
     for method, printed in methods.items():
-        for column, score in zip(columns, printed["scores"], strict=True):
-            # The paper's average leaves out a category of one's own, so it does not compare.
-            if score is not None and (column != MACRO or {*task.groups} <= {*columns}):
-                scores[method, column] = score
-        marked = zip(columns, printed.get("daggers", ()), strict=False)
-        daggers |= {(method, column) for column, dagger in marked if dagger}
+        its = zip(columns, printed["scores"], strict=True)
+        scores |= {(method, column): score for column, score in its if score is not None and column not in own}
+        marks = zip(columns, printed.get("daggers", ()), strict=False)
+        daggers |= {(method, column) for column, dagger in marks if dagger}
     if shown is not None and not {column for _, column in scores} & set(shown.values()):
         raise missing
-    misprints = {
-        (misprint["method"], misprint["column"]): misprint["note"]
-        for misprint in data["misprints"]
-        if table in misprint["tables"] and misprint["model"] == model
-    }
-    title, other_model = f"{data['tables'][table]['title']}, {model}", data["other_models"].get(model, "")
+    its_misprints = (one for one in data["misprints"] if table in one["tables"] and one["model"] == model)
+    misprints = {(one["method"], one["column"]): one["note"] for one in its_misprints}
+    title, other_model = f"{tables[table]['title']}, {model}", data["other_models"].get(model, "")
     return Paper(model, title, list(methods), scores, daggers, misprints, data["decimals"], other_model)
