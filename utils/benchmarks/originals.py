@@ -143,7 +143,6 @@ def make_task(
     output: Output,
     metrics: Mapping[str, Metric],
     check: Callable[[Record, str], None] = check_target,
-    archive: str | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
@@ -153,7 +152,6 @@ def make_task(
 
     Args:
         check: of the target.
-        archive: of `Export`.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
@@ -171,7 +169,7 @@ def make_task(
         item_text=layout.item_text,
         stated=layout.stated,
         trimmed=layout.trimmed or layout.compared[-1],
-        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
         published=partial(published, name),
         **{"convert": partial(to_record, name), **others},
     )

@@ -158,7 +158,6 @@ class Export:
     name: str  # of the file
     # Its text, from records and by id the first response, whose `output` is empty where there is none.
     write: Callable[[Sequence[Record], Mapping[str, dict[str, Any]]], str]
-    archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
     needs: tuple[str, ...] = ()  # fields of a record that `write` reads, of `Task.fields`
 
 
