@@ -118,6 +118,10 @@ class Comparison:
         return self.p_values.get(holm_name(test), self.p_values[test])
 
     @property
+    def is_corrected(self) -> bool:
+        return holm_name(T_TEST) in self.p_values
+
+    @property
     def is_better(self) -> bool:
         p, sign = self.shown_p(self.test), -1 if self.board.metric.lower_is_better else 1
         return p is not None and p < ALPHA and sign * self.difference > 0
@@ -187,10 +191,6 @@ def correct_all(comparisons: list[Comparison]) -> None:
 
 def holm_name(test: str) -> str:
     return f"{test} (Holm)"
-
-
-def is_corrected(comparisons: Sequence[Comparison]) -> bool:
-    return any(holm_name(T_TEST) in one.p_values for one in comparisons)
 
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:

@@ -6,17 +6,7 @@ from itertools import groupby
 from statistics import mean, stdev
 from typing import Any
 
-from utils.tables.columns import (
-    MACRO,
-    PERMUTATION,
-    T_TEST,
-    Comparison,
-    column_means,
-    columns_of,
-    has_dagger,
-    is_corrected,
-    points_of,
-)
+from utils.tables.columns import MACRO, PERMUTATION, T_TEST, Comparison, column_means, columns_of, has_dagger, points_of
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.paper_results import Paper
@@ -153,7 +143,7 @@ def shares_table(boards: list[Board]) -> Table:
 
 def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
     """Show every comparison in a line."""
-    suffix = " (Holm)" if is_corrected(comparisons) else ""
+    suffix = " (Holm)" if any(one.is_corrected for one in comparisons) else ""
     rows = []
     for one in comparisons:
         texts = [one.system, one.baseline, one.column, signed(one.difference), interval_text(one.interval)]
@@ -193,7 +183,8 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     cluster = cluster_names(one.board for one in comparisons)
     robust = f", cluster-robust by {cluster}" if cluster else ""
     tested = counted(len(comparisons) - len(untested), "comparison")
-    correction = f"Holm's correction over {tested}" if is_corrected(comparisons) else f"not corrected for the {tested}"
+    is_corrected = comparisons[0].is_corrected
+    correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for the {tested}"
     if marked:
         baselines = list(dict.fromkeys(one.baseline for one in comparisons))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
