@@ -249,7 +249,7 @@ class Task:
     # What the benchmark's paper prints of its files, by a file's name without its ending: their `group`, `split` and
     # number of `questions`, and mean and deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
-    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it. Its
+    # A file of what the paper prints of systems' scores, as `utils.tables.score_table.read_paper` takes it. Its
     # columns are those of a table, of several tasks `scored_by` their metrics.
     paper_results: Path | None = None
 
