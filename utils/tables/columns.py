@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from utils.benchmarks.task import Metric, Task
-from utils.scoring.means import macro_average, mean
+from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
 from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
@@ -64,7 +64,8 @@ def column_means(system: System) -> dict[str, float | None]:
 def mean_score(metric: Metric, strata: Strata) -> float | None:
     """Compute the score of questions in strata; None where a stratum is empty."""
     average = metric.pooled.score if metric.pooled else mean
-    return macro_average({number: average(its) for number, its in enumerate(values_of(metric, strata))})
+    scores = list(map(average, values_of(metric, strata)))
+    return None if None in scores else mean(scores)
 
 
 def values_of(metric: Metric, strata: Strata) -> Strata:
