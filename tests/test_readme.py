@@ -15,7 +15,7 @@ from utils.benchmarks.lampqa import TASK
 from utils.generation.chat import VERDICT_TOKENS
 from utils.records.datasets import read_dataset
 from utils.records.responses import match_responses, read_responses
-from utils.tables.paper_results import read_paper
+from utils.tables.score_table import read_paper
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -114,8 +114,8 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
         strategy = strategy_in_words(files[paths[0]])
         evaluator = evaluators.setdefault(one_line(name), Evaluator(one_line(name), strategy))
         check_strategies(evaluator, files)
-        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         add_questions(evaluator, files)
+        check_same_content((entry, [path]) for path, its in files.items() for entry in its["per_question_scores"])
         evaluator.files.append(paths)
         read |= files
     refuse_other_benchmarks(read, "task")
@@ -160,6 +160,9 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
     seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:
+        if human and human.choices.keys().isdisjoint(evaluator.preferences):
+            both = f"no question in common with --evaluator {quote(evaluator.name)} ({', '.join(evaluator.files[0])})"
+            raise UserError(f"{human.path}: has {both}\n  give the choices on the questions that these files score")
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
             # Of a category that the humans were not asked about their file does not tell the responses.

@@ -3,22 +3,19 @@
   python utils/export_predictions.py --output_dir export \\
       --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
 
-One file a task, and of LaMP, where all seven tasks are given, the zip of them too. The first response to each question
-is exported; a question without an answer gets an empty one, and is counted. A dataset's own answers are not read, but
+One file a task; LaMP's leaderboard takes a zip of all seven. The first response to each question is exported; a
+question without an answer gets an empty one, and is counted. A dataset's own answers are not read, but
 for PersonaMem's result table, which has each question's right letter and score.
 """
 
 import argparse
-import io
 import sys
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
-from utils.benchmarks import task_of, tasks
+from utils.benchmarks import task_of
 from utils.benchmarks.checks import selection_of
 from utils.cli import UserError
 from utils.cli.errors import first_five
@@ -27,7 +24,6 @@ from utils.records.datasets import read_questions
 from utils.records.responses import as_read, default_metric, match_responses, read_responses
 
 SCRIPT = "utils/export_predictions.py"
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the first time that a zip can say: the same answers make the same file
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -53,12 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"{inputs_addr}: of the same task as one before it; export each into a folder of its own")
         texts[name] = text
         lines.append(f"{Path(args.output_dir) / name}: {line}")
-    files = {name: text.encode() for name, text in texts.items()}
-    for name, members in archives().items():
-        if members <= texts.keys():
-            files[name] = pack({member: files[member] for member in sorted(members)})
-            lines.append(f"{Path(args.output_dir) / name}: all {len(members)} of them")
-    contents = {Path(args.output_dir) / name: content for name, content in files.items()}
+    contents = {Path(args.output_dir) / name: text.encode() for name, text in texts.items()}
     cli.check_outputs(list(map(str, contents)), [*args.inputs_addr, *args.response_addr])
     prepare_derived(contents, SCRIPT, args.overwrite)
     publish_derived(contents, SCRIPT, args)
@@ -89,24 +80,6 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     if selected := sum(map(bool, map(selection_of, firsts.values()))):
         line += f", {selected} selected by their scores: no fair system's"
     return task.export.name, task.export.write(records, firsts), line
-
-
-def archives() -> dict[str, set[str]]:
-    """Return the files that a zip holds, by its name."""
-    found: dict[str, set[str]] = {}
-    for task in tasks().values():
-        if task.export is not None and task.export.archive is not None:
-            found.setdefault(task.export.archive, set()).add(task.export.name)
-    return found
-
-
-def pack(files: Mapping[str, bytes]) -> bytes:
-    """Make a zip of these files, the same bytes for the same content."""
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in files.items():
-            archive.writestr(zipfile.ZipInfo(name, EPOCH), content, zipfile.ZIP_DEFLATED)
-    return packed.getvalue()
 
 
 if __name__ == "__main__":

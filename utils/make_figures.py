@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from utils import cli
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes, read_json
 from utils.parsing.plans import one_line
@@ -177,6 +177,10 @@ def read_evaluators(path: str) -> list[Evaluator]:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
     except msgspec.ValidationError as error:
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
+    for number, one in enumerate(evaluators):
+        shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
+        if not all(share is None or 0 <= share <= 1 for share in shares):
+            raise UserError(f"{path}: evaluators, item {number}: {first_five(shares)} where numbers from 0 to 1 belong")
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
         raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
     return [replace(one, name=one_line(one.name)) for one in evaluators]

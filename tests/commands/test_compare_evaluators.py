@@ -214,6 +214,8 @@ class TestHumans:
         ("AB --evaluator A x.json y.json", "x.json: question 'c' stands twice in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
         ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
+        ("--human_addr others.json --evaluator A a.json b.json",
+         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the choices on"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: not an object {question id: "),
         ("--evaluator A a.json b.json", "--evaluator: one alone has nothing to be compared with; give another"),
         ("AB --evaluator P p.json", "p.json: its first system's responses are the second system's in b.json\n  give "),
@@ -229,7 +231,7 @@ def test_a_mistake_is_named_and_the_output_left_alone(study, monkeypatch, words,
     study.change(study.aspect("other.json", SECOND), "a", question_sha256="another")
     for name in "pq":
         study.pairwise(f"{name}.json", {"a": None}, judge="j", responses=["bb", "aa"])
-    for name, content in (("human", HUMAN), ("none", {})):
+    for name, content in (("human", HUMAN), ("others", {"nobody's": "first"}), ("none", {})):
         study.write(f"{name}.json", content)
     (study.folder / "link.json").symlink_to("a.json")
     study.output.write_text("mine")

@@ -1,11 +1,10 @@
 """Answers as files for LaMP's leaderboard and scorers: what they read, what is refused, what never gets there."""
 
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
-from lamp_samples import LAMP, read_sample
+from lamp_samples import read_sample
 
 import evaluate_responses
 from utils import export_predictions
@@ -63,22 +62,6 @@ def test_what_is_exported_is_read_as_the_benchmark_s_own_file(name, split, sampl
 
 def read(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
-
-
-def test_all_seven_make_the_zip_the_same_each_time(sample, tmp_path, capsys):
-    datasets, addrs, responses = zip(*map(sample, LAMP), strict=True)
-    export(tmp_path / "six", datasets[:6], addrs[:6])
-    assert not (tmp_path / "six/LaMP.zip").exists()
-    export(tmp_path / "one", datasets, addrs)
-    export(tmp_path / "two", datasets[::-1], addrs[::-1])
-    assert f"{tmp_path / 'two/LaMP.zip'}: all 7 of them" in capsys.readouterr().out
-    assert (tmp_path / "one/LaMP.zip").read_bytes() == (tmp_path / "two/LaMP.zip").read_bytes()
-    with zipfile.ZipFile(tmp_path / "one/LaMP.zip") as archive:
-        assert archive.namelist() == [f"LaMP_{number}.json" for number in range(1, 8)]
-        golds = json.loads(archive.read("LaMP_3.json"))["golds"]
-    assert {gold["id"]: gold["output"] for gold in golds} == {
-        key: its[0]["output"] for key, its in responses[2].items()
-    }
 
 
 def test_what_is_refused(sample, write, tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
 from utils.records.scores import score_file as task_score_file
 from utils.scoring.aspects import question_score, summarize
-from utils.scoring.means import group_means, macro_average
+from utils.tables.columns import MACRO, column_means
+from utils.tables.system_scores import System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
@@ -55,11 +56,14 @@ def test_group_means_and_macro_average():
         question("f", "history", 0, 0),  # Society: 0
         question("g", "law"),  # no aspects: left out
     ]
-    means = group_means(questions, CATEGORIES)
-    assert means == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0}
-    assert macro_average(means) == pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
-    means = group_means([question("a", "music", 2), question("b", "pets", None)], CATEGORIES)
-    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None} and macro_average(means) is None
+    average = pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
+    assert means_of(questions) == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0, MACRO: average}
+    means = means_of([question("a", "music", 2), question("b", "pets", None)])
+    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None, MACRO: None}
+
+
+def means_of(questions):
+    return column_means(System("RAG", TASK, "aspect", {"rag.json": {"per_question_scores": questions}}))
 
 
 def test_communities_fall_into_the_papers_three_categories():

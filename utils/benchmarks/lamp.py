@@ -90,7 +90,6 @@ make = partial(
     item_date=dated("date"),
     date_field="date",
     user_field="user_id",
-    archive="LaMP.zip",
     published=published,
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )

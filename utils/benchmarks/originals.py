@@ -135,7 +135,6 @@ def make_task(
     metrics: Mapping[str, Metric],
     target: Any = str,
     checks: Mapping[str, Callable[[Record, str], None]] = MappingProxyType({}),
-    archive: str | None = None,
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
@@ -145,7 +144,6 @@ def make_task(
 
     Args:
         target, checks: its form, and what else is checked.
-        archive: of `Export`.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
@@ -163,7 +161,7 @@ def make_task(
         item_text=layout.item_text,
         stated=layout.stated,
         trimmed=layout.trimmed or layout.compared[-1],
-        export=Export(f"{original_name(name)}.json", partial(write_golds, name), archive),
+        export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
         published=partial(published, name),
         checks={"profile": layout.check_anchor, **checks},
         **{"convert": partial(to_record, name), **others},

@@ -157,7 +157,6 @@ class Export:
     name: str  # of the file
     # Its text, from records and by id the first response, whose `output` is empty where there is none.
     write: Callable[[Sequence[Record], Mapping[str, dict[str, Any]]], str]
-    archive: str | None = None  # the zip in which it takes the files of all tasks that name the same one
     needs: tuple[str, ...] = ()  # fields of a record that `write` reads, of `Task.fields`
 
 
@@ -251,7 +250,7 @@ class Task:
     # From a row of somebody's table of answers, by column, to the question's id and a response; UserError, which begins
     # with the second argument, where it is none. None: responses are never tables.
     read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
-    # A file of what the paper prints of systems' scores, as `utils.tables.paper_results.read_paper` takes it.
+    # A file of what the paper prints of systems' scores, as `utils.tables.score_table.read_paper` takes it.
     paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int | None) -> list[str] | History:

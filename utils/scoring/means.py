@@ -1,4 +1,4 @@
-"""Scores of many questions: means by group and over groups, macro F1, and root mean squares. Pure.
+"""Scores of many questions: their mean, macro F1, and root mean squares. Pure.
 
 A pooled score depends on how often each value occurs among the questions, so it is a function of these counts; a table
 counts again what it draws at random, for an interval or a test, and has the score of all draws at once.
@@ -6,9 +6,8 @@ counts again what it draws at random, for an interval or a test, and has the sco
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,40 +62,3 @@ ROOT_MEAN_SQUARE = Pooled(lambda entry: entry["score"], _root_mean_square)
 
 def mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
-
-
-def scores_by_group(
-    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], pooled: Pooled | None = None
-) -> dict[str | None, list[Any]]:
-    """Return the question scores of each group from score files' entries, or the values for a pooled score.
-
-    Every `group` is one of `groups`; one without details counts nowhere.
-    """
-    return by_group(per_question, groups, itemgetter("score") if pooled is None else pooled.value)
-
-
-def by_group(
-    per_question: Iterable[dict[str, Any]], groups: Sequence[str | None], value: Callable[[dict[str, Any]], Any]
-) -> dict[str | None, list[Any]]:
-    """Return a value of each question that `scores_by_group` counts."""
-    found: dict[str | None, list[Any]] = {group: [] for group in groups}
-    for question in per_question:
-        if question["details"] and question["score"] is not None:
-            found[question["group"]].append(value(question))
-    return found
-
-
-def group_means(
-    per_question: Iterable[dict[str, Any]], groups: Sequence[str], pooled: Pooled | None = None
-) -> dict[str, float | None]:
-    """Mean question score of each group, as `scores_by_group` takes them, or its pooled score.
-
-    None where no question of it has a score.
-    """
-    average = mean if pooled is None else pooled.score
-    return {group: average(scores) for group, scores in scores_by_group(per_question, groups, pooled).items()}
-
-
-def macro_average(means: dict[str, float | None]) -> float | None:
-    """Unweighted mean of the groups' means (paper, tables 2 and 3), None where one is missing."""
-    return None if None in means.values() else mean(list(means.values()))

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.scoring import reliability
 from utils.tables.formats import interval_text, number, p_text
@@ -15,7 +16,6 @@ from utils.tables.significance import share_interval
 
 PREFERENCES = {"first": 1, "tie": 0, "second": -1}  # a human's choice as a number, larger for the first system
 
-Choice = Literal["first", "second", "tie"]
 Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same questions
 
 
@@ -50,22 +50,25 @@ class Human:
 
 def read_human(path: str) -> Human:
     """Read choices by question id; or those under `choices`, beside what else utils/human_evaluation.py puts there."""
-    import msgspec  # here, so that --help needs no package
+    choices, responses, raters = read_json(path), [], []
+    if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
+        choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
+        if not (isinstance(responses, list) and len(responses) == 2 and all(map(_are_texts, responses))):
+            raise UserError(f"{path}: field 'responses': {quote(responses)} where a list of SHA-256 a system belongs")
+        if not _are_texts(raters):
+            raise UserError(f"{path}: field 'raters': {quote(raters)} where a list of names belongs")
+    if not isinstance(choices, dict) or not choices:
+        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
+    choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
+    for question_id, its in choices.items():
+        if not _are_texts(its) or not its or not set(its) <= PREFERENCES.keys():
+            where = f"{path}: id {quote(question_id)}: {quote(its)}"
+            raise UserError(f'{where} where "first", "second" or "tie" belongs, or a list of these')
+    return Human(path, choices, responses, raters)
 
-    content = read_json(path)
-    if not isinstance(content, dict) or not isinstance(content.get("choices"), dict):
-        content = {"choices": content, "responses": [[], []]}
-    some = msgspec.Meta(min_length=1)
-    several = Annotated[list[Choice], some]
-    systems = Annotated[list[list[str]], msgspec.Meta(min_length=2, max_length=2)]
-    try:
-        choices = msgspec.convert(content["choices"], Annotated[dict[str, Choice | several], some])
-        responses = msgspec.convert(content.get("responses"), systems)
-        raters = msgspec.convert(content.get("raters", []), list[str])
-    except msgspec.ValidationError as error:
-        kinds = '"first", "second" or "tie"'
-        raise UserError(f"{path}: not an object {{question id: {kinds}}}, or a list of these: {error}") from None
-    return Human(path, {i: [its] if isinstance(its, str) else its for i, its in choices.items()}, responses, raters)
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 # Figures

@@ -12,7 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from utils.benchmarks.task import Metric, Task
-from utils.scoring.means import macro_average, mean
+from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
 from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
@@ -64,7 +64,8 @@ def column_means(system: System) -> dict[str, float | None]:
 def mean_score(metric: Metric, strata: Strata) -> float | None:
     """Compute the score of questions in strata; None where a stratum is empty."""
     average = metric.pooled.score if metric.pooled else mean
-    return macro_average({number: average(its) for number, its in enumerate(values_of(metric, strata))})
+    scores = list(map(average, values_of(metric, strata)))
+    return None if None in scores else mean(scores)
 
 
 def values_of(metric: Metric, strata: Strata) -> Strata:
@@ -116,6 +117,10 @@ class Comparison:
     def shown_p(self, test: str) -> float | None:
         """Return the corrected p-value where there is one."""
         return self.p_values.get(holm_name(test), self.p_values[test])
+
+    @property
+    def is_corrected(self) -> bool:
+        return holm_name(T_TEST) in self.p_values
 
     @property
     def is_better(self) -> bool:
@@ -187,10 +192,6 @@ def correct_all(comparisons: list[Comparison]) -> None:
 
 def holm_name(test: str) -> str:
     return f"{test} (Holm)"
-
-
-def is_corrected(comparisons: Sequence[Comparison]) -> bool:
-    return any(holm_name(T_TEST) in one.p_values for one in comparisons)
 
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:

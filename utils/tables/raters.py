@@ -139,7 +139,7 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
         raise UserError(f"{where} is no question that {quote(rater)} was given")
     for slot, decision in answer["decisions"].items():
         value, rating = decision["value"], results.ratings.get((question_id, slot))
-        if rating is None or value not in SCALES[rating.scale].choices:
+        if rating is None or value not in SCALES[rating.scale]["choices"]:
             raise UserError(f"{where}: {quote(slot)}: {value} is no value that could be given there")
         known = rating.said[rater] = rating.said[rater] or decision
         if known["value"] != value:
@@ -202,7 +202,7 @@ def all_tables(results: Results) -> list[Table]:
 def raters_table(results: Results) -> Table:
     """Show what each rater did; of pairs also how often they chose what was shown first."""
     key = results.key
-    sides = SCALES["choice"].choices if key["ask"] == "pairs" else {}
+    sides = SCALES["choice"]["choices"] if key["ask"] == "pairs" else {}
     rows = []
     for rater in results.raters:
         ids = key["raters"][rater]
@@ -238,11 +238,11 @@ def preferences_table(results: Results) -> Table:
 def means_table(results: Results) -> Table:
     """Show by scale the mean of all ratings, and how often each value was given."""
     scales = results.by_scale()
-    values = sorted({value for scale in scales for value in SCALES[scale].choices})
+    values = sorted({value for scale in scales for value in SCALES[scale]["choices"]})
     rows = []
     for scale, ratings in scales.items():
         its = all_values(ratings)
-        counts = [str(its.count(value)) if value in SCALES[scale].choices else "" for value in values]
+        counts = [str(its.count(value)) if value in SCALES[scale]["choices"] else "" for value in values]
         rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
     halves = sum(median(one.values.values()) % 1 > 0 for one in results.rated)
     note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
@@ -259,7 +259,7 @@ def agreement_table(results: Results) -> Table:
         "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
         "all resamples agree."
     ]
-    if any(SCALES[scale].steps for scale in scales):
+    if any(SCALES[scale]["steps"] for scale in scales):
         notes.append("Coefficients weigh a disagreement by the square of its steps.")
     notes += [PAPER[results.key["ask"]]] if results.key["ask"] in PAPER else []
     columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]
@@ -279,7 +279,7 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
         name, coefficient, raters = "Krippendorff's alpha", krippendorffs_alpha, f"all {len(group)}"
         if len(group) == 2:
             name, coefficient, raters = "Cohen's kappa", cohens_kappa, " and ".join(group)
-        its = coefficient(list(by_question.values()), SCALES[scale].steps)
+        its = coefficient(list(by_question.values()), SCALES[scale]["steps"])
         counts = [str(len(by_question)), str(len(units)), number(same)]
         yield [scale, raters, *counts, name, signed(its.value), interval_text(its.interval)]
 
@@ -288,7 +288,7 @@ def disagreements_table(results: Results) -> Table:
     """Show what raters do not say the same of, what is farthest apart first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
     apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
-    apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale].steps else 0)
+    apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale]["steps"] else 0)
     rows = []
     for _, one in apart:
         said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}

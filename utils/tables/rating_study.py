@@ -9,7 +9,6 @@ import hashlib
 import random
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,13 @@ from utils.tables.pages import to_json
 Slot = tuple[str, str, int | None]  # its key, the name of its scale, and the aspect that it is about
 
 
-@dataclass(frozen=True)
-class Scale:
-    """What is asked in a slot, and the values that may be given, in the order of the page's buttons."""
-
-    asks: str
-    choices: dict[int, str]
-    steps: bool = True  # are the values steps, of which some are nearer to each other?
-
-
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 _TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(encoding="utf-8"))
+# What is asked in a slot, and the values that may be given, in the order of the page's buttons; are these steps, of
+# which some are nearer to each other?
 SCALES = {
-    name: Scale(its["asks"], dict(its["choices"]), its.get("steps", True)) for name, its in _TEXTS["scales"].items()
+    name: {"asks": its["asks"], "choices": dict(its["choices"]), "steps": its.get("steps", True)}
+    for name, its in _TEXTS["scales"].items()
 }
 
 
@@ -87,7 +80,7 @@ def make_content(
     instruction = ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
     # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
     shown = {name: scale for name, scale in SCALES.items() if name in used}
-    scales = {name: asdict(scale) | {"choices": list(scale.choices.items())} for name, scale in shown.items()}
+    scales = {name: scale | {"choices": list(scale["choices"].items())} for name, scale in shown.items()}
     content = {
         "ask": ask,
         "instruction": _TEXTS["instructions"][instruction],
