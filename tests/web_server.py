@@ -68,7 +68,6 @@ class WebServer(FileServer):
         trouble: what goes wrong with a request, a function of its path.
         tells: files come with an ETag, and a part of them can be asked for.
         asked: path and Range of every request.
-        sent: bytes of all bodies.
     """
 
     def __init__(self, files: dict[str, bytes]):
@@ -77,7 +76,6 @@ class WebServer(FileServer):
         self.trouble: Callable[[str], Trouble] = lambda path: FINE
         self.tells = True
         self.asked: list[tuple[str, str | None]] = []
-        self.sent = 0
 
     @property
     def url(self) -> str:
@@ -108,8 +106,6 @@ class _Handler(BaseHTTPRequestHandler):
         first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
         if not first or self.headers.get("If-Range") != tag:
             return self._send(200, content, {"ETag": tag}, trouble)
-        if first >= len(content):
-            return self._send(416, b"", {"Content-Range": f"bytes */{len(content)}"}, FINE)
         place = f"bytes {first}-{len(content) - 1}/{len(content)}"
         return self._send(206, content[first:], {"ETag": tag, "Content-Range": place}, trouble)
 
@@ -125,9 +121,6 @@ class _Handler(BaseHTTPRequestHandler):
                 if trouble.hold_after is not None and start >= trouble.hold_after:
                     self.server.released.wait()
                 self.wfile.write(kept[start : start + PIECE])
-                with self.server.changed:
-                    self.server.sent += len(kept[start : start + PIECE])
-                    self.server.changed.notify_all()
 
     def log_message(self, *_: Any) -> None:
         """Silence."""

@@ -36,6 +36,7 @@ from utils.records.downloads import make_file
 
 
 def build_parser() -> argparse.ArgumentParser:
+    # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     names = [name for name, task in tasks().items() if task.published()]
@@ -47,24 +48,22 @@ def build_parser() -> argparse.ArgumentParser:
     add("--dataset_name", help="another name on the hub, or a folder with a copy of it (default: as published)")
     add("--source_url", metavar="URL", help="another server that has LaMP's folders (default: as published)")
     add("--revision", help="branch, tag or commit on the hub (default: the newest)")
-    add(
-        "--skip_invalid",
-        action="store_true",
-        help="leave out questions whose history ends at none of its messages (off: they are an error)",
-    )
+    add("--skip_invalid", action="store_true",
+        help="leave out questions whose history ends at none of its messages (off: they are an error)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
-    parser.without_effect(
-        "--skip_invalid", lambda args: not isinstance(first_part(args), SharedContexts), "for such a dataset"
-    )
-    parser.without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
-    parser.without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
-    parser.without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
+    def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
+        return args.source_dir is None and isinstance(first_part(args), kind)
+
+    def has_own_contexts(args: argparse.Namespace) -> bool:
+        return not isinstance(first_part(args), SharedContexts)
+
+    without_effect = parser.without_effect
+    without_effect("--skip_invalid", has_own_contexts, "for such a dataset")
+    without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
+    without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
+    without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
+    # fmt: on
     return parser
-
-
-def is_fetched(args: argparse.Namespace, kind: type[OnHub] | type[OnServer]) -> bool:
-    """Is the dataset published there, and not taken from a folder?"""
-    return args.source_dir is None and isinstance(first_part(args), kind)
 
 
 def first_part(args: argparse.Namespace) -> Published:

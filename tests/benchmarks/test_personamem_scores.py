@@ -15,6 +15,7 @@ from test_report import NASTY, content
 
 import evaluate_responses
 from utils import export_predictions, make_table, report, show_answers
+from utils.benchmarks import tasks
 from utils.benchmarks.personamem import TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
 from utils.cli import UserError
@@ -330,3 +331,12 @@ def test_what_does_not_say_the_persona_is_refused(folder, systems, tmp_path):
         run(make_table, "--system", "other", write(other, content))
     with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k are not told apart by this; it has to"):
         run(make_table, *systems, "--by", "persona")
+
+
+def test_a_type_that_nobody_knows_is_in_no_column():
+    for name in ("PersonaMem-32k", "PersonaMem-v2-32k"):
+        task = tasks()[name]
+        groups = [
+            task.place({"group": group})["group"] for group in (task.groups[1], f"{task.groups[1]}\n", 7, [], None)
+        ]
+        assert groups == [task.groups[1], None, None, None, None]

@@ -55,7 +55,6 @@ def server(web):
     """LaMP's server as it is at first."""
     web.files, web.tells, web.trouble = dict(ORIGINALS), True, lambda path: FINE
     web.asked.clear()
-    web.sent = 0
     web.released.set()
     web.released = threading.Event()
     return web

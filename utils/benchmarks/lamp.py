@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from utils.benchmarks.originals import Layout, after, convert_emails, dated, make_task, to_record
+from utils.benchmarks.originals import after, convert_emails, dated, make_task, to_record
 from utils.benchmarks.published import OnServer, by_setting
 from utils.benchmarks.references import check_rating, label_metrics, rating_metrics, text_metrics
 from utils.benchmarks.task import Output, Record
@@ -94,29 +94,24 @@ make = partial(
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
 text_task = partial(make, output=LINE, metrics=text_metrics(), epochs=TEXT_EPOCHS)
-# By task its prompt, and how its questions and items are read.
+# By task its prompt, what retrieval takes of the question and of an item, and what a prompt says of an item.
 # fmt: off
 TASKS = [
-    make("LaMP-1", "lamp/citation",
-         Layout(candidates, ("title", "abstract"), '"{title}"'.format_map, trimmed="title"),
-         output=CITATION, metrics=label_metrics(REFERENCES), target=Literal[REFERENCES]),
-    make("LaMP-2", "lamp/movie_tag",
-         Layout(after("description:"), ("description",), 'the tag "{tag}" for the movie "{description}"'.format_map,
-                others=("tag",)),
-         output=MOVIE_TAG, metrics=label_metrics(TAGS), target=Literal[TAGS], convert=convert_movies),
-    make("LaMP-3", "lamp/rating",
-         Layout(after("review:"), ("text",), 'the score {score} for the review "{text}"'.format_map, others=("score",)),
-         output=RATING, metrics=rating_metrics(), checks={"target": check_rating}),
-    text_task("LaMP-4", "lamp/headline",
-              Layout(after("article:"), ("title", "text"),
-                     'the headline "{title}" for the article "{text}"'.format_map)),
-    text_task("LaMP-5", "lamp/scholarly_title",
-              Layout(after("paper:"), ("title", "abstract"),
-                     'the title "{title}" for the abstract "{abstract}"'.format_map)),
-    text_task("LaMP-6", "lamp/email_subject",
-              Layout(after(":"), ("text",), 'the subject "{title}" for the email "{text}"'.format_map,
-                     others=("title",)),
-              convert=partial(convert_emails, "LaMP-6")),
-    text_task("LaMP-7", "lamp/tweet", Layout(after(":"), ("text",), '"{text}"'.format_map)),
+    make("LaMP-1", "lamp/citation", candidates, ("title", "abstract"), '"{title}"'.format_map,
+         CITATION, label_metrics(REFERENCES), target=Literal[REFERENCES], trimmed="title"),
+    make("LaMP-2", "lamp/movie_tag", after("description:"), ("description",),
+         'the tag "{tag}" for the movie "{description}"'.format_map,
+         MOVIE_TAG, label_metrics(TAGS), target=Literal[TAGS], more=("tag",), convert=convert_movies),
+    make("LaMP-3", "lamp/rating", after("review:"), ("text",),
+         'the score {score} for the review "{text}"'.format_map,
+         RATING, rating_metrics(), checks={"target": check_rating}, more=("score",)),
+    text_task("LaMP-4", "lamp/headline", after("article:"), ("title", "text"),
+              'the headline "{title}" for the article "{text}"'.format_map),
+    text_task("LaMP-5", "lamp/scholarly_title", after("paper:"), ("title", "abstract"),
+              'the title "{title}" for the abstract "{abstract}"'.format_map),
+    text_task("LaMP-6", "lamp/email_subject", after(":"), ("text",),
+              'the subject "{title}" for the email "{text}"'.format_map,
+              more=("title",), convert=partial(convert_emails, "LaMP-6")),
+    text_task("LaMP-7", "lamp/tweet", after(":"), ("text",), '"{text}"'.format_map),
 ]
 # fmt: on

@@ -101,14 +101,8 @@ def rubric_parts(record: Record) -> list[list[str]]:
 def aspect_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
     """The judge's prompt for one aspect (paper figure 12)."""
     aspect = record["rubric_aspects"][number]
-    return prompt.messages(
-        question=record["question"],
-        details=record["narrative"],
-        response=responses[0],
-        aspect=aspect["aspect"],
-        reason=aspect.get("reason", ""),
-        evidence=aspect.get("evidence", ""),
-    )
+    values = {name: aspect.get(name, "") for name in ASPECT_FIELDS}
+    return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0], **values)
 
 
 def direct_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
@@ -119,49 +113,29 @@ def direct_messages(prompt: Prompt, record: Record, responses: list[str], number
 def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
     """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
     first, second = responses if number == 0 else reversed(responses)
-    return prompt.messages(
-        question=record["question"], details=record["narrative"], response_1=first, response_2=second
-    )
+    shown = {"response_1": first, "response_2": second}
+    return prompt.messages(question=record["question"], details=record["narrative"], **shown)
 
 
+ASPECT_SCALE = Scale(choices.VERDICT_BEGIN, choices.VERDICT_VALUES)
+ASPECT_OUTPUT = Output(choices.VERDICT_SCHEMA, choices.parse_verdict)
+LEVEL = Output(choices.LEVEL_SCHEMA, choices.parse_level)
+PREFERENCE = Output(choices.PREFERENCE_SCHEMA, choices.parse_preference)
+# fmt: off
 METRICS = {
     "aspect": Metric(
-        ("narrative", "rubric_aspects"),
-        shown,
-        lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
-        aspects.summarize,
-        aspects.score_of,
-        parts=rubric_parts,
-        judge=Judge(
-            "lampqa/aspect_judge",
-            aspect_messages,
-            Output(choices.VERDICT_SCHEMA, choices.parse_verdict),
-            Scale(choices.VERDICT_BEGIN, choices.VERDICT_VALUES),
-        ),
-        unit="aspect",
-    ),
+        ("narrative", "rubric_aspects"), shown, lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
+        aspects.summarize, aspects.score_of, parts=rubric_parts, unit="aspect",
+        judge=Judge("lampqa/aspect_judge", aspect_messages, ASPECT_OUTPUT, ASPECT_SCALE)),
     "direct": Metric(
-        ("narrative",),
-        shown,
-        lambda record, verdicts: direct.entry(*verdicts),
-        direct.summarize,
-        direct.score_of,
-        judge=Judge("lampqa/direct_judge", direct_messages, Output(choices.LEVEL_SCHEMA, choices.parse_level)),
-    ),
+        ("narrative",), shown, lambda record, verdicts: direct.entry(*verdicts), direct.summarize, direct.score_of,
+        judge=Judge("lampqa/direct_judge", direct_messages, LEVEL)),
     "pairwise": Metric(
-        ("narrative",),
-        shown,
-        lambda record, verdicts: pairwise.entry(verdicts),
-        pairwise.summarize,
-        None,
-        num_verdicts=2,
-        num_systems=2,
-        judge=Judge(
-            "lampqa/pairwise_judge", pairwise_messages, Output(choices.PREFERENCE_SCHEMA, choices.parse_preference)
-        ),
-        unit="verdict",
-    ),
+        ("narrative",), shown, lambda record, verdicts: pairwise.entry(verdicts), pairwise.summarize, None,
+        num_verdicts=2, num_systems=2, unit="verdict",
+        judge=Judge("lampqa/pairwise_judge", pairwise_messages, PREFERENCE)),
 }
+# fmt: on
 
 TASK = Task(
     name="LaMP-QA",

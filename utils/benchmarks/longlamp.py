@@ -7,7 +7,7 @@ which only the scorer sees. The hub's rows have no ids, and reviews have none in
 from functools import partial
 from pathlib import Path
 
-from utils.benchmarks.originals import Layout, after, convert_emails, make_task
+from utils.benchmarks.originals import after, convert_emails, make_task
 from utils.benchmarks.published import OnHub, OnServer, by_setting
 from utils.benchmarks.references import long_text_metrics
 from utils.benchmarks.task import Item, Output
@@ -57,18 +57,16 @@ make = partial(
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
-# By task its prompt, and how its questions and items are read.
+# By task its prompt, what retrieval takes of the question and of an item, and what a prompt says of an item.
 # fmt: off
 TASKS = [
-    make("LongLaMP-abstract", "longlamp/abstract",
-         Layout(after("items:"), ("title", "abstract"), state_abstract), user_field="name"),
-    make("LongLaMP-review", "longlamp/review",
-         Layout(str, ("overall", "summary", "description", "reviewText"), STATED_REVIEW.format_map),
-         user_field="reviewerId"),
-    make("LongLaMP-topic", "longlamp/topic",
-         Layout(str, ("summary", "content"), "summary: {summary}\npost: {content}".format_map), user_field="author"),
-    make("LongLaMP-email", "longlamp/email",
-         Layout(after(":"), ("text",), "subject: {title}\nemail: {text}".format_map, others=("title",)),
-         user_field="user_id", convert=partial(convert_emails, "LongLaMP-email")),
+    make("LongLaMP-abstract", "longlamp/abstract", after("items:"), ("title", "abstract"), state_abstract,
+         user_field="name"),
+    make("LongLaMP-review", "longlamp/review", str, ("overall", "summary", "description", "reviewText"),
+         STATED_REVIEW.format_map, user_field="reviewerId"),
+    make("LongLaMP-topic", "longlamp/topic", str, ("summary", "content"),
+         "summary: {summary}\npost: {content}".format_map, user_field="author"),
+    make("LongLaMP-email", "longlamp/email", after(":"), ("text",), "subject: {title}\nemail: {text}".format_map,
+         more=("title",), user_field="user_id", convert=partial(convert_emails, "LongLaMP-email")),
 ]
 # fmt: on

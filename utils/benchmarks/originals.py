@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -18,46 +17,6 @@ from utils.cli.errors import quote
 
 NUMBERS = ("score", "overall")  # fields of an item that may be a number
 _DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a task's questions are written, and what they are compared by.
-
-    Attributes:
-        query: of the input what retrieval takes; ValueError, saying what is missing, where that is not there.
-        compared: fields of an item that retrieval takes, joined by a space.
-        stated: what a prompt says of an item.
-        others: further fields of an item, that only a prompt states.
-        trimmed: the field that --trim_items cuts; the last of `compared` where not given.
-    """
-
-    query: Callable[[str], str]
-    compared: Sequence[str]
-    stated: Callable[[Item], str]
-    others: Sequence[str] = ()
-    trimmed: str | None = None
-
-    def query_of(self, record: Record) -> str:
-        return self._query(record, f"id {quote(record['id'])}")
-
-    def item_text(self, item: Item) -> str:
-        return " ".join(str(item[field]) for field in self.compared)
-
-    @property
-    def item(self) -> type:
-        """What is needed of an item, as msgspec takes it; texts may be empty."""
-        kinds = {name: str | int | float if name in NUMBERS else str for name in (*self.compared, *self.others)}
-        return msgspec.defstruct("Item", kinds.items())
-
-    def check_anchor(self, record: Record, where: str) -> None:
-        self._query(record, where)
-
-    def _query(self, record: Record, where: str) -> str:
-        try:
-            return self.query(record["question"])
-        except ValueError as error:
-            raise UserError(f"{where}: field 'question' {error}") from None
 
 
 def after(anchor: str) -> Callable[[str], str]:
@@ -130,9 +89,14 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
 def make_task(
     name: str,
     prompt: str,
-    layout: Layout,
+    query: Callable[[str], str],
+    compared: Sequence[str],
+    stated: Callable[[Item], str],
     output: Output,
     metrics: Mapping[str, Metric],
+    *,
+    more: Sequence[str] = (),
+    trimmed: str | None = None,
     target: Any = str,
     checks: Mapping[str, Callable[[Record, str], None]] = MappingProxyType({}),
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
@@ -143,26 +107,39 @@ def make_task(
     With plans, which a user can only bring, the tasks of a folder of prompts share one.
 
     Args:
+        query: from the input to what retrieval takes; ValueError, saying what is missing, where that is not there.
+        compared: fields of an item that retrieval takes, joined by a space.
+        stated: what a prompt says of an item.
+        more: further fields of an item, that only a prompt states.
+        trimmed: the field that --trim_items cuts (default: the last of `compared`).
         target, checks: its form, and what else is checked.
         published: as the `Task`'s, from the name.
         others: further fields of the `Task`.
     """
+
+    def query_of(record: Record, where: str | None = None) -> str:
+        try:
+            return query(record["question"])
+        except ValueError as error:
+            raise UserError(f"{where or 'id ' + quote(record['id'])}: field 'question' {error}") from None
+
+    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # or empty texts
     return Task(
         name=name,
         groups=(name,),
         place=lambda record: {"group": name},
         placed_by="task",
         group_words=("task", "tasks", "part"),
-        fields={"profile": list[layout.item], "target": target},
+        fields={"profile": list[msgspec.defstruct("Item", kinds.items())], "target": target},
+        checks={"profile": query_of, **checks},
         prompts={"none": prompt, "rag": prompt, "planpers": f"{prompt.partition('/')[0]}/planpers"},
         output=output,
         metrics=metrics,
-        query=layout.query_of,
-        item_text=layout.item_text,
-        stated=layout.stated,
-        trimmed=layout.trimmed or layout.compared[-1],
+        query=query_of,
+        item_text=lambda item: " ".join(str(item[field]) for field in compared),
+        stated=stated,
+        trimmed=trimmed or compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
         published=partial(published, name),
-        checks={"profile": layout.check_anchor, **checks},
         **{"convert": partial(to_record, name), **others},
     )

@@ -262,8 +262,9 @@ def shown(record: Record) -> list[Any]:
     return [record["question"], record["target"], record.get("options")]
 
 
-def place(record: Record) -> dict[str, str | None]:
-    return {"group": record.get("group"), "topic": text_in(record, "topic"), "distance": distance_of(record)}
+def place(record: Record, types: Mapping[str, Any] = TYPES) -> dict[str, str | None]:
+    group = next((name for name in types if name == record.get("group")), None)
+    return {"group": group, "topic": text_in(record, "topic"), "distance": distance_of(record)}
 
 
 def make_task(size: str, questions: int, length: int) -> Task:

@@ -87,7 +87,7 @@ def read_wrong(text: str, where: str) -> list[str]:
 
 
 def place(record: Record) -> dict[str, str | None]:
-    return {**personamem.place(record), "who": text_in(record, "who"), "updated": text_in(record, "updated")}
+    return {**personamem.place(record, TYPES), "who": text_in(record, "who"), "updated": text_in(record, "updated")}
 
 
 def make_task(size: str) -> Task:

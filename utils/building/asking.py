@@ -52,16 +52,10 @@ class Asking:
 
     def _output(self, question: Question) -> Output:
         args, name = self._args, question.step
-        settings = args.settings() | {
-            "script": self._script,
-            "step": name,
-            "model": self._identity,
-            "prompt": digests([load_prompt(question.prompt, args.prompts_dir)]),
-        }
-        collect = partial(_collect, question.field)
-        return Output(
-            str(Path(args.output_dir) / f"{name}.json"), settings, [], collect, question.unit, args, may_shrink=True
-        )
+        settings = args.settings() | {"script": self._script, "step": name, "model": self._identity}
+        settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
+        path, collect = str(Path(args.output_dir) / f"{name}.json"), partial(_collect, question.field)
+        return Output(path, settings, [], collect, question.unit, args, may_shrink=True)
 
     @cached_property
     def _shared(self) -> Shared:
@@ -95,16 +89,14 @@ class Asking:
 
     def ask(self, records: list[Record]) -> int:
         """Ask for all that is not there, and publish it; returns how many outputs a server failed to give."""
-        first, second = self._questions
-        self._look(first, records)
-        self._look(second, self._passed(records))
-        left = [output for output in self.outputs.values() if not output.finished]
-        if not left:
+        steps: list[Step] = []
+        for question, its in zip(self._questions, (lambda: records, lambda: self._passed(records)), strict=True):
+            self._look(question, its())
+            steps.append(self._step(question, its, steps[-1] if steps else None))
+        if all(output.finished for output in self.outputs.values()):
             return 0
-        one = self._step(first, lambda: records)
-        other = self._step(second, lambda: self._passed(records), one)
         with writing(self.outputs.values()):
-            run_steps([one, other], self._shared)
+            run_steps(steps, self._shared)
         return sum(len(output.missing()) for output in self.outputs.values() if not output.finished)
 
     def _step(self, question: Question, records: Callable[[], list[Record]], before: Step | None = None) -> Step:

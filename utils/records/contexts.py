@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypedDict, overload
+from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 
@@ -111,12 +111,6 @@ class Profile(Sequence):
 
     def __len__(self) -> int:
         return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Item]: ...
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         numbers = self._order[index]

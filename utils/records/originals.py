@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from utils.benchmarks.checks import check_form
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
@@ -79,7 +80,6 @@ class _Gold(msgspec.Struct):
 
 class _Golds(msgspec.Struct):
     golds: list[_Gold]
-    task: str | None = None
 
 
 def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
@@ -91,18 +91,15 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
     content = read_json(path)
     if isinstance(content, list) and task is not None:
         content = {"task": task.name, "golds": content}
-    try:
-        found = msgspec.convert(content, _Golds)
-    except msgspec.ValidationError as error:
-        form = '{"task": "...", "golds": [{"id": "...", "output": "..."}, ...]}'
-        raise UserError(f"{path}: {error}\n  a file of answers is {form}") from None
-    if task is not None and str(found.task).replace("_", "-") != task.name:
-        raise UserError(f"{path}: answers of task {quote(found.task)}, not of {task.name}")
+    check_form(content, _Golds, str(path))
+    if task is not None and str(content.get("task")).replace("_", "-") != task.name:
+        raise UserError(f"{path}: answers of task {quote(content.get('task'))}, not of {task.name}")
     golds: dict[str, str] = {}
-    for gold in found.golds:
-        if str(gold.id) in golds:
-            raise UserError(f"{path}: two answers to id {quote(str(gold.id))}; ids are unique")
-        golds[str(gold.id)] = gold.output
+    for gold in content["golds"]:
+        gold_id = str(gold["id"])
+        if gold_id in golds:
+            raise UserError(f"{path}: two answers to id {quote(gold_id)}; ids are unique")
+        golds[gold_id] = gold["output"]
     return golds
 
 
