@@ -8,7 +8,7 @@
 Steps, each with a file in --output_dir: all posts (posts.sqlite); candidates.json; factoid_filter.json, whether a good
 answer depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is found
 in the post; splits.json; and <category>_<split>.json, which every other script reads. counts.json has what each step
-kept and dropped, to_read.html a few records of each to read. The same command goes on where a run stopped, and with
+kept and dropped, to_read.html a few records of each to read. Run the same command again to resume; with
 more --posts_addr asks only for what is new. --dry_run makes the steps up to candidates.json, which ask no model.
 """
 
@@ -48,7 +48,7 @@ SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # by a file to make, its communities
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
-    "tolerant": "aspects with evidence but for white space and quotation marks",
+    "tolerant": "aspects with evidence up to white space and quotation marks",
     "shortened": "aspects with evidence that leaves out some of the post",
     "nowhere": "aspects without evidence in the post, dropped",
 }
@@ -92,7 +92,7 @@ def build_parser() -> cli.FlagParser:
         help="questions of one author, the newest ones; the paper has as many users as questions (%(default)s)")
     add("--validation_share", type=cli.fraction, default=0.1, help="share of the authors in validation (%(default)s)")
     add("--test_share", type=cli.fraction, default=0.1, help="share of the authors in test (%(default)s)")
-    add("--split_seed", type=cli.non_negative_int, default=0, help="seed of splits and of what to read (%(default)s)")
+    add("--split_seed", type=cli.non_negative_int, default=0, help="seed of splits and records to read (%(default)s)")
     cli.add_engine_arguments(parser, "--model_addr", "hub name, model folder, LoRA adapter folder, or API model")
     cli.add_sampling_arguments(
         parser, temperature_default=0.1, max_tokens=2048, max_model_len="8192, or the model's limit if less"
@@ -148,14 +148,14 @@ class _Category(msgspec.Struct):
 
 
 def read_communities(path: Path) -> dict[str, list[str]]:
-    """The communities of each file to make; UserError where they are not such."""
+    """Return the communities of each file to make; UserError where they are not such."""
     files: dict[str, list[str]] = {}
     for name, table in (tables := read_toml(path)).items():
         check_field(tables, str(path), name, _Category)
         if not name.isprintable() or Path(name).name != name or name in ("", ".."):
             raise UserError(f"{path}: {quote(name)}: a table is named as its file, without a folder")
         if twice := set(table["communities"]) & {one for others in files.values() for one in others}:
-            raise UserError(f"{path}: {min(twice)!r} stands in two tables; a community is of one category")
+            raise UserError(f"{path}: {min(twice)!r} is in two tables; a community has one category")
         files[name] = table["communities"]
     if not files:
         raise UserError(f'{path}: no category; a table needs a name and communities = ["...", ...]')
@@ -177,16 +177,14 @@ def note_communities(path: str | None, found: list[str], files: Files) -> None:
 
 
 def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> Counts:
-    """candidates.json: posts that may become questions, in an order of which the first ones are a sample."""
+    """Write candidates.json: posts that may become questions, in random order."""
     communities = sorted({one for its in files.values() for one in its})
     terms = Terms(args.min_body_words, args.min_profile_posts, args.questions_per_author)
 
     def write(target: Path) -> Counts:
         places, counts = choose(index, set(communities), terms)
         if not places:
-            raise UserError(
-                f"no post can become a question: {told_of(counts)}\n  --help has the flags for what a candidate needs"
-            )
+            raise UserError(f"no post can become a question: {told_of(counts)}\n  --help has the flags for candidates")
         write_array(target, map(as_candidate, draw_order(index.posts(places))), indent=2)
         return counts
 
@@ -200,7 +198,7 @@ def as_candidate(post: Post) -> Record:
 
 
 def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
-    """evidence.json: the posts with those of their aspects whose evidence is in them, without profiles."""
+    """Write evidence.json: the posts with the aspects that have evidence in them, without profiles."""
     folder, said = Path(args.output_dir), asking.said(ASPECTS)
 
     def write(target: Path) -> Counts:

@@ -70,7 +70,7 @@ def build_parser() -> cli.FlagParser:
     add("--topics", nargs="+", metavar="NAME", help="topics to use, from --topics_addr (default: all)")
     add("--n_persona", type=cli.positive_int, metavar="N", help="stop before this persona (default: after the last)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="first persona, from 0 (%(default)s)")
-    add("--time", nargs="+", choices=PERIODS, help="periods whose events questions are about (default: all)")
+    add("--time", nargs="+", choices=PERIODS, help="periods with events to ask about (default: all)")
     add("--size", default="32k", choices=list(assembly.SIZES), help="length of histories in tokens (%(default)s)")
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
@@ -199,7 +199,7 @@ class Building:
         return records
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
-        """A piece of an output: a record's value, what was dropped from it, and the figures of its calls."""
+        """Return a piece of an output: a record's value, dropped parts, and the figures of its calls."""
         asking = Asking(ask, self.args, self.prompts)
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
@@ -253,7 +253,7 @@ class Building:
                 print(f"  {number}: {reason}")
 
     def describe(self) -> int:
-        """Print what each step would ask first, as far as the file before it is there (--dry_run)."""
+        """Print each step's first calls, as far as the file before it exists (--dry_run)."""
         for name in self._wanted():
             before = BEFORE.get(name)
             if before and not (self.folder / f"{before}.json").exists():
@@ -299,7 +299,7 @@ def assemble(args: cli.Arguments) -> None:
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
-    """A function that counts the tokens of texts, with --tokenizer or the generator's."""
+    """Return a function that counts the tokens of texts, with --tokenizer or the generator's."""
     if args.tokenizer is None and args.openai:
         chat = APIChat(addr)
         return lambda texts: list(map(chat.count, texts))

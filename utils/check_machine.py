@@ -2,8 +2,8 @@
 
   python3 utils/check_machine.py requirements-cpu.txt
 
-Prints nothing if it can, else one line on stderr that says what is missing and what to do; exit code 1. Old Pythons run
-this too, to be told that they are old: no syntax of today.
+Prints nothing if it can, else one line on stderr with the problem and a remedy; exit code 1. It uses old syntax,
+because old Pythons run it to find out that they are too old.
 """
 
 import os

@@ -58,7 +58,7 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--evaluator", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
         help="a row: its name, then the first system's score file and the second's, or one pairwise score file; "
-        "files behind the same name are pooled")
+        "files with the same name are pooled")
     add("--human_addr", metavar="FILE",
         help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)")
     # fmt: on
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_files(args: argparse.Namespace) -> list[str]:
-    """Return all files that are read; UserError where an evaluator has none, or a file stands twice."""
+    """Return all files that are read; UserError if an evaluator has none, or a file is given twice."""
     inputs = [] if args.human_addr is None else [args.human_addr]
     for name, *paths in args.evaluator:
         if not paths:
@@ -141,7 +141,7 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     for path, scores in files.items():
         ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
         if twice := [question_id for question_id, count in Counter(ids).items() if count > 1]:
-            where = f"{path}: question {quote(twice[0])} stands twice in the files of --evaluator"
+            where = f"{path}: question {quote(twice[0])} is twice in the files of --evaluator"
             raise UserError(f"{where} {quote(evaluator.name)}; a question counts once")
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
@@ -165,7 +165,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             raise UserError(f"{human.path}: has {both}\n  give the choices on the questions that these files score")
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
-            # Of a category that the humans were not asked about their file does not tell the responses.
+            # The humans' file has no responses of categories they were not asked about.
             if seen and not any(digest in seen for _, digest in its):
                 raise UserError(
                     f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"

@@ -68,7 +68,7 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 
 
 def make_notes(columns: list[Column]) -> list[str]:
-    """Say what a reader must know before comparing the numbers."""
+    """Print notes for comparing the numbers."""
     notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
     if columns[0].task.paper_files():
         notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."

@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--source_url", metavar="URL", help="another server that has LaMP's folders (default: as published)")
     add("--revision", help="branch, tag or commit on the hub (default: the newest)")
     add("--skip_invalid", action="store_true",
-        help="leave out questions whose history ends at none of its messages (off: they are an error)")
+        help="leave out questions with a history that ends at none of its messages (off: an error)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
         return args.source_dir is None and isinstance(first_part(args), kind)
@@ -114,7 +114,7 @@ def parts_of(dataset: str, setting: str | None) -> list[Published]:
 
 
 def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
-    """Where the original files are; UserError where they cannot be had."""
+    """Return where the original files are; UserError where they cannot be had."""
     if args.source_dir is not None:
         return find_folder(args.source_dir, "--source_dir", args.revision)
     place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
@@ -131,7 +131,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
 
 
 def is_the_users_own(path: Path) -> bool:
-    """Return whether a file is there without a manifest, so not written by this script; if so, say so."""
+    """Return whether a file exists without a manifest, so not written by this script; print a note if so."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
         print(f"{path}: already there, left alone; without a manifest nothing is known of its origin")
@@ -148,7 +148,7 @@ def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
         more = f" ({len(others) - 1} more files differ too)" if len(others) > 1 else ""
         raise UserError(
             f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
-            f"  --revision {commit} goes on with that one, --overwrite makes all of them anew"
+            f"  --revision {commit} continues with that one, --overwrite makes all of them again"
         )
 
 

@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
-    """Return the name of the file, its text, and a line that counts what is in it."""
+    """Return the file's name, its text, and a line with counts."""
     records = read_questions(inputs_addr, ["export"])
     task = task_of(inputs_addr, records)
     if task.export is None:

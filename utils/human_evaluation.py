@@ -6,7 +6,7 @@
       --output_addr preferences.json
 
 Every rater gets the same file, says there who they are, and sends back the result that it downloads. Which answer is
-whose stands in study_key.json, beside study.html: keep it to yourself, --collect needs it.
+The key is study_key.json, beside study.html: keep it to yourself, --collect needs it.
 
 --ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
 system's answers cover each aspect, 0, 1 or 2 as the judge has it. --ask aspects: whether each aspect is valid and
@@ -48,9 +48,9 @@ MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     # fmt: off
-    add_output_arguments(parser, "where the page goes; with --collect, what the raters say (default: tables alone)")
+    add_output_arguments(parser, "output file: the page; with --collect, the raters' results (default: only tables)")
     add = parser.add_argument_group("make a study").add_argument
-    add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what the raters are asked (%(default)s)")
+    add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="question to the raters (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a system and its response files: for pairs the first system, then the second; for verdicts one system "
@@ -165,7 +165,7 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
-    """Return what the page shows of a question."""
+    """Return the parts of a question on the page."""
     shown = SHOWN.index(args.show) if args.ask == "pairs" else len(SHOWN)
     return {
         "id": record["id"],

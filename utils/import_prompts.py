@@ -29,7 +29,7 @@ from utils.files.writing import fill_folder, write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
-FUNCTIONS = {  # which function of which file builds the messages of each of our prompts
+FUNCTIONS = {  # file and function that build the messages of each of our prompts
     "no_personalization": (FORMATTERS, "get_baseline_no_rag_formatter"),
     "rag": (FORMATTERS, "get_baseline_rag_formatter"),
     "planpers": (FORMATTERS, "get_generation_with_plan_rag_formatter"),
@@ -91,7 +91,7 @@ def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str
     except (LookupError, SyntaxError, ValueError) as error:
         raise UserError(
             f"{code_dir / path}: what {function_name} asks cannot be read without running it: {error!r}\n"
-            f"  the prompts are read as they stand in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
+            f"  the prompts are read as in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
         ) from None
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
     parse_prompt(f"lampqa/{name}", text, f"{code_dir / path}: what {function_name} builds")
@@ -119,7 +119,7 @@ def read_messages(source: str, function_name: str) -> dict[str, str]:
 
 
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
-    """Return what is assigned to each name."""
+    """Return the value assigned to each name."""
     found = [node for node in nodes if isinstance(node, ast.Assign)]
     return {target.id: node.value for node in found for target in node.targets if isinstance(target, ast.Name)}
 
@@ -133,7 +133,7 @@ def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:
             return "".join(text_of(part, values) for part in parts)
         case ast.FormattedValue(value=value):
             return text_of(value, values)
-        case ast.Name(id=name) if name in values:  # within it, itself is what it was before
+        case ast.Name(id=name) if name in values:  # within its own value, a name has its earlier one
             return text_of(values[name], {other: value for other, value in values.items() if other != name})
         case ast.Name(id=name) if not name.isupper():
             return f"{{{name}}}"
@@ -146,7 +146,7 @@ def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:
         case ast.Call(func=ast.Attribute(value=template, attr="format"), args=[], keywords=keywords):
             filled = {str(keyword.arg): text_of(keyword.value, values) for keyword in keywords}
             return text_of(template, values).format(**filled)
-    raise ValueError(f"line {node.lineno} is no text")
+    raise ValueError(f"line {node.lineno} is not a text")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ Five files of responses, made from a dataset and one system's responses, and jud
   question.json      the question repeated, and nothing else
   other_answer.json  the system's answer to another question, drawn with --seed; no question has its own
   half.json          the first half of the system's answer, by characters
-  ceiling.json       what the judge is told of the asker's wishes, as if it were an answer
+  ceiling.json       the asker's wishes as the judge sees them, as if they were an answer
   orders.json        a text that tells the judge to give the highest score
 
 docs/trusting_the_judge.md says what to expect of each.
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     files = {Path(args.output_dir) / f"{name}.json": one for name, one in controls.items()}
     cli.check_outputs(list(map(str, files)), [args.inputs_addr, args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
-    # As in what a model's answers have: of this dataset, and no prompt's.
+    # Settings as a model's answers have them: of this dataset, without a prompt.
     made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
     texts = {path: json.dumps(one, ensure_ascii=False, indent=2) + "\n" for path, one in files.items()}
     contents = {path: text.encode() for path, text in texts.items()}

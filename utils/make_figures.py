@@ -64,14 +64,14 @@ def build_parser() -> cli.FlagParser:
     add("--figure", required=True, choices=list(SOURCES), help="a figure of the paper, groups, or a training run")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; give it once "
-        "a system. In 2 and 16 the name is the number of posts; in the others the systems stand as they are given")
+        "a system. In 2 and 16 the name is the number of posts; in the others the systems keep their order")
     add("--by", metavar="NAME",
         help="figure groups: what tells the questions apart, as in a table: topic or distance of PersonaMem, of "
         "PersonaMem-v2 also who or updated (default: their groups)")
     add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
-    add("--output_addr", required=True, metavar="FILE", help="where the figure goes, with .png and .pdf put behind it")
+    add("--output_addr", required=True, metavar="FILE", help="output files, without .png and .pdf")
     add("--allow_partial", action="store_true",
         help="figures 2, 3, 16 and groups: take systems that were not scored on the same questions")
     # fmt: on
@@ -170,7 +170,7 @@ class AgreementFile(TypedDict):
 
 
 def read_evaluators(path: str) -> list[Evaluator]:
-    """Read the evaluators of the file that utils/compare_evaluators.py wrote, as they stand there."""
+    """Read the evaluators of the file that utils/compare_evaluators.py wrote, unchanged."""
     import msgspec  # here, so that --help needs no package
 
     try:

@@ -16,8 +16,8 @@ A question without an answer has the worst score; one without a verdict of the j
 --unscored_as_zero. The best of a column is bold, with all that show the same four decimals; of errors (MAE, RMSE) the
 lowest is best.
 
-With --baseline, a dagger marks what is better than every baseline named: by a two-sided paired t-test, p < 0.05, in
-the same column, over the questions that both have a score of; where a score is no mean of its questions' (macro F1,
+With --baseline, a dagger marks systems better than every baseline named: by a two-sided paired t-test, p < 0.05, in
+the same column, over the questions that both have a score of; if a score is not a mean (macro F1,
 RMSE), by a permutation test.
 """
 
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
-    """Read the paper's numbers of what is shown; they are by its own rule, so they stand with that."""
+    """Read the paper's numbers for the shown metrics, by the paper's rule."""
     # A task's name is its only group's, too.
     shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
     task, names = boards[0].task, boards[0].rows
@@ -84,7 +84,7 @@ def make_tables(
     args: argparse.Namespace, boards: list[Board], comparisons: list[Comparison], paper: Paper | None
 ) -> list[Table]:
     """Make the tables of means, one unless the page is narrow, with the notes below the last one."""
-    marked = args.format != "csv"  # whose cells are numbers alone
+    marked = args.format != "csv"  # with nothing but numbers in its cells
     notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
     notes += [] if args.intervals else score_table.left_out_notes(comparisons)
@@ -112,8 +112,8 @@ def build_parser() -> cli.FlagParser:
         help="a method and the rows that are its seeds: a further table has their mean and standard deviation; give it "
         "once per method (off; not in csv)")
     add("--paper", metavar="MODEL",
-        help="beside each cell what the benchmark's paper prints for this model, and the difference to it; "
-        "rows are matched by their names, and what the paper has of another model than ours stands below")
+        help="add the paper's numbers for this model, and the differences, to rows with the paper's names; its other "
+        "rows follow below")
     add("--paper_table", default="2", metavar="TABLE",
         help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
         "temporal, for PersonaMem 32k, 128k or 1M (%(default)s)")

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(folder: Path) -> bool:
-    """Say whether a whole model is there; UserError over what this script did not finish: it is not ours to delete."""
+    """Return whether a whole model is there; UserError if the folder is not this script's."""
     if not (folder / FINISHED).is_file() and (folder.exists() or folder.is_symlink()):
         raise UserError(f"{folder}: exists and was not made here (it has no {FINISHED})\n  move it away or delete it")
     return folder.exists()

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_datasets(paths: list[str]) -> Datasets:
-    """Read the datasets, all of one task; a question may stand in several, ranked in different ways."""
+    """Read the datasets, all of one task; a question may be in several, ranked differently."""
     files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
     task = task_of(", ".join(paths), (record for records in files.values() for record in records))
     datasets = Datasets(task)
@@ -106,7 +106,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
 
 
 def kind_of(path: str) -> str:
-    """Tell what a file holds: "responses", "scores" or "plans"."""
+    """Return a file's kind: "responses", "scores" or "plans"."""
     if Path(path).suffix == TABLE:
         return "responses"
     content = read_json(path)
@@ -155,7 +155,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
-    """Say of which systems plans, or the posts that they used, cannot be shown."""
+    """Print the systems without plans, or without the posts that they used."""
     for side in sides:
         if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
             yield f"{side.name}: its files have no plan for {counted(lacking, 'question')} that it answers."

@@ -47,7 +47,7 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
     add("--output_addr", metavar="FILE", help="where the best response to each question goes")
     add("--worst_addr", metavar="FILE",
-        help="where the worst response to each of these questions goes; drops questions whose scores are all equal "
+        help="output file for the worst response to each of these questions; drops questions with equal scores only "
         "(default: none)")
     add("--min_score", type=cli.non_negative_float, metavar="SCORE",
         help="drop questions whose best response scores less (default: no minimum)")
@@ -186,7 +186,7 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
 
 
 def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
-    """Return how the responses were asked for, which score files and tables tell, and what was done with them here."""
+    """Return the settings of the responses, for score files and tables, and of the selection."""
     return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
 
 

@@ -164,10 +164,10 @@ FIRST = next(iter(ROWS))
     [
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
-        (change(all_options="__import__('os').system('touch hacked')"), "is no list of texts, as Python writes it"),
+        (change(all_options="__import__('os').system('touch hacked')"), "is not a Python list of strings"),
         (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
-        (change(correct_answer="(e)"), r"correct_answer '\(e\)' is none of \(a\)"),
-        (change(question_type="other"), "question_type 'other' is none of recall_user_shared_facts"),
+        (change(correct_answer="(e)"), r"correct_answer '\(e\)' is not one of \(a\)"),
+        (change(question_type="other"), "question_type 'other' is not one of recall_user_shared_facts"),
     ],
 )
 def test_a_bad_table_is_refused_by_name(rows, match, tmp_path):

@@ -284,7 +284,7 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ('[a]\ncommunities = "law"\n', "field 'a.communities': Expected `array`, got `str`"),
         ("", "no category; a table needs a name and communities = "),
         ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
-        ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' stands in two tables"),
+        ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' is in two tables"),
         ('[a]\ncommunities = ["law", "coo\\u0000king"]\n', "field 'a.communities[1]': Expected `str` matching regex"),
         ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "'a\\x1b[2Jb': a table is named as its file"),
     ],

@@ -234,11 +234,11 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     identity = index.identity()
     write_dump(tmp_path, question(2) + question(3), "rpg")
     index.fill([one, two])
-    assert "is of other inputs, and made anew" in capsys.readouterr().err
+    assert "is of other inputs, and made again" in capsys.readouterr().err
     assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
     one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
     index.fill([one, two])
-    assert "made anew" in capsys.readouterr().err
+    assert "made again" in capsys.readouterr().err
     assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
 
 

@@ -211,7 +211,7 @@ class TestHumans:
         ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': p.json and q.json of pairwise; at a time it takes "),
         ("AB --evaluator A p.json", "--evaluator 'A': p.json of aspect and pairwise; at a time it takes one pairwise "),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
-        ("AB --evaluator A x.json y.json", "x.json: question 'c' stands twice in the files of --evaluator 'A'"),
+        ("AB --evaluator A x.json y.json", "x.json: question 'c' is twice in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
         ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
         ("--human_addr others.json --evaluator A a.json b.json",

@@ -172,7 +172,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     forget(hub)
     assert download.refuse() == (
         f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (7 more files differ too)\n"
-        f"  --revision {old} goes on with that one, --overwrite makes all of them anew\n"
+        f"  --revision {old} continues with that one, --overwrite makes all of them again\n"
     )
     assert hub.fetched == [] and len(download.finished()) == 8
     hub.branches["v1"] = old

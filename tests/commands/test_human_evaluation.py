@@ -421,9 +421,9 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
         ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
         ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
         ({"answers": None}, "not a result that the page of a study has written"),
-        ({"answers": [{"id": "other", "decisions": {}}]}, "is no question that 'Ann' was given"),
+        ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
-        ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is no value"),
+        ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),
     ],
 )
 def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):

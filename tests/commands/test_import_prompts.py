@@ -254,7 +254,7 @@ def test_what_cannot_be_read_at_all(clone):
     (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
-    remedy = "the prompts are read as they stand in commit 504410d: git -C LaMP-QA checkout 504410d"
+    remedy = "the prompts are read as in commit 504410d: git -C LaMP-QA checkout 504410d"
     assert "LookupError('no file')" in refusal(clone) and refusal(clone).endswith(f"\n  {remedy}")
 
 
@@ -265,12 +265,12 @@ def test_what_cannot_be_read_at_all(clone):
         (FORMATTERS, "\n_PLANNER_PROMPT", "\n_PLANNER_PROMPT = _PLANNER_PROMPT\nOLD",  # made from itself
          "has no constant _PLANNER_PROMPT"),
         (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt"),
-        (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "is no text"),
+        (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "is not a text"),
         (FORMATTERS, "{profile}\n~ Now", "~ Now", "must hold each of {profile}, {question} exactly once"),
         (FORMATTERS, "{{sic}}", "{{sic}", "ValueError(\"Single '}'"),
         (FORMATTERS, "{{sic}}", "{other}", "KeyError('other')"),
         (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
-        (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is no text"),
+        (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is not a text"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "KeyError('system')"),
         (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read without running it: "),
     ],

@@ -232,7 +232,7 @@ def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, against
     words = [*against([BASE] * 3, [UNSURE] * 3), "--system", "Best of 4", best]
     rows, notes = table(capsys, *words)
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4 and rows["Ours"][0] == "**0.5000**"
-    told = "9 responses selected by their scores, so this is no fair system: no dagger, and never bold."
+    told = "9 responses selected by their scores, so it gets no dagger and no bold."
     assert f"- Best of 4: {told}" in notes
     assert "- Best of 4: 2 answers cut at --max_tokens, scored like whole ones." in notes
     found, _ = csv_table(capsys, *words)
@@ -360,8 +360,8 @@ class TestRefusals:
         ("words", "message"),
         [
             ("--system rag.json", "--system 'rag.json': no file; give a name, then one or more files"),
-            ("--system A a.json --system A b.json", "--system 'A' is given twice; put all its files behind one"),
-            ("--system A a.json twice.json", "--system 'A': question '3' stands in a.json and in twice.json; "),
+            ("--system A a.json --system A b.json", "--system 'A' is given twice; give all its files to one"),
+            ("--system A a.json twice.json", "--system 'A': question '3' is in a.json and in twice.json; "),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),

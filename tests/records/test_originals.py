@@ -98,7 +98,7 @@ BAD = {
     "an answer whose id is no id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
     "no golds": (questions("1"), {}, "outputs.json: Object missing required field `golds`"),
     "a gold without output": (questions("1"), {"golds": [{"id": "1"}]}, r"field 'golds\[0\]': Object missing required"),
-    "a gold that is no text": (
+    "a gold that is not a text": (
         questions("1"),
         {"golds": [{"id": "1", "output": 4}]},
         r"'golds\[0\].output': Exp",

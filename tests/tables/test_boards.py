@@ -123,7 +123,7 @@ def test_holms_correction_is_over_all_columns_and_notes_name_the_tests(two, tabl
     _, _, notes = table(*two, "--baseline", "No personalization", "--holm")
     told = "(two-sided paired t-test or permutation test, p < 0.05, Holm's correction over 6 comparisons)."
     assert f"- †: better than No personalization {told}" in notes
-    told = "- By the permutation test: LaMP-2, f1; LaMP-3, RMSE; their scores are no means of their questions'."
+    told = "- By the permutation test: LaMP-2, f1; LaMP-3, RMSE; their scores are not means over questions."
     assert told in notes
 
 

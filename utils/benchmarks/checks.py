@@ -49,7 +49,7 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
 
 
 def number_in(record: Mapping[str, Any], field: str) -> float | None:
-    """A number, 0 and up; None where the field is not there, or holds none."""
+    """Return a number, 0 and up; None where the field is not there, or holds none."""
     try:
         found = float(str(record.get(field)).strip().removesuffix("%"))
     except ValueError:

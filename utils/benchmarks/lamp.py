@@ -1,8 +1,8 @@
 """LaMP's seven tasks: short answers, in what a user wrote before (arXiv 2304.11406).
 
-A record is `{task, id, question, target, profile: [{id, ..., date}]}`: LaMP's `input` as it stands is the question, its
+A record is `{task, id, question, target, profile: [{id, ..., date}]}`: LaMP's `input` unchanged is the question, its
 `output` the target, which only the scorer sees; test sets come without it. LaMP-2 is movie tagging; the news
-categories of before, which share its name, are refused.
+earlier categories, which share its name, are refused.
 """
 
 import re
@@ -46,7 +46,7 @@ _CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
 
 
 def candidates(text: str) -> str:
-    """The titles of the two references."""
+    """Return the titles of the two references."""
     found = _CANDIDATES.search(text)
     if found is None:
         raise ValueError('does not end in [1]: "..." [2]: "...", the titles to choose from')
@@ -54,12 +54,12 @@ def candidates(text: str) -> str:
 
 
 def one_after_the_other(stated: list[str]) -> str:
-    """How LaMP joins what a prompt states of items."""
+    """Join items' statements as LaMP does."""
     return ", and ".join(stated)
 
 
 def convert_movies(question: dict[str, Any], where: str) -> Record:
-    """A record of LaMP-2; UserError for one of the news categories, which went by this name before."""
+    """Return a record of LaMP-2; UserError for one of the news categories, which went by this name before."""
     items = question.get("profile")
     if any("category" in item for item in items or [] if isinstance(item, dict)):
         raise UserError(
@@ -94,7 +94,7 @@ make = partial(
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
 text_task = partial(make, output=LINE, metrics=text_metrics(), epochs=TEXT_EPOCHS)
-# By task its prompt, what retrieval takes of the question and of an item, and what a prompt says of an item.
+# By task: its prompt, retrieval's text of the question and of an item, and a prompt's statement of an item.
 # fmt: off
 TASKS = [
     make("LaMP-1", "lamp/citation", candidates, ("title", "abstract"), '"{title}"'.format_map,

@@ -1,7 +1,7 @@
 """LaMP-QA: personalized long-form question answering (the paper's sections 3 and 4).
 
 A record is `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text,
-category}]}`. What the asker cared about stands in the narrative, from which the rubric's aspects were taken: only a
+category}]}`. The narrative says what the asker cares about; the rubric's aspects were taken from it. Only a
 judge sees them, and of the aspects their titles are the gold plan. `category` is the community that the question was
 asked in.
 """
@@ -46,7 +46,7 @@ PUBLIC_CODE = {
 
 
 def place(record: Record) -> dict[str, str | None]:
-    """Of a record, or of an entry of an older score file, which has its `category` too."""
+    """Return the group and subgroup of a record, or of an older score file's entry, which also has its `category`."""
     community = record.get("category")
     known = isinstance(community, str) and community in COMMUNITIES
     return {"group": COMMUNITIES[community] if known else None, "subgroup": community}
@@ -61,12 +61,12 @@ class Aspect(msgspec.Struct):
 
 
 def paper_files() -> dict[str, dict[str, Any]]:
-    """What the paper's Table 1 prints of the hub's nine files."""
+    """Return what the paper's Table 1 prints of the hub's nine files."""
     return read_json(Path(__file__).with_name("lampqa_table1.json"))["files"]
 
 
 def published() -> dict[str, list[OnHub]]:
-    """The hub's nine files: a config a category."""
+    """Return the hub's nine files: a config a category."""
     questions: dict[str, dict[str, int]] = {}
     for stem, printed in paper_files().items():
         config, split = stem.rsplit("_", 1)
@@ -76,7 +76,7 @@ def published() -> dict[str, list[OnHub]]:
 
 
 def gold_plan(record: Record) -> list[str]:
-    """The titles of the rubric's aspects, as they stand there; neither evidence nor reason."""
+    """Return the unchanged titles of the rubric's aspects, without evidence and reason."""
     return [aspect["aspect"] for aspect in record["rubric_aspects"]]
 
 
@@ -99,19 +99,19 @@ def rubric_parts(record: Record) -> list[list[str]]:
 
 
 def aspect_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """The judge's prompt for one aspect (paper figure 12)."""
+    """Return the judge's prompt for one aspect (paper figure 12)."""
     aspect = record["rubric_aspects"][number]
     values = {name: aspect.get(name, "") for name in ASPECT_FIELDS}
     return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0], **values)
 
 
 def direct_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """The prompt for a whole response (paper figure 10)."""
+    """Return the prompt for a whole response (paper figure 10)."""
     return prompt.messages(question=record["question"], details=record["narrative"], response=responses[0])
 
 
 def pairwise_messages(prompt: Prompt, record: Record, responses: list[str], number: int) -> Messages:
-    """The prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
+    """Return the prompt for two responses (paper figure 11): in the order of their files for 0, swapped for 1."""
     first, second = responses if number == 0 else reversed(responses)
     shown = {"response_1": first, "response_2": second}
     return prompt.messages(question=record["question"], details=record["narrative"], **shown)

@@ -1,6 +1,6 @@
 """LongLaMP's four tasks: long texts, in the way a user writes (arXiv 2407.11016).
 
-A record is `{task, id, question, target, profile: [...]}`: `input` as it stands is the question, `output` the target,
+A record is `{task, id, question, target, profile: [...]}`: `input` unchanged is the question, `output` the target,
 which only the scorer sees. The hub's rows have no ids, and reviews have none in a profile: both are made on reading.
 """
 
@@ -57,7 +57,7 @@ make = partial(
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
-# By task its prompt, what retrieval takes of the question and of an item, and what a prompt says of an item.
+# By task: its prompt, retrieval's text of the question and of an item, and a prompt's statement of an item.
 # fmt: off
 TASKS = [
     make("LongLaMP-abstract", "longlamp/abstract", after("items:"), ("title", "abstract"), state_abstract,

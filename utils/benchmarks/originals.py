@@ -20,19 +20,19 @@ _DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 def after(anchor: str) -> Callable[[str], str]:
-    """A query: what follows the first `anchor`."""
+    """Return a query: what follows the first `anchor`."""
 
     def query(text: str) -> str:
         _, found, rest = text.partition(anchor)
         if not found:
-            raise ValueError(f"has no {anchor!r}, behind which its text begins")
+            raise ValueError(f"has no {anchor!r}, after which its text begins")
         return rest.strip()
 
     return query
 
 
 def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
-    """An item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
+    """Return an item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
 
     def date(item: Item) -> tuple[int, ...] | None:
         text = str(item.get(field)).strip()
@@ -62,7 +62,7 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """A system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`.
+    """Return a system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`.
 
     One that was selected by its score still says so, as in a response file.
     """
@@ -76,7 +76,7 @@ def original_name(name: str) -> str:
 
 
 def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
-    """A record of a task on emails; UserError where it has the id of a message for its text, as it is published."""
+    """Return a record of a task on emails; UserError if it has a message id instead of its text, as published."""
     text = question.get("input")
     if isinstance(text, str) and len(text.split()) == 1:
         raise UserError(
@@ -102,14 +102,14 @@ def make_task(
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
-    """A task with one group, itself, and one prompt, whose paragraph with the profile is left out where there is none.
+    """Make a task with one group, itself, and one prompt; without a profile, its paragraph is left out.
 
     With plans, which a user can only bring, the tasks of a folder of prompts share one.
 
     Args:
-        query: from the input to what retrieval takes; ValueError, saying what is missing, where that is not there.
+        query: from the input to retrieval's query; ValueError that names a missing part.
         compared: fields of an item that retrieval takes, joined by a space.
-        stated: what a prompt says of an item.
+        stated: an item's statement in a prompt.
         more: further fields of an item, that only a prompt states.
         trimmed: the field that --trim_items cuts (default: the last of `compared`).
         target, checks: its form, and what else is checked.

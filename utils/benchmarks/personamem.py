@@ -81,9 +81,9 @@ MOST_CHARACTERS = 1_000_000  # of the options of a question: Python's reader of 
 
 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
-    """A record from a row of the questions' table; UserError where a column of it is not as it must be."""
+    """Return a record from a row of the questions' table; UserError where a column of it is not as it must be."""
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give questions_<size>.csv as it is published")
+        raise UserError(f"{where}: no column {missing[0]!r}; give the published questions_<size>.csv")
     record_id = check_id(row["question_id"], where)
     where = f"{where} (id {quote(record_id)})"
     question = next((row[column] for column in QUESTION_COLUMNS if column in row), "")
@@ -91,11 +91,11 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
         raise UserError(f"{where}: column {QUESTION_COLUMNS[0]!r} is empty")
     check_field(row, where, PERSONA)
     if row["question_type"] not in CANONICAL:
-        raise UserError(f"{where}: question_type {quote(row['question_type'])} is none of {', '.join(TYPES)}")
+        raise UserError(f"{where}: question_type {quote(row['question_type'])} is not one of {', '.join(TYPES)}")
     options = read_options(row["all_options"], where)
     target = row["correct_answer"].strip().strip("()").lower()
     if target not in LETTERS:
-        raise UserError(f"{where}: correct_answer {quote(row['correct_answer'])} is none of (a), (b), (c), (d)")
+        raise UserError(f"{where}: correct_answer {quote(row['correct_answer'])} is not one of (a), (b), (c), (d)")
     kept = {column: value for column, value in row.items() if column not in (*READ_COLUMNS, *PLACE_COLUMNS)}
     place = {"context": row[PLACE_COLUMNS[0]], "end": read_end(row[PLACE_COLUMNS[1]], where)}
     record = {"task": name, "id": record_id, "question": question, "options": options, "target": target}
@@ -104,10 +104,10 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
 
 
 def read_options(text: str, where: str) -> list[str]:
-    """The four options without their letters, from the text of a Python list."""
+    """Return the four options without their letters, from the text of a Python list."""
     options = read_literal(text)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
-        raise UserError(f"{where}: all_options {quote(text[:80])} is no list of texts, as Python writes it")
+        raise UserError(f"{where}: all_options {quote(text[:80])} is not a Python list of strings")
     letters = [found and found[1].lower() for found in map(_PREFIX.match, options)]
     if letters != list(LETTERS):
         raise UserError(f"{where}: all_options holds {len(options)} texts; it must hold four, with (a) to (d) ahead")
@@ -126,9 +126,9 @@ def read_literal(text: str) -> Any:
 
 
 def read_end(text: str, where: str) -> int:
-    """The number of messages before the question; tables that pandas wrote may have it as 57.0."""
+    """Return the number of messages before the question; tables that pandas wrote may have it as 57.0."""
     if not re.fullmatch(r"-?\d{1,9}(\.0)?", text.strip()):
-        raise UserError(f"{where}: end_index_in_shared_context {quote(text)} is no whole number")
+        raise UserError(f"{where}: end_index_in_shared_context {quote(text)} is not a whole number")
     return int(float(text))
 
 
@@ -154,10 +154,10 @@ def values(record: Record) -> dict[str, str]:
 
 
 def vary(record: Record, number: int, seed: int) -> Variant:
-    """The options in another order, which hangs on the seed, the question and the output's number alone.
+    """Return the options in another order, which depends only on the seed, the question and the output's number.
 
     A letter is read as the one that the option has in the record, which keeps what was shown where: of "shown" the
-    first letter is the option that stood at (a).
+    first letter is the option that was shown at (a).
     """
     shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
     behind = dict(zip(LETTERS, shown, strict=True))
@@ -175,15 +175,15 @@ def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item]], Sequence[Item]]) -> History:
-    """The turns that a prompt has of a user's history.
+    """Return the turns that a prompt has of a user's history.
 
     The persona card, which is what system messages hold, is never left out; among chosen items each of its versions
     stands once.
 
     Args:
-        number: how many of the best items; 0: nothing, not even the card, which tells what the options give away.
-            None: all messages before the question, of which the oldest go where they are too many.
-        arrange: puts items in the order of the prompt; it gets the card ahead of the items, and these best first.
+        number: how many of the best items; 0: nothing, not even the card, to measure what the options give away.
+            None: all messages before the question; the oldest are left out if they are too many.
+        arrange: puts items in the order of the prompt; it gets the card before the items, and these best first.
     """
     if number == 0:
         return History([], [], [])
@@ -207,7 +207,7 @@ def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item
 
 
 def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """The share of each letter among the letters that were read."""
+    """Return the share of each letter among the letters that were read."""
     chosen = Counter(detail["label"] for entry in entries for detail in entry["details"])
     total = sum(chosen[letter] for letter in LETTERS)
     return {letter: chosen[letter] / total for letter in LETTERS} if total else {}

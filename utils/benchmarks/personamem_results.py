@@ -1,6 +1,6 @@
 """What PersonaMem's tables say of a question and of a run: its topic, its distance, and the public code's results.
 
-Columns of the table of questions that a record keeps are texts, as they stand there; an older table may lack any.
+A record keeps columns of the table of questions as unchanged texts; an older table may lack any.
 """
 
 import csv
@@ -40,13 +40,13 @@ _LENGTHS = (
 )
 _ANSWER = ("model_response", "len_of_model_response", "predicted_answer", "correct_answer")
 OLDER = "stereotypical"
-# Where a run's answer stands, the first that is there: what the model wrote, of that what is behind the marker, or as
+# Columns with a run's answer, the first that exists: the model's text, its part after the marker, or as
 # the public retrieval baselines have it. Their column `answer` is the right letter, so it is never looked at.
 RESPONSE_COLUMNS = ("model_response", "predicted_answer", "p")
 _LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)
 
 
-# How questions are told apart
+# How questions are divided
 
 
 def text_in(record: Record, column: str) -> str:
@@ -55,7 +55,7 @@ def text_in(record: Record, column: str) -> str:
 
 
 def distance_of(record: Record) -> str:
-    """The bin, one of `DISTANCES`."""
+    """Return the bin, one of `DISTANCES`."""
     tokens = number_in(record, TOKENS)
     if tokens is None:
         return NOT_GIVEN
@@ -64,7 +64,7 @@ def distance_of(record: Record) -> str:
 
 
 def cited_share(record: Record) -> float | None:
-    """How much of the history stands before what the question refers to, by its distance; None where none is given."""
+    """Return the share of the history before the place that the question refers to, by its distance, or None."""
     distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:
         return max(0.0, 1 - distance / length)
@@ -76,7 +76,7 @@ def cited_share(record: Record) -> float | None:
 
 
 def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """The result table: every question in a row, also one without an answer, whose score is False."""
+    """Return the result table with a row per question; without an answer the score is False."""
     older = [OLDER] if any(OLDER in record for record in records) else []
     columns = ["score", *_ASKED, *older, *_LENGTHS, *_ANSWER]
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""PersonaMem-v2: which of four responses suits a user whose preferences are implicit (arXiv 2512.06688).
+"""PersonaMem-v2: which of four responses suits a user with implicit preferences (arXiv 2512.06688).
 
 A record has the fields of PersonaMem's (utils/benchmarks/personamem.py), and is asked and scored in the same way. That
 is ours: the public code shows options A to D in a system message after the question, and wants reasoning first. Its
@@ -33,7 +33,7 @@ TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
-# These tell what the right response goes by. Nothing here reads them, so no record holds them, and no prompt can.
+# These reveal the right response. Nothing here reads them, so they are in no record and no prompt.
 SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
                   "short_persona", "expanded_persona")  # fmt: skip
 

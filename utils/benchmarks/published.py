@@ -19,9 +19,9 @@ class Originals(NamedTuple):
     """What one of our files is made from: files by their paths at the source."""
 
     questions: list[str]
-    outputs: str | None = None  # the right answers, where they stand in a file of their own
-    rows: str = ""  # what the ids of rows without any begin with
-    contexts: str | None = None  # the histories, where they stand in a file of their own, that questions refer to
+    outputs: str | None = None  # the right answers, if they have their own file
+    rows: str = ""  # prefix of ids for rows without ids
+    contexts: str | None = None  # the histories that questions refer to, if they have their own file
     link: str | None = None  # the column that names a question's history, where each history has a file of its own
     linked: Mapping[str, str] = {}  # these files by what that column holds, once it is read
     messages: str = ""  # the key of the messages in such a file
@@ -33,7 +33,7 @@ class Published:
     """A set of files, one or several a split, that belong together."""
 
     at: str | None  # the hub's name for it, or an address; None for texts that only holders of a licence may have
-    folder: str  # what it is called there
+    folder: str  # its name there
     name: str  # what our files are called, before _<split>.json
     identity: Mapping[str, str]  # what tells it from others, in the manifests of our files
     questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says

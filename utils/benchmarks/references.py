@@ -1,4 +1,4 @@
-"""Metrics that compare a response with the reference that stands in the record as `target`; no judge is asked."""
+"""Metrics that compare a response with the record's `target`, without a judge."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -101,7 +101,7 @@ def _metric(
     unreadable: tuple[str, Any] | None = None,
     **others: Any,
 ) -> Metric:
-    """A metric of one number a response.
+    """Return a metric of one number a response.
 
     Args:
         details: from the record and what `compute` found, None where there is no answer: what the score depends on.

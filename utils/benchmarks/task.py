@@ -1,6 +1,6 @@
 """What a benchmark is: the facts that the one pipeline asks for. A benchmark is one file that fills in a `Task`.
 
-A script never asks which benchmark it has: it calls what stands here. docs/adding_a_benchmark.md goes through it.
+A script never asks which benchmark it has: it uses the fields here (docs/adding_a_benchmark.md).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class Output:
 
 @dataclass(frozen=True)
 class Options:
-    """The texts of which an answer is one, for --choose likelihood: the likeliest is chosen, and none is written.
+    """The texts to choose from with --choose likelihood; nothing is generated.
 
     So a prompt asks the question without them.
     """
@@ -63,7 +63,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Variant:
-    """A question asked in another dress: what the prompt is filled with, how its answer is read, what is kept of it."""
+    """Another form of a question: values for the prompt, a parser of the answer, and fields to keep."""
 
     values: dict[str, str]
     parse: Parser
@@ -72,9 +72,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Scale:
-    """Verdicts that are numbers, of which expectations and means are taken (--verdicts and --num_verdicts)."""
+    """Numeric verdicts, for expected values and means (--verdicts and --num_verdicts)."""
 
-    begin: str  # what a judge's output has ahead of the number
+    begin: str  # a judge's output before the number
     values: tuple[int, ...]
 
 
@@ -113,7 +113,7 @@ class Metric:
     # What each verdict is on, texts that are unknown empty; None: the response.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # a question, where there are no `parts`
-    draws: int = 1  # verdicts on each part, whose mean is taken
+    draws: int = 1  # verdicts per part, which are averaged
     weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
@@ -123,7 +123,7 @@ class Metric:
     over_outputs: Callable[[Sequence[Record], Mapping[str, list[dict[str, Any]]]], dict[str, Any]] = (
         lambda records, responses: {}
     )
-    unit: str = "response"  # what a missing verdict is on
+    unit: str = "response"  # noun for what a verdict is about
     pooled: Pooled | None = None  # how the scores of several questions make one, where that is not their mean
     lower_is_better: bool = False  # scores are errors, 0 and up
     is_share: bool = False  # a score is 0 or 1, and their mean a share: its interval is `share_interval`
@@ -144,7 +144,7 @@ class Metric:
         return [average(verdicts[i : i + self.draws]) for i in range(0, len(verdicts), self.draws)]
 
     def describe_sureness(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
-        """What a score file's head says of verdicts that are not counted once each."""
+        """Return what a score file's head says of verdicts that are not counted once each."""
         if self.weighed:
             return summarize_weighed(per_question)
         return summarize_drawn(per_question, self.draws) if self.draws > 1 else {}
@@ -174,7 +174,7 @@ SIZES = {"profile": (list, "Profile size (items)"), "question": (str, "Question 
 class Task:
     """A benchmark."""
 
-    name: str  # stands in each record as `task`
+    name: str  # the value of each record's `task`
     groups: tuple[str, ...]  # a table's columns of means, in order
     # From a record to its `group` (None: not known), its `subgroup` where groups have parts, and a text for each of
     # `divisions`: all stand in the score file.
@@ -223,7 +223,7 @@ class Task:
     # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
     # `arrange`. None: items are texts of one message, and there are none without --rag.
     history: Callable[[Record, int | None, Arrange], History] | None = None
-    # The share of such a history that stands before what the question is about; None where that is not known.
+    # The share of such a history before the place that the question is about; None if unknown.
     cited: Callable[[Record], float | None] = lambda record: None
     prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
     options: Options | None = None  # None: answers are free, and --choose is refused
@@ -232,16 +232,18 @@ class Task:
     vary: Callable[[Record, int, int], Variant] | None = None
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
-    gold_plan: Callable[[Record], list[str]] | None = None  # titles; None where there is none, and planning is refused
+    gold_plan: Callable[[Record], list[str]] | None = (
+        None  # titles; None if there are no plans, and planning is refused
+    )
     gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
     epochs: int = 10  # that utils/train_generator.py goes through its training set
     controls: Controls | None = None  # None: no judge is asked, so there is nothing to be tried
 
     # Showing
-    benchmark: str | None = None  # whose tasks, each of one group, may stand in one table; None: this one stands alone
+    benchmark: str | None = None  # whose tasks, each of one group, may share a table; None: this one has its own
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
     placed_by: str = "group"  # the field, a text, that `place` reads
-    short: Mapping[str, str] = field(default_factory=dict)  # by a group's name what stands for it on a narrow page
+    short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
     # What else questions are told apart by, for --by: by name its values in order, or none where any may be.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -254,9 +256,9 @@ class Task:
     paper_results: Path | None = None
 
     def best_items(self, record: Record, number: int | None) -> list[str] | History:
-        """The texts of a question's best items, as many as `number`, in the order of the prompt.
+        """Return the texts of a question's best `number` items, in the order of the prompt.
 
-        None stands for a prompt without --rag.
+        None means a prompt without --rag.
         """
         if self.history is not None:
             return self.history(record, number, self.arrange)
@@ -265,7 +267,7 @@ class Task:
         return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
-        """As `best_items`; of each item the text that may be cut, and from what is left of it the item's text."""
+        """`best_items` as pairs: the text that may be cut, and a function from its kept part to the item's text."""
 
         def entry(item: Item) -> tuple[str, Callable[[str], str]]:
             return item[self.trimmed], lambda text: (self.stated or self.item_text)({**item, self.trimmed: text})
@@ -273,7 +275,7 @@ class Task:
         return list(map(entry, self.arrange(record["profile"][:number])))
 
     def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
-        """The task whose metric `name` has its verdicts as --verdicts and --num_verdicts say."""
+        """Return the task with the metric `name` changed as --verdicts and --num_verdicts say."""
         metric = replace(self.metrics[name], draws=num_verdicts, weighed=verdicts == "probability")
         return replace(self, metrics={**self.metrics, name: metric})
 
@@ -285,7 +287,7 @@ class Task:
         return [name for name in self.metrics if name.endswith(OFFICIAL) is official] or list(self.metrics)
 
     def scored_by(self, metric: str) -> str:
-        """What a column is called of a table over several tasks."""
+        """Return what a column is called of a table over several tasks."""
         return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
@@ -298,7 +300,7 @@ class Task:
                     self.checks[name](record, where)
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
-        """The fields that stand behind needs."""
+        """Return the fields that needs stand for."""
         behind = {name: metric.needs for name, metric in self.metrics.items()}
         behind |= {
             "gold_plan": self.gold_plan_needs,

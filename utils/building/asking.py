@@ -1,4 +1,4 @@
-"""What a model is asked of each post: whether its answer depends on who asks, then what that asker cares about."""
+"""A model's questions about each post: does the answer depend on the asker, and what does the asker care about?"""
 
 from argparse import Namespace
 from collections import Counter
@@ -34,7 +34,7 @@ class Question:
     schema: dict[str, Any]
     parse: Parser
     field: str  # what an output is called in the file
-    unit: str  # what the outputs are called, in the plural
+    unit: str  # plural noun for the outputs
     describe: Callable[[Any], str]  # what became of a post, by the output
 
 
@@ -75,7 +75,7 @@ class Asking:
         )
 
     def describe(self, records: list[Record]) -> None:
-        """Print what a run would ask, and what the machine lacks (--dry_run).
+        """Print a run's requests, and what the machine lacks (--dry_run).
 
         The second question is counted for all posts, since the first is still to be asked.
         """
@@ -100,7 +100,7 @@ class Asking:
         return sum(len(output.missing()) for output in self.outputs.values() if not output.finished)
 
     def _step(self, question: Question, records: Callable[[], list[Record]], before: Step | None = None) -> Step:
-        """Ask this of the posts that are known when its turn comes; its file is there afterwards."""
+        """Ask this about the posts known when its turn comes, and write its file."""
         name, output = question.step, self.outputs[question.step]
 
         async def ask_it(record: Record, ask: Ask) -> Piece:
@@ -111,7 +111,7 @@ class Asking:
             return {} if output.finished else keyed
 
         def finish(device: str | None) -> None:
-            if not output.finished:  # what a server failed to give is counted in its manifest
+            if not output.finished:  # its manifest counts what a server failed to give
                 args, model = self._args, self._shared.roles[name].model
                 told = {"openai": args.openai, "prices": prices_of(args), "found": reported(args, model.completions)}
                 publish_records(output, device, self.counts()[name], **told, token_counter=model.chat.counter)
@@ -132,7 +132,7 @@ class Asking:
         return [record for record in records if said.get(record["id"], {}).get(question.field)]
 
     def said(self, question: Question) -> dict[str, Any]:
-        """Return a question's file by id, of which some may still be missing."""
+        """Return a question's file by id; some ids may still be missing."""
         output = self.outputs[question.step]
         return read_json(output.path) if output.finished else output.content()
 
@@ -147,7 +147,7 @@ class Asking:
 
 
 def asked_of(record: Record) -> dict[str, str]:
-    """What the prompts of figures 6 and 7 are filled with: what they see no system ever does."""
+    """Return the values for the prompts of figures 6 and 7, which see what no system sees."""
     return {"question": record["question"], "post": record["narrative"]}
 
 

@@ -57,7 +57,7 @@ def draw_order(posts: Iterable[Post]) -> list[Post]:
 
 
 def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """The profile of a question with this author, date and body, and how many reposts were left out of it.
+    """Return the profile of a question with this author, date and body, and how many reposts were left out of it.
 
     The profile is the author's newest `most` earlier posts, the latest one last. A repost, such as the question's first
     version, would tell what only the judge may see.
@@ -78,7 +78,7 @@ def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:
-    """All runs of `SHINGLE` words of a text, upper and lower case alike."""
+    """Return all runs of `SHINGLE` words of a text, upper and lower case alike."""
     words = text.casefold().split()
     return set(zip(*(words[start:] for start in range(SHINGLE)), strict=False))
 
@@ -89,13 +89,13 @@ def is_repost(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
 
 
 def text_key(record_id: str, *texts: str) -> tuple[str, int]:
-    """The key of what a model says of a post: another one where the post's text was changed."""
+    """Return the key of a model's judgment of a post, which changes with the post's text."""
     found = hashlib.sha256("\0".join(texts).encode()).digest()
     return record_id, int.from_bytes(found[:6], "big")  # fits a float's integers, as JSON's readers have them
 
 
 def split_of(author: str, seed: int, validation_share: float, test_share: float) -> str:
-    """Drawn by a hash of seed and author: it hangs on no other author, so it stays where data are added."""
+    """Draw a split by a hash of seed and author, so that it stays when data are added."""
     found = hashlib.sha256(f"{seed}:{author}".encode()).digest()
     drawn = int.from_bytes(found[:8], "big") / 2**64
     if drawn < test_share:

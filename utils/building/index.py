@@ -1,6 +1,6 @@
 """All questions of all inputs in one file of SQLite: an author's earlier ones are found without holding any in memory.
 
-All inputs go in as one transaction: a run that is killed begins anew.
+All inputs are one transaction: a killed run starts over.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ _ORDERS = (
     "CREATE INDEX by_author ON posts (author, date, community, number, words, digest)",
     "CREATE INDEX by_text ON posts (digest, date, community, number)",
 )
-# Of posts with the same body the first one counts: what is asked twice, or in two communities, would stand in its own
-# asker's profile; and what two authors have could stand in two splits.
+# Of posts with the same body the first one counts: a post asked twice, or in two communities, would be in its own
+# asker's profile; and one that two authors have could be in two splits.
 _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
@@ -47,12 +47,12 @@ _COLUMNS = "community, number, author, date, title, body, licence"
 
 
 class PostIndex:
-    """The file, at `path`; made where there is none."""
+    """Open the file at `path`, or make it."""
 
     def __init__(self, path: Path):
         self._path = path
         check_regular(path)
-        if path.is_symlink():  # SQLite would write to what it names
+        if path.is_symlink():  # SQLite would write to the link's target
             raise UserError(f"{path}: a symbolic link; move it away, or give another --output_dir")
         try:
             self._file = sqlite3.connect(path, isolation_level=None)
@@ -74,7 +74,7 @@ class PostIndex:
         if (there := self._identities()) == wanted:
             return
         if there:
-            announce(f"{self._path}: is of other inputs, and made anew")
+            announce(f"{self._path}: is of other inputs, and made again")
         self._clear()
         with self._telling(), self._file:  # rolls back where an error leaves it
             self._file.execute("BEGIN")
@@ -93,7 +93,7 @@ class PostIndex:
         return [VERSION, *self._identities()]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """By input what was kept, and what was not, with the reason."""
+        """Return counts by input: kept, and dropped by reason."""
         found: dict[str, Counter[str]] = {}
         for identity, counts in self._inputs():
             found.setdefault(identity[0], Counter()).update(counts)
@@ -112,7 +112,7 @@ class PostIndex:
         return self._rows(f"SELECT rowid, author, date, community, words, {_IS_COPY} FROM posts {order}")
 
     def posts(self, places: Iterable[int]) -> Iterator[Post]:
-        """The posts at these places in the file."""
+        """Yield the posts at these places in the file."""
         for place in places:
             [row] = self._rows(f"SELECT {_COLUMNS} FROM posts WHERE rowid = ?", place)
             yield Post(*row)
@@ -143,7 +143,7 @@ class PostIndex:
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
     def _add(self, path: Path) -> dict[str, int]:
-        """Add an input's posts; returns what was kept and what was not."""
+        """Add an input's posts; return counts of kept and dropped ones."""
         counts: Counter[str] = Counter(questions=0)
         posts = read_sepqa(path, counts) if path.suffix == ".jsonl" else read_dump(path, _read_users(path), counts)
         for post in posts:
@@ -168,12 +168,12 @@ class PostIndex:
 
 
 def digest(words: list[str]) -> bytes | None:
-    """The same for bodies of the same words; None where there are none."""
+    """Return a hash of a body's words, None without words."""
     return hashlib.sha256(" ".join(words).encode()).digest()[:16] if words else None
 
 
 def _read_users(path: Path) -> dict[int, User]:
-    """The users of a dump by number; without its Users.xml there are none, and it is said."""
+    """Return the users of a dump by number; empty, with a note, without its Users.xml."""
     if (beside := users_of(path)).is_file():
         return dict(read_users(beside))
     announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
@@ -181,12 +181,12 @@ def _read_users(path: Path) -> dict[int, User]:
 
 
 def users_of(path: Path) -> Path:
-    """Where a dump's users stand, if they are there."""
+    """Return where a dump's users stand, if they are there."""
     return path.with_name("Users.xml")
 
 
 def _identity(path: Path) -> list[Any]:
-    """What tells an input from another, or from itself after a change: a hash would have to read it all."""
+    """Return what tells an input from another, or from itself after a change: a hash would have to read it all."""
     if path.is_dir():
         raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
     try:

@@ -19,7 +19,7 @@ from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
 
-NETWORK = ".stackexchange.com"  # what the dumps' folders are called behind the community's name
+NETWORK = ".stackexchange.com"  # suffix of the dumps' folders after the community's name
 # From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
 # Behind these a line ends; the sites' own markup has a line break there, and is not changed.
@@ -27,7 +27,9 @@ _LINE_ENDS = re.compile(
     r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
 )
 _BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
-_ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # text of which some goes or is marked
+_ALTERED = re.compile(
+    r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE
+)  # text of which some is removed or marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
@@ -55,7 +57,7 @@ class Post:
 
 
 class User(NamedTuple):
-    """Whose account of the network a community's user is (None: not known), and what they are called there."""
+    """A community's user: the account of the network (None if unknown), and the name there."""
 
     account: str | None
     name: str
@@ -70,14 +72,14 @@ def community_of(path: Path) -> str:
 
 
 def read_users(path: Path) -> Iterator[tuple[int, User]]:
-    """The users in a dump's Users.xml, by their number in the community."""
+    """Yield the users in a dump's Users.xml, by their number in the community."""
     for row in read_rows(path):
         if _NUMBER.fullmatch(row.get("Id", "")):
             yield int(row["Id"]), User(row.get("AccountId"), row.get("DisplayName", ""))
 
 
 def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a Posts.xml; `counts` gets what else is there, by what it lacks."""
+    """Yield the questions in a Posts.xml; `counts` gets the other rows, by what they lack."""
     community = community_of(path)
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
@@ -100,10 +102,10 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the attributes of each row of a dump's file; UserError where it is no whole XML or declares entities.
+    """Yield the attributes of each row of a dump's file; UserError if it is not complete XML or declares entities.
 
     References to characters that XML has not are left out. A dump has no document type: one that does could make
-    gigabytes of a few bytes, so nothing behind it is read.
+    gigabytes of a few bytes, so nothing after it is read.
     """
     from lxml import etree
 
@@ -125,7 +127,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
-    """The questions in a file of SE-PQA, as `read_dump` gives them."""
+    """Yield the questions in a file of SE-PQA, as `read_dump` gives them."""
     try:
         with open(path, "rb") as file:
             for line_number, line in enumerate(read_lines(file), 1):
@@ -172,7 +174,7 @@ def _date_of(seconds: int) -> str | None:
 
 
 def iso_date(text: str) -> str | None:
-    """A dump's date, always to the millisecond; None where it is none."""
+    """Return a dump's date, always to the millisecond; None if it is not a date."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=None).isoformat(timespec="milliseconds")
     except ValueError:
@@ -180,7 +182,7 @@ def iso_date(text: str) -> str | None:
 
 
 def licence_of(date: str) -> str:
-    """The version of the licence that a post of this date is under."""
+    """Return the version of the licence that a post of this date is under."""
     return next(licence for since, licence in LICENCES if date >= since)
 
 
@@ -189,7 +191,7 @@ def attribution(licence: str, name: str, user_link: str, post_link: str) -> str:
 
 
 def text_of(markup: str) -> str:
-    """The text of a post's HTML.
+    """Return the text of a post's HTML.
 
     Paragraphs, items of lists, rows of tables and lines of code stay lines; links, pictures and struck-out text go.
     """

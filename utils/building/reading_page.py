@@ -22,16 +22,16 @@ class Shown(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A step: what it did with how many, and what it kept."""
+    """A step with its counts and the records it kept."""
 
     title: str
-    question: str  # what a reader is to ask of each record
+    question: str  # the question for the reader of each record
     counts: Mapping[str, int]
     kept: Sequence[Shown]
 
 
 def make_page(sections: Sequence[Section], seed: int) -> str:
-    """The page, with records of each step drawn by the seed."""
+    """Return the page, with records of each step drawn by the seed."""
     from jinja2 import Environment
 
     shown = []
@@ -44,7 +44,7 @@ def make_page(sections: Sequence[Section], seed: int) -> str:
 
 
 def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
-    """The parts of a record's text, and whether an aspect quotes them there first; quotations may overlap."""
+    """Yield the parts of a record's text, and whether an aspect quotes them there first; quotations may overlap."""
     end = 0
     for begin, stop in sorted(span for aspect in shown.aspects for span in _spans(shown.body, aspect["evidence"])):
         begin = max(begin, end)
@@ -56,7 +56,7 @@ def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
 
 
 def _spans(text: str, quoted: str) -> Iterator[tuple[int, int]]:
-    """Begin and end in the text of what is quoted: the whole, or its parts one behind the other."""
+    """Return begin and end of a quote in the text: of the whole, or of its parts one after another."""
     end = 0
     for part in [quoted] if quoted in text else quoted.split(OMISSION):
         begin = text.find(part, end)

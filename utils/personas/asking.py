@@ -38,7 +38,7 @@ class Asking:
     async def json(
         self, name: str, form: type, check: Check, turns: Messages | None = None, small: bool = False, **values: str
     ) -> Any:
-        """The value of the first reply without faults, else what is usable of the last one, whose faults are counted.
+        """Return the value of the first reply without faults, else the usable part of the last one; count its faults.
 
         None if nothing is usable.
 
@@ -68,6 +68,6 @@ class Asking:
         return value or None
 
     async def choose_blind(self, question: str, options: str) -> str | None:
-        """The letter that the model chooses without any history."""
+        """Return the letter that the model chooses without any history."""
         values = {"question": question, "options": options}
         return (await self._ask.record("blind", values=values, model=self._small))["value"]

@@ -147,7 +147,7 @@ def fit_topics(drawn: Topics, far: str, limit: int, key: str) -> Topics:
 def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random) -> list[Block]:
     """Put T's last block at the end or near the beginning; each topic's periods stay in order.
 
-    The other blocks are shuffled within a period. T is ahead of them except for its last block; or, if it
+    The other blocks are shuffled within a period. T is before them except for its last block; or, if it
     `comes_first`, all of T, with a tenth of the others spread in before its last block.
     """
     own, others = topics[far], []

@@ -23,7 +23,7 @@ MOST_DAYS_LATER = 6  # from a period's last event to its conversation
 
 
 async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] | None:
-    """A persona's card and its general history; None if either is unusable."""
+    """Return a persona's card and its general history; None if either is unusable."""
     turns: Messages = []
     card = await asking.json("persona", replies.Persona, replies.check_persona, turns)
     if card is None:
@@ -35,7 +35,7 @@ async def make_persona(asking: Asking, drawn: dict[str, Any]) -> dict[str, Any] 
 async def make_history(
     asking: Asking, kind: str, start: str, number: int, hobbies: dict[str, bool], turns: Messages
 ) -> dict[str, list[dict[str, Any]]]:
-    """The events of a `general` or `topic` history, by period; it ends before the first unusable period."""
+    """Return the events of a `general` or `topic` history, by period; it ends before the first unusable period."""
     form = replies.History if hobbies else replies.GeneralHistory
     history: dict[str, list[dict[str, Any]]] = {}
     before: list[dict[str, Any]] = []
@@ -92,14 +92,14 @@ async def make_conversations(
 
 
 def with_old(events: Sequence[dict[str, Any]], old: dict[str, str]) -> list[dict[str, Any]]:
-    """The events, each with the text of the older one that it changes."""
+    """Return the events, each with the text of the older one that it changes."""
     return [{**event, "old_event": old.get(event["changes"])} for event in events]
 
 
 async def converse(
     asking: Asking, talk: Messages, events: list[dict[str, Any]], period: str, today: str
 ) -> list[dict[str, Any]]:
-    """A period's conversation in sections: one before the first event, then one per event.
+    """Return a period's conversation in sections: one before the first event, then one per event.
 
     Events that the conversation leaves out are requested once more, on their own, and then dropped.
     """
@@ -121,7 +121,7 @@ async def converse(
 
 
 async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] | None, today: str) -> dict[str, Any]:
-    """A section in more words; unchanged if no usable reply comes."""
+    """Return a section in more words; unchanged if no usable reply comes."""
     about = "what the user says at first" if event is None else event["event"]
     values = {"section": _lines(section["turns"]), "about": about, "today": today}
     turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
@@ -129,7 +129,7 @@ async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] 
 
 
 async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]] | None:
-    """Two turns about a question: a thorough answer, a follow-up question, and an answer to it."""
+    """Return two turns about a question: a thorough answer, a follow-up question, and an answer to it."""
     say = partial(asking.json, form=replies.Text, check=replies.check_text, turns=[])
     if (answer := await say("small_talk", question=question)) is None:
         return None

@@ -39,7 +39,7 @@ class Topic(msgspec.Struct):
 
 
 def read_personas(path: Path) -> list[str]:
-    """The sentences of a JSON Lines file of {"persona": ...}; UserError if a line has another form."""
+    """Return the sentences of a JSON Lines file of {"persona": ...}; UserError if a line has another form."""
     sentences = []
     for number, line in enumerate(read_json_lines(path), 1):
         sentence = line.get("persona") if isinstance(line, dict) else None
@@ -69,7 +69,7 @@ def read_topics(path: Path, wanted: list[str] | None) -> dict[str, Topic]:
 
 
 def read_small_talk(path: Path) -> list[str]:
-    """The questions of a text file, one per line; UserError if there is none."""
+    """Return the questions of a text file, one per line; UserError if it has none."""
     questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not questions:
         raise UserError(f"{path}: no question; give one per line")
@@ -77,7 +77,7 @@ def read_small_talk(path: Path) -> list[str]:
 
 
 def hash_of_step(path: Path) -> str:
-    """The hash of a step's file; UserError if it is missing."""
+    """Return the hash of a step's file; UserError if it is missing."""
     if not path.is_file():
         step = "conversations" if path.stem == "personas" else path.stem
         raise UserError(f"{path}: no such file; --step {step} makes it")
@@ -94,7 +94,7 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
+    """Yield the personas `first` to `end` - 1 in an order drawn by the seed, each with its other random draws.
 
     A number means the same persona whatever the range, as long as there are as many sentences.
     """
@@ -116,7 +116,7 @@ def draw_personas(sentences: list[str], first: int, end: int, seed: int) -> Iter
 
 
 def draw_start(start: str, persona: str, topic: str, seed: int) -> str:
-    """The date on which a topic's history begins, up to `MOST_DAYS` after the persona's.
+    """Return the date on which a topic's history begins, up to `MOST_DAYS` after the persona's.
 
     It does not depend on other topics, so that topics can be added; the paper's code adds up to a year per topic.
     """

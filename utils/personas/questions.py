@@ -30,8 +30,8 @@ class Told(NamedTuple):
     chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
     told: list[Entry]  # the part of the chain that the conversations mention, newest first
     lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date the period and turns of its section
-    course: list[Entry]  # of what is told the first event and the changes since, oldest first
-    has_turned: bool  # two events are told, and the thing is liked in only one of them
+    course: list[Entry]  # the first event and the changes since, oldest first
+    has_turned: bool  # there are two events, and the thing is liked in only one of them
 
     @property
     def about(self) -> Entry:
@@ -45,7 +45,7 @@ class Told(NamedTuple):
 
 
 def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
-    """The events of these periods that have a section, in order."""
+    """Return the events of these periods that have a section, in order."""
     events = {event["date"]: event for its in topic["periods"].values() for event in its["events"]}
     lines = {section["event"]: (period, section["turns"]) for period, its in topic["periods"].items()
              for section in its["sections"] if section["event"]}  # fmt: skip
@@ -63,13 +63,13 @@ def events_told(topic: Mapping[str, Any], periods: Sequence[str]) -> list[Told]:
 
 
 async def make_questions(asking: Asking, topic: Mapping[str, Any], periods: Sequence[str]) -> list[Entry]:
-    """All questions about a topic's conversations in these periods."""
+    """Return all questions about a topic's conversations in these periods."""
     made = await asyncio.gather(*(_on_event(asking, topic, its) for its in events_told(topic, periods)))
     return [entry for entries in made for entry in entries]
 
 
 async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list[Entry]:
-    """The questions about one event, in the order of the paper's types."""
+    """Return the questions about one event, in the order of the paper's types."""
     event, thing = its.chain[0], its.chain[0]["thing"]
     period, is_update = its.lines[event["date"]][0], event["changes"] is not None
     changed_in = [
@@ -115,7 +115,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
 
 
 async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | None, hint: str | None) -> Entry | None:
-    """A question with its right and wrong answers; a line of the conversation may be the question."""
+    """Return a question with its right and wrong answers; a line of the conversation may be the question."""
     if line is None:
         check = partial(replies.check_question, hint=hint)
         asked = await asking.json(name, replies.QuestionReply, check, **values)
@@ -144,7 +144,7 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 
 
 def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
-    """The values for the prompts about an event."""
+    """Return the values for the prompts about an event."""
     event, about = its.chain[0], its.about
     # Only what is said before the question: a later line would be a new idea there, and so a right answer.
     earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in its.lines.items() if date < event["date"]]

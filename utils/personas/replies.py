@@ -50,14 +50,14 @@ Wrong = _form("Wrong", wrong=list[str])
 
 @cache
 def schema_of(form: type) -> dict[str, Any]:
-    """The JSON schema of this form; its root is an object, as servers require."""
+    """Return the JSON schema of this form; its root is an object, as servers require."""
     [schema], defs = msgspec.json.schema_components([form], ref_template="#/$defs/{name}")
     root = defs.pop(schema["$ref"].rpartition("/")[2])
     return {**root, "$defs": defs} if defs else root
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """The reply in a text, without prose or a fence around it; else what is wrong with the text."""
+    """Return the reply in a text, without prose or a fence around it, or else the text's fault."""
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         return "no JSON object"
@@ -70,17 +70,17 @@ def read(text: str, form: type[T]) -> T | str:
 
 
 def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
-    """The value if there are no faults, else None."""
+    """Return the value if there are no faults, else None."""
     return (None, faults) if faults else (value, faults)
 
 
 def parsed(value: Any, faults: Faults) -> Parsed:
-    """A usable reply if there are no faults; else it is retried."""
+    """Return a usable reply if there are no faults; else it is retried."""
     return nothing(faults[0]) if faults else Parsed(value, "strict", None)
 
 
 def count_sentences(text: str) -> int:
-    """The number of sentences, each with a word and an end; in linear time, also for a text without any end."""
+    """Return the number of sentences, each with a word and an end; in linear time, also for a text without any end."""
     return sum(re.search(r"\w", part) is not None for part in _SENTENCE_END.split(text)[:-1])
 
 
@@ -88,7 +88,7 @@ def count_sentences(text: str) -> int:
 
 
 def check_persona(reply: Any) -> tuple[str | None, Faults]:
-    """The card: a few sentences that name the persona."""
+    """Return the card: a few sentences that name the persona."""
     card, name = reply.card.strip(), reply.name.strip()
     faults = [] if name and name in card else ["the card does not have the name"]
     faults += [] if count_sentences(card) >= 3 else ["the card is shorter than three sentences"]
@@ -96,7 +96,7 @@ def check_persona(reply: Any) -> tuple[str | None, Faults]:
 
 
 def check_hobbies(reply: Any, number: int) -> tuple[list[dict[str, Any]], Faults]:
-    """The first `number` distinct hobbies."""
+    """Return the first `number` distinct hobbies."""
     by_name = {hobby.name.strip().lower(): hobby for hobby in reply.hobbies if hobby.name.strip()}
     faults = ["a hobby has no name, or appears twice"] if len(by_name) < len(reply.hobbies) else []
     faults += [f"fewer than {number} hobbies"] if len(by_name) < number else []
@@ -106,7 +106,7 @@ def check_hobbies(reply: Any, number: int) -> tuple[list[dict[str, Any]], Faults
 def check_history(
     events: Sequence[Any], number: int, after: str, before: Sequence[dict[str, Any]], hobbies: dict[str, bool]
 ) -> tuple[list[dict[str, Any]], Faults]:
-    """The usable events in the order of their dates.
+    """Return the usable events in the order of their dates.
 
     Args:
         number: minimum number of events.
@@ -132,7 +132,7 @@ def check_history(
 
 
 def _fault_of(event: Any, after: str, known: dict, newest: dict, hobbies: dict[str, bool]) -> str | None:
-    """The first fault of an event, given the earlier ones by date and the newest one about each thing.
+    """Return the first fault of an event, given the earlier ones by date and the newest one about each thing.
 
     A preference must change if and only if the event names an older one.
     """
@@ -198,13 +198,13 @@ def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[li
 
 
 def missing_events(sections: Sequence[dict[str, Any]], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events without a section."""
+    """Return the events without a section."""
     there = {section["event"] for section in sections}
     return [event for event in events if event["date"] not in there]
 
 
 def check_section(reply: Any) -> tuple[list[dict[str, str]] | None, Faults]:
-    """The turns, if they are long enough and mention no date."""
+    """Return the turns, if they are long enough and mention no date."""
     turns = [{"user": turn.user.strip(), "assistant": turn.assistant.strip()} for turn in reply.turns]
     if not turns or not all(turn["user"] and turn["assistant"] for turn in turns):
         return None, ["a turn lacks one of its speakers' texts"]
@@ -225,7 +225,7 @@ def check_text(reply: Any) -> tuple[str | None, Faults]:
 
 
 def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None, Faults]:
-    """A question and its right answer; the question must not contain `hint`, if given."""
+    """Return a question and its right answer; the question must not contain `hint`, if given."""
     its = {"question": reply.question.strip(), "answer": reply.answer.strip()}
     faults = [f"the {name} is empty" for name, text in its.items() if not text]
     if hint is not None and hint.lower() in its["question"].lower():

@@ -3,8 +3,8 @@
 A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to one is `{"contexts": the file, from the
 dataset's folder, "sha256": its hash, "context": the id, "end": the number of messages before the question}`, of a
 ranked dataset also `{"unit": "message" or "session", "order": the numbers of the items, best first}`. Read, it is a
-sequence of items like any other profile, whose messages are read from the file when they are looked at. A session is
-what a system message opens; these messages, which hold the persona card, are no items themselves.
+sequence of items like any other profile, with messages that are read from the file when needed. A system
+message begins a session; these messages, with the persona card, are not items.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ _Messages = Annotated[list[_Message], msgspec.Meta(min_length=1)]
 
 
 class ContextsFile:
-    """A file of contexts, held as it is; each is decoded when it is asked for, and a few stay decoded.
+    """A file of contexts in memory; each is decoded when needed, and a few stay decoded.
 
     Attributes:
         sha256: of the file, in hex.
     """
 
     def __init__(self, path: Path):
-        """UserError where the file is not there, or a line is no context."""
+        """Read the file; UserError if it does not exist, or a line is not a context."""
         self.path, digest = path, hashlib.sha256()
         self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id where it stands, and its messages
         # The messages of a context, and of each the number of its session; UserError where they are none.
@@ -88,19 +88,19 @@ class Profile(Sequence):
 
     @property
     def messages(self) -> Messages:
-        """All messages before the question; UserError where the context has not so many."""
+        """Return all messages before the question; UserError if the context has fewer."""
         found, end = self._file.read(self.reference["context"])[0], self.reference["end"]
         if end > len(found):
             raise UserError(f"{self._where}: its 'end' is {end}, but its context has {len(found)} messages")
         return found[:end]
 
     def by(self, unit: str) -> "Profile":
-        """The same history in the order of time, with such items."""
+        """Return the same history in the order of time, with such items."""
         reference = {name: value for name, value in self.reference.items() if name not in ("unit", "order")}
         return Profile(self._file, {**reference, "unit": unit}, self._where)
 
     def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
-        """The reference to these items in another order, from a dataset in that folder."""
+        """Return the reference to these items in another order, from a dataset in that folder."""
         contexts = os.path.relpath(self._file.path, folder)
         return {
             **self.reference,
@@ -148,7 +148,7 @@ class Profile(Sequence):
 
 
 def open_profile(record: Record, dataset: Path) -> Profile:
-    """The profile that a record of this dataset refers to; UserError where it cannot be had."""
+    """Return the profile that a record of this dataset refers to; UserError where it cannot be had."""
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
     file = _contexts_file(dataset.absolute().parent / reference["contexts"])
     if reference.get("sha256", file.sha256) != file.sha256:
@@ -183,9 +183,9 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
-    """Records whose profiles refer to contexts of a file, called `name` beside the dataset, and how many were left out.
+    """Return records with profiles that refer to contexts in the file `name`, and how many were left out.
 
-    Those of one context stand together, growing ends in order, so that an engine computes what they share once.
+    Those of one context are adjacent, by growing ends, so that an engine computes their shared prefix once.
     UserError where a context is not there, or an end is none of it; with `skip_invalid` the latter is left out.
     """
     numbers = {context_id: number for number, context_id in enumerate(file)}

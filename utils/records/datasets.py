@@ -1,4 +1,4 @@
-"""Datasets: read them, check them, say exactly what is wrong.
+"""Reading and checking of datasets, with exact error messages.
 
 A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of records; each benchmark's file says what its
 records hold. Fields we don't know are kept.
@@ -22,9 +22,9 @@ from utils.records.stream import stream_records
 
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
-    """The records of a dataset in file order, ids as strings, each checked for id, question and what is needed of it.
+    """Return the records of a dataset in file order, ids as strings, each checked for id, question and needed fields.
 
-    `needs` is what the script goes on to use, as `Task.check` takes it. A UserError names file, record and field.
+    `needs` is what the script uses later, as `Task.check` takes it. A UserError names file, record and field.
     """
     return list(DatasetFile(path).scan(needs))
 
@@ -40,7 +40,7 @@ class DatasetFile:
         self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
-        """Every record, checked as by `read_dataset`; afterwards each can be read again by its number."""
+        """Yield every record, checked as by `read_dataset`; afterwards each can be read again by its number."""
         self.ids, self._places, self._needs = [], [], tuple(needs)
         numbers: dict[str, int] = {}
         announce_file("reading", self.path)
@@ -62,7 +62,7 @@ class DatasetFile:
         return len(self._places)
 
     def __getitem__(self, number: int) -> Record:
-        """The record of this number, its id a string; UserError where the file was changed since."""
+        """Return the record of this number, its id a string; UserError where the file was changed since."""
         offset, length = self._places[number]
         try:
             with open(self.path, "rb") as file:
@@ -77,7 +77,7 @@ class DatasetFile:
 
 
 def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:
-    """As `read_dataset`, but what a step does not use of profiles is left out: with long ones it is gigabytes.
+    """`read_dataset` without unused parts of profiles, which may take gigabytes.
 
     Args:
         num_items: items, from the first, that are used of a profile; None: all where `needs` names it, else none.
@@ -104,7 +104,7 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
 
 
 def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Record:
-    """A checked record of this file; where its profile refers to a context and is needed, that stands there.
+    """Return a checked record of this file, with its context if its profile refers to one and is needed.
 
     UserError where it cannot be had. This is the one place that follows such a reference.
     """
@@ -114,7 +114,7 @@ def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Reco
 
 
 def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
-    """Raise UserError where an id stands in two datasets that go into one table, given by path with their ids.
+    """Raise UserError if an id is in two datasets of one table, given by path with their ids.
 
     A table would refuse the scores of both, when all else is done.
     """
@@ -130,10 +130,10 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
 def select_questions(
     records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
 ) -> list[Record]:
-    """The first `limit` records, and of these the ones in the shard; file order is kept."""
+    """Return the first `limit` records, and of these the ones in the shard; file order is kept."""
     return [r for r in records[:limit] if shard_of(r["id"], num_shards) == shard_index]
 
 
 def shard_of(question_id: str, num_shards: int) -> int:
-    """The shard a question belongs to: by a hash of its id, so that it does not hang on the file's order."""
+    """Return a question's shard, by a hash of its id, so that it does not depend on the file's order."""
     return int.from_bytes(hashlib.sha256(question_id.encode()).digest()[:8], "big") % num_shards

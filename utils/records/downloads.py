@@ -1,4 +1,4 @@
-"""What a download makes of a benchmark's own files: one file of records, with a manifest that tells what it is from."""
+"""Downloads: a benchmark's own files become one file of records, with a manifest of their origin."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ def make_file(
     run: dict[str, Any],
     skip_invalid: bool = False,
 ) -> None:
-    """Put one file in place, whole or not at all, and its manifest, which begins with `run`; say what it holds.
+    """Put one file and its manifest, which begins with `run`, in place, and print a summary.
 
     Histories that its questions share are put in place before it, in a file of their own beside it. With `skip_invalid`
     questions that refer to none of their messages are left out.
@@ -67,7 +67,7 @@ def make_file(
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
-    """What is worth a note."""
+    """Return what is worth a note."""
     told, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         told.append(f"{figures['skipped']} left out, which end at none of their messages")
@@ -87,7 +87,7 @@ def holds_its_contexts(beside: Path, path: Path) -> bool:
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     """Returns each history's path at the source by its link; UserError if it is not there.
 
-    A link is a path from the folder of the table or one above it; ahead of that an address or other folders may stand.
+    A link is a path from the folder of the table or one above it; an address or other folders may come before it.
     """
     [table] = originals.questions
     folder, found = PurePosixPath(table).parent, {}
@@ -114,7 +114,7 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
         if "\n" in str(error):
             raise
         named = [file for file in files.values() if str(file) in str(error)] or files.values()
-        # Of a file of the hub's cache what it links to goes, else the client would find it there.
+        # Delete the target of a link in the hub's cache, or the client would find it there.
         blobs = [file.parent / file.readlink() if file.is_symlink() else file for file in named]
         again = f"delete {' '.join(map(os.path.normpath, blobs))} to have it fetched again"
         raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
@@ -147,7 +147,7 @@ def write_with_contexts(
         questions = [files[name] for name in originals.questions]
         records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
         if originals.link:
-            records = list(records)  # what is wrong with these is said first
+            records = list(records)  # errors in these are reported first
             histories = {link: files[name] for link, name in originals.linked.items()}
             write_contexts(histories, originals.messages, shared)
         contexts = ContextsFile(shared)
@@ -173,7 +173,7 @@ def write_with_contexts(
 
 
 def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
-    """How many questions have two options of the same text, and of how many one of these is the right one."""
+    """Return how many questions have two options of the same text, and of how many one of these is the right one."""
     twins = {"identical_options": 0, "identical_to_right": 0}
     for record in records:
         texts = task.options.texts(record) if task.options else {}

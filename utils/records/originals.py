@@ -1,9 +1,9 @@
-"""The files that a benchmark is published in, as records: what a download, or a folder of the user's, is read by.
+"""Readers of benchmarks' published files, downloaded or in a user's folder, as records.
 
 LaMP: an array of questions `{id, input, profile}`, and of their right answers `{"task": "LaMP_4", "golds": [{id,
 output}]}`, which are withheld for test sets. LongLaMP's emails: the same, with a bare list of answers. Its other tasks:
 rows `{input, output, profile}`, whose ids are made from what the caller calls the file and from their number.
-PersonaMem: a table of questions, whose histories stand in a file of their own.
+PersonaMem: a table of questions, and a file of histories.
 """
 
 import codecs
@@ -32,12 +32,12 @@ def read_originals(
     name: str = "",
     ids_repeat: bool = False,
 ) -> Iterator[Record]:
-    """The records of a file of questions, checked, one in memory at a time.
+    """Yield the records of a file of questions, checked, one in memory at a time.
 
     Args:
         questions_addr: or several files, one after the other.
-        outputs_addr: the right answers, where they stand in a file of their own.
-        name: what the ids of rows without any begin with, such as the config and the split.
+        outputs_addr: the right answers, if they have their own file.
+        name: the prefix of ids for rows without ids, such as config and split.
         ids_repeat: an id that is taken gets the number of its occurrence, from 2.
 
     Raises:
@@ -83,7 +83,7 @@ class _Golds(msgspec.Struct):
 
 
 def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
-    """The answers by question id, right ones or a system's, from a file as LaMP writes it.
+    """Return the answers by question id, right ones or a system's, from a file as LaMP writes it.
 
     LongLaMP's builder of emails writes the list of right ones alone. UserError where it is another task's (None: not
     checked), or no such file.
@@ -110,7 +110,7 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """A JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
+    """Yield a JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
     if path.suffix in (".parquet", ".csv"):
         yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return
@@ -132,7 +132,7 @@ def is_wrapped(path: Path) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file by the names in its first line; UserError where a row has not as many columns."""
+    """Yield the rows of a CSV file by the names in its first line; UserError where a row has not as many columns."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         check_readable(path)  # a pipe would be waited for

@@ -26,7 +26,7 @@ TABLE = ".csv"  # how the name of a table ends
 def collect_responses(
     records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]], field: str = "output"
 ) -> dict[str, list[dict[str, Any]]]:
-    """The response file: answers by (question id, number of the output), put in the dataset's order.
+    """Return the response file: answers by (question id, number of the output), put in the dataset's order.
 
     A question has its answers up to the first one that is missing: the i-th stays the i-th. With `field` "aspects" the
     file of plans.
@@ -40,7 +40,7 @@ def collect_responses(
 
 
 def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:
-    """What became of the answers, for the manifest and the last line a script prints."""
+    """Return what became of the answers, for the manifest and the last line a script prints."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
     questions_cut = sum(output.get("question_cut", False) for output in outputs)
@@ -85,7 +85,7 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
-    """A response a row, as the task reads it; UserError naming the line where it is none, or its id stands twice."""
+    """Read one response per row; UserError that names the line if it is invalid, or its id is repeated."""
     if task is None or task.read_answer is None:
         whose = f"; {task.name}'s are JSON" if task else ""
         raise UserError(f"{path}: a table, but no table of responses is read here{whose}")
@@ -185,7 +185,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
 
 
 def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
-    """Responses whose `output` is what a metric reads of them; where they have no such text, as it is."""
+    """Return responses with the text that a metric reads as `output`, if they have it."""
     if field == "output":
         return responses
 
@@ -196,7 +196,7 @@ def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str,
 
 
 def origin_of(path: str) -> dict[str, Any] | None:
-    """How the responses in a file were asked for, by the manifest beside it; None where that is not known."""
+    """Return how the responses in a file were asked for, by the manifest beside it; None where that is not known."""
     manifest = manifest_of(path)
     if manifest is None:
         return None

@@ -39,7 +39,7 @@ def score_file(
     verdicts: dict[Key, Verdict],
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
-    """The content of a score file: the questions whose verdicts all have an entry, in the dataset's order.
+    """Return a score file's content: the questions with all verdicts, in the dataset's order.
 
     Args:
         name: of the metric.
@@ -62,7 +62,7 @@ def score_file(
 
 
 def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, int]:
-    """What a score file's head tells of the responses to questions, where there are any.
+    """Return what a score file's head tells of the responses to questions, where there are any.
 
     Returns:
         num_truncated: answers that were cut at --max_tokens, and are scored as they are.
@@ -75,7 +75,7 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
-    """Which question an entry is on; the hash is of what the judge is shown of it, for only that compares."""
+    """Return an entry's question; the hash covers what the judge sees of it, which decides comparability."""
     judged = [*metric.shown(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
     cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
@@ -83,13 +83,13 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
 
 
 def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
-    """A score file's metric: its name, and None where there is no such metric."""
+    """Return a score file's metric: its name, and None where there is no such metric."""
     name = scores.get("strategy", next(iter(task.metrics)))
     return name, task.metrics.get(name) if isinstance(name, str) else None
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """The strategy of a file that was read, with how its verdicts were had unless each was asked for once."""
+    """Return the strategy of a file that was read, with how its verdicts were had unless each was asked for once."""
     if "verdicts" in scores:
         return f"{scores['strategy']}, {scores['verdicts']}"
     return scores["strategy"] + (f", {scores['num_verdicts']} verdicts" if "num_verdicts" in scores else "")
@@ -104,7 +104,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Detail(msgspec.Struct):
-    """An object; what it holds is read by `Metric.score_of`."""
+    """An object that `Metric.score_of` reads."""
 
 
 class _Scored(_Entry, kw_only=True):
@@ -158,7 +158,7 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
 
 
 def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
-    """Raise UserError unless an entry is as `read_scores` needs it; its group is put in if only what it is by is there.
+    """Raise UserError unless an entry is as `read_scores` needs it; add its group if only its fields are there.
 
     Without its user where the metric needs one, intervals and tests would take it for independent.
     """

@@ -16,9 +16,9 @@ CHUNK = 1 << 20  # bytes read at a time
 
 
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
-    """Each record of a JSON array, or of JSON Lines in a file *.jsonl, with its offset and its length in bytes.
+    """Yield each record of a JSON array, or of JSON Lines in a file *.jsonl, with its offset and its length in bytes.
 
-    UserError where the file is none, but for what is read before.
+    UserError if the file is not one, after the records before the error.
     """
     end = 0
     try:
@@ -39,14 +39,14 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
-    """As `stream_records`; ValueError or RecursionError where the file is none."""
+    """`stream_records` with ValueError or RecursionError if the file is invalid."""
     offset = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
     file.seek(offset)
     return _stream_lines(file, offset) if suffix == ".jsonl" else _stream_array(file, offset)
 
 
 def stream_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a parquet file, some in memory at a time; ValueError or OSError where it is damaged.
+    """Yield the rows of a parquet file, some in memory at a time; ValueError or OSError where it is damaged.
 
     Not by `datasets`, which holds whole groups of rows: 1.8 GB where that is 140 MB.
     """
@@ -68,7 +68,7 @@ _MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
 
 
 def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
-    """The items of a JSON array one by one; ValueError where the file is anything else."""
+    """Yield the items of a JSON array one by one; ValueError where the file is anything else."""
     reader = codecs.getreader("utf-8")(file)
     decode = json.JSONDecoder(object_pairs_hook=refuse_repeated_names).raw_decode
     text, place, before = "", 0, "["  # `offset` is the place's, in the file
@@ -80,7 +80,7 @@ def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
             try:
                 item, end = decode(text, mark.end())
             except json.JSONDecodeError:
-                pass  # goes on behind what is read so far
+                pass  # continues after the part read so far
             else:
                 offset += mark.end() - place  # all ASCII
                 length = len(text[mark.end() : end].encode())
@@ -92,4 +92,4 @@ def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
             raise ValueError("no array, or cut short")
         text, place = text[place:] + more, 0
     if (text[mark.end() :] + reader.read()).strip():
-        raise ValueError("something behind the array")
+        raise ValueError("something after the array")

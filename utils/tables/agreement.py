@@ -29,7 +29,7 @@ class Evaluator:
     # By question id the first system's score minus the second's, -1 to 1; of a pairwise comparison 1, 0 or -1. None
     # where a system lacks a score, or the comparison a result.
     preferences: dict[str, float | None] = field(default_factory=dict)
-    not_asked: set[str] = field(default_factory=set)  # whose pairwise result needs no judge, for an answer is missing
+    not_asked: set[str] = field(default_factory=set)  # decided without a judge, because an answer is missing
     scores: list[float] = field(default_factory=list)  # of both systems, 0 to 1; none of a pairwise comparison
 
     @property
@@ -43,7 +43,7 @@ class Human:
 
     path: str
     choices: dict[str, list[str]]  # by question id, one or more a question, each one of `PREFERENCES`
-    # Of the first system and of the second the SHA-256 of the response files that they saw; none where it is not told.
+    # SHA-256 of the first and the second system's response files that they saw; empty if unknown.
     responses: list[list[str]]
     raters: list[str]  # who chose, in the order of the choices; none where it is not told
 

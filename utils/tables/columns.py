@@ -1,6 +1,6 @@
 """A table's columns: one for every group of questions, and one for their average or for all questions.
 
-What stands in them is a mean, with its interval, or a comparison of two systems.
+A cell is a mean with its interval, or a comparison of two systems.
 """
 
 import math
@@ -69,7 +69,7 @@ def mean_score(metric: Metric, strata: Strata) -> float | None:
 
 
 def values_of(metric: Metric, strata: Strata) -> Strata:
-    """Return what the score is computed from."""
+    """Return the values for the score."""
     value = metric.pooled.value if metric.pooled else itemgetter("score")
     return [list(map(value, stratum)) for stratum in strata]
 
@@ -79,7 +79,7 @@ def points_of(system: System) -> dict[str, Point]:
 
 
 def point_of(system: System, strata: Strata) -> Point:
-    """Compute a score and its interval; a mean of several groups' shares is no share."""
+    """Compute a score and its interval; a mean of several groups' shares is not a share."""
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:

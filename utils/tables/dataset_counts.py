@@ -29,10 +29,10 @@ class Column:
     name: str = ""  # split, else the file's name
     paper: Mapping[str, Any] = field(default_factory=dict)
     num_questions: int = 0
-    sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of every question where it is there
+    sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of all questions that have it
     communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
     group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
-    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that hold a hidden text, by what that is
+    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by its name
     users: set[str] = field(default_factory=set)  # by `Task.user_field`
 
     @property

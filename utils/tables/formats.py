@@ -18,7 +18,7 @@ LONGEST_NAME, LONGEST_LINE = 28, 75  # characters on a page: of a name in a row,
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a cell: a text that may be bold, what follows it and is not, and figures to compare it with."""
+    """A cell: a text that may be bold, a text after it, and figures to compare it with."""
 
     text: str
     after: str = ""
@@ -36,16 +36,16 @@ class Table:
     num_names: int = 1  # the first columns, as many, are names, aligned left; the others are numbers
     short: Mapping[str, str] = field(default_factory=dict)  # on a narrow page, for a name; a note tells it
     beside: Sequence[str] = ()  # what each of the figures is that cells have beside them
-    above: Sequence[str] = ()  # what stands above each column's name; side by side it may be the same
+    above: Sequence[str] = ()  # headings above the columns' names; neighbours may share one
 
     def heads(self) -> list[str]:
-        """Each column's name in one line."""
+        """Return each column's name in one line."""
         above = self.above or [""] * len(self.columns)
         return [", ".join(filter(None, names)) for names in zip(above, self.columns, strict=True)]
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """The tables with their notes as lists below them."""
+    """Return the tables with their notes as lists below them."""
     return "\n".join(map(_markdown_table, tables))
 
 
@@ -70,7 +70,7 @@ _MARKUP = re.compile(r"[|`*~]|\\(?=[!-/:-@\[-`{-~]|$)|<(?=[A-Za-z/!?])|(?<=\])\(
 
 
 def markdown_text(text: str) -> str:
-    """The text in one line, shown by a viewer of Markdown as it is written."""
+    """Return the text in one line, escaped for Markdown."""
     return _MARKUP.sub(r"\\\g<0>", printable(one_line(text)))
 
 
@@ -80,7 +80,7 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def _latex_table(table: Table) -> str:
-    """All names of a row but its last stand above the rows that share them."""
+    """Return all names of a row but its last stand above the rows that share them."""
     shared = table.num_names - 1
     heads = table.columns[shared:]
     lines = [_latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
@@ -101,7 +101,7 @@ def _latex_table(table: Table) -> str:
 
 
 def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
-    """A row, and below it what is too wide for it: the rest of a long name, and the figures beside its cells."""
+    """Return a row, and below it the rest of a long name and the figures beside its cells."""
     name, *cells = row
     first, *rest = textwrap.wrap(table.short.get(name.text, name.text), LONGEST_NAME) or [""]
     yield [latex_text(first), *map(_latex_cell, cells)]
@@ -180,7 +180,7 @@ def interval_text(interval: tuple[float, float] | None, form: Callable[[float], 
 
 
 def p_text(p: float | None) -> str:
-    """A p-value with four decimals, never as 0."""
+    """Return a p-value with four decimals, never as 0."""
     if p is None:
         return "–"
     return "<0.0001" if p < 0.0001 else f"{p:.4f}"

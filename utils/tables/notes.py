@@ -1,4 +1,4 @@
-"""What is told of score files: notes for who compares the numbers of systems, and a line when a file is written."""
+"""Notes below a table, and the summary line of a score file."""
 
 import hashlib
 import sys
@@ -36,7 +36,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
     for name in boards[0].rows:
         if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
             notes[f"{name}: no scores of {'; '.join(lacking)}."] = None
-    judged = [board for board in boards if board.metric.judge]  # what is computed, is so in one way
+    judged = [board for board in boards if board.metric.judge]  # computed metrics have only one way
     return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.files)]
 
 
@@ -81,7 +81,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{counted(truncated, 'answer')} cut at --max_tokens, scored like whole ones"
     if system.num_selected:
         told = f"{counted(system.num_selected, 'response')} selected by their scores"
-        yield f"{told}, so this is no fair system: no dagger, and never bold"
+        yield f"{told}, so it gets no dagger and no bold"
     if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -134,7 +134,7 @@ def wording_columns(systems: list[System]) -> dict[str, str]:
 
 
 def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
-    """Collect by prompt whose words it was in, of the judge and of the answers, and --constrained_decoding of both."""
+    """Collect the authors of the judge's and the answers' prompts, and --constrained_decoding of both."""
     tables: tuple[Told, Told, Told] = {}, {}, {}
     for system in systems:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
@@ -154,7 +154,7 @@ def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
 
 @cache
 def wording(name: str, digest: str) -> str:
-    """Tell whose words a prompt of this name and hash is in: one of `PUBLISHED`, or not."""
+    """Return the author of a prompt with this name and hash: one of `PUBLISHED`, or us."""
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
     if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
@@ -171,13 +171,13 @@ def _listed(told: Told) -> str:
     return ", ".join(parts)
 
 
-# What is told of a score file when it is written
+# The summary line of a score file
 
 
 def describe_scores(
     task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], chose_checkpoint: bool = False
 ) -> str:
-    """What is told of a score file when it is written: the mean, or who wins, and what is not in that."""
+    """Return a score file's summary line: the mean or the winner, and what is left out."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
@@ -215,7 +215,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
 
 
 def describe_agreement(scores: Scores) -> str:
-    """How far the judge agrees with itself."""
+    """Return how far the judge agrees with itself."""
     alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
     text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
     return text + (f", {counted(missing, 'verdict')} missing" if missing else "")

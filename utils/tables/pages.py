@@ -12,11 +12,11 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 
-HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page makes text of what models and users wrote
+HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page shows models' and users' texts
 
 
 def fill_template(template: Path, words: dict[str, str]) -> str:
-    """Make a page but for its data, with the policy that lets its own style and script run and nothing else."""
+    """Make a page without its data; its policy allows only its own style and script."""
     page = template.read_text(encoding="utf-8")
     for name, text in {"helpers": HELPERS.read_text(encoding="utf-8").removesuffix("\n"), **words}.items():
         page = page.replace(f"{{{{{name}}}}}", text)
@@ -41,7 +41,7 @@ def as_text(value: Any) -> str | None:
 
 
 def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
-    """Add a file's questions to a system's; UserError where one stands in two files."""
+    """Add a file's questions to a system's; UserError if one is in two files."""
     if twice := whole.keys() & part.keys():
         raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
     whole.update(part)

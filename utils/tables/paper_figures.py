@@ -71,7 +71,7 @@ def render_figure(figure: "Figure", kind: str) -> bytes:
 
 
 def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
-    """Draw faint lines behind what is drawn, and no frame; `ticks` is the look of all ticks."""
+    """Draw faint grid lines and no frame; `ticks` is the look of all ticks."""
     panel.tick_params(**ticks)
     panel.grid(axis=axis, color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -79,7 +79,7 @@ def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
 
 
 def drawable(text: str) -> str:
-    """Spell out what the figure's font lacks, such as \\u8a9e."""
+    """Spell out characters that the figure's font lacks, such as \\u8a9e."""
     from matplotlib.font_manager import findfont, get_font
 
     glyphs = get_font(findfont(FONT)).get_charmap()
@@ -88,7 +88,7 @@ def drawable(text: str) -> str:
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """Return a name as it is drawn: in lines of at most `width` characters, and at most so many lines."""
+    """Wrap a name into lines of at most `width` characters, and limit their number."""
     return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
 
 
@@ -193,7 +193,7 @@ def systems_figure(systems: list[System]) -> "Figure":
 
 
 def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
-    """Draw the bars of one of the systems, with the scores printed on them; where there is none stands a dash."""
+    """Draw the bars of one of the systems, with the scores printed on them; or a dash."""
     from matplotlib import colormaps
 
     width = 0.84 / num_systems

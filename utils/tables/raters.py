@@ -20,7 +20,7 @@ from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.rating_study import SCALES, slots_of
 
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # of a pair that is not swapped
-PAPER = {  # what it says of its own raters
+PAPER = {  # its own raters' agreement
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
     "aspects": "The paper's two raters, of what is called complete here: mean 4.9, Cohen's kappa 0.87 (section 3).",
 }
@@ -63,7 +63,7 @@ class Rating:
 
     @property
     def values(self) -> dict[str, int]:
-        """Return by rater the value; of pairs 1 is the first system and not what was shown first."""
+        """Return the value by rater; for pairs 1 is the first system, not the one shown first."""
         order = {1: 2, 2: 1} if self.swapped else {}
         return {rater: order.get(one["value"], one["value"]) for rater, one in self.said.items() if one is not None}
 
@@ -132,15 +132,15 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
 
 
 def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
-    """Add what a file says of one question; UserError where it cannot be, or another file says it in another way."""
+    """Add a file's ratings of one question; UserError if they are impossible or contradict another file's."""
     question_id = answer["id"]
     where = f"{path}: id {quote(question_id)}"
     if question_id not in results.key["raters"][rater]:
-        raise UserError(f"{where} is no question that {quote(rater)} was given")
+        raise UserError(f"{where} is not a question for {quote(rater)}")
     for slot, decision in answer["decisions"].items():
         value, rating = decision["value"], results.ratings.get((question_id, slot))
         if rating is None or value not in SCALES[rating.scale]["choices"]:
-            raise UserError(f"{where}: {quote(slot)}: {value} is no value that could be given there")
+            raise UserError(f"{where}: {quote(slot)}: {value} is not a possible value")
         known = rating.said[rater] = rating.said[rater] or decision
         if known["value"] != value:
             raise UserError(
@@ -155,7 +155,7 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
 
 
 def collected(results: Results) -> dict[str, Any]:
-    """Return what the output file holds, by what the study asks."""
+    """Return the output file's content, by the kind of study."""
     responses = [system["responses"] for system in results.key["systems"]]
     if results.key["ask"] == "pairs":
         return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
@@ -200,7 +200,7 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def raters_table(results: Results) -> Table:
-    """Show what each rater did; of pairs also how often they chose what was shown first."""
+    """Show each rater's work; for pairs also how often they chose the answer shown first."""
     key = results.key
     sides = SCALES["choice"]["choices"] if key["ask"] == "pairs" else {}
     rows = []
@@ -285,7 +285,7 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
 
 
 def disagreements_table(results: Results) -> Table:
-    """Show what raters do not say the same of, what is farthest apart first."""
+    """Show disagreements between raters, the largest first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
     apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
     apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale]["steps"] else 0)

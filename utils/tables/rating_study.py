@@ -1,4 +1,4 @@
-"""Studies in which people rate: what they are asked, which questions are drawn, and what each rater gets. Pure.
+"""Studies with human raters: kinds, drawing of questions, and each rater's share. Pure.
 
 A study is one of `NUM_SYSTEMS`. What is asked about a question is a list of slots, each with a key in result files:
 "choice" of a pair of answers; "0", "1", ... of the verdicts on an answer's aspects; "0.valid" and so on of the ratings
@@ -28,7 +28,7 @@ SCALES = {
 
 
 def slots_of(ask: str, num_aspects: int) -> list[Slot]:
-    """Return what is asked about a question."""
+    """Return the items to rate about a question."""
     if ask == "pairs":
         return [("choice", "choice", None)]
     if ask == "verdicts":
@@ -73,7 +73,7 @@ def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return what the page holds, with its hash, the study's name; nothing tells which system wrote what."""
+    """Return the page's content, with its hash as the study's name, without the systems of the answers."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}
@@ -94,7 +94,7 @@ def make_content(
 def make_key(
     content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
 ) -> dict[str, Any]:
-    """Return what the page does not tell, and what raters' files are checked by: it stays with the researcher."""
+    """Return the key, which the page does not contain, and which raters' files are checked with."""
     questions = {
         question["id"]: {
             "question": question["question"],

@@ -75,7 +75,7 @@ def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Ite
 
 
 def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
-    """Return the items that stood in the prompt, best first, none of a whole history; None where it is not known."""
+    """Return the items in the prompt, best first (none for a whole history); None if unknown."""
     answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
     number = answer.get("num_contexts_used") or 0
     if not number or profile is None:
@@ -189,7 +189,7 @@ def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequ
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return what the first page and the list need; the texts come apart, to be parsed when they are looked at."""
+    """Return the data of the first page and the list; texts are separate, and parsed when they are shown."""
     task = datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
@@ -303,7 +303,7 @@ def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes:
 
 
 def words(task: Task, boards: list[Board]) -> dict[str, str]:
-    """Return what the template's places for words hold."""
+    """Return the words for the template's places."""
     group, _, subgroup = task.group_words
     bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
     bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
@@ -322,7 +322,7 @@ def words(task: Task, boards: list[Board]) -> dict[str, str]:
 
 
 def range_words(task: Task, boards: list[Board]) -> str:
-    """Return what the numbers of the table are; it stands in a script, in quotes."""
+    """Return a description of the table's numbers, for a quoted string in a script."""
     group, groups, _ = task.group_words
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():

@@ -43,14 +43,14 @@ class Paper:
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
     def rows_beside(self, names: Collection[str]) -> list[str]:
-        """List what it has of another model, and no row is named after: it gets rows of its own."""
+        """List the paper's methods without a row of the same name, which get their own rows."""
         return [method for method in self.methods if method not in names] if self.other_model else []
 
 
 def read_paper(
     task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
-    """Read what a table of the paper prints for a model, to stand beside the systems of these names.
+    """Read a paper's table for a model, to be shown beside the systems with its names.
 
     `shown` has, for a benchmark of several tasks, what is shown as `Task.scored_by` has it, with its column's name.
     """
@@ -58,7 +58,7 @@ def read_paper(
     if task.paper_results is None:
         raise missing
     data = read_json(task.paper_results)
-    # A benchmark whose tasks stand alone says which one a table is of.
+    # A benchmark with tables of single tasks says which task it is.
     tables = {name: one for name, one in data["tables"].items() if one.get("task", task.name) == task.name}
     if table not in tables:
         of = "" if len(tables) == len(data["tables"]) else f" of {task.name}"
@@ -96,7 +96,7 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    unfair: str | None = None  # the name, with what makes it no fair system
+    unfair: str | None = None  # the name, with a mark if it was selected by its scores
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -118,7 +118,7 @@ def make_rows(boards: list[Board]) -> list[Row]:
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Name the rows with the best mean as it is shown, where there are two or more fair ones to choose from."""
+    """Return the rows with the best mean as shown, if there are at least two comparable ones."""
     means = {row.name: row.means[column] for row in rows if row.unfair is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
@@ -243,7 +243,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
 
 
 def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
-    """Say what a dagger means where there is one, how was tested if cells are not `marked`, and what could not be."""
+    """Return notes on the daggers, on the tests if cells are not `marked`, and on missing tests."""
     if not comparisons:
         return
     tests = [test for test in (T_TEST, PERMUTATION) if test in {one.test for one in comparisons}]
@@ -264,7 +264,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         yield f"{', '.join(tests)}: two-sided and paired{robust}, {correction}."
     if len(tests) > 1:
         by_swaps = dict.fromkeys(one.column for one in comparisons if one.test == PERMUTATION)
-        yield f"By the permutation test: {'; '.join(by_swaps)}; their scores are no means of their questions'."
+        yield f"By the permutation test: {'; '.join(by_swaps)}; their scores are not means over questions."
     if untested:
         units, alike = ("paired questions", "all differences equal")
         if cluster:

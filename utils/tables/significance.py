@@ -309,7 +309,7 @@ def effect_size(stratum: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust the p-values of a family of tests (Holm 1979); None is no test, and does not count."""
+    """Adjust the p-values of a family of tests (Holm 1979); None does not count as a test."""
     adjusted = list(p_values)
     tests = [i for i, p in enumerate(p_values) if p is not None]
     largest = 0.0

@@ -15,8 +15,8 @@ from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
-SELECTED = "selected by score"  # behind the name of what is no fair system
-# Of a score file's settings what changes a verdict: who judged, asked what, and how the verdict was drawn.
+SELECTED = "selected by score"  # after the name of a system that was selected by its scores
+# Settings of a score file that change verdicts: the judge, its prompt, and sampling.
 JUDGE_SETTINGS = (
     "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype",
@@ -88,19 +88,19 @@ def few(names: Iterable[str]) -> str:
 
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
-    """Add one rule for what the judge left out, to be chosen wherever scores are averaged."""
+    """Add the flag for missing verdicts."""
     what = "count an aspect without a verdict as 0 (default: leave its question out of the means)"
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
-    """Return the files of every --system `[name, file, ...]`; UserError where there are none, or a name twice."""
+    """Return the files of every --system `[name, file, ...]`; UserError without files, or for a repeated name."""
     found: dict[str, list[str]] = {}
     for name, *paths in arguments:
         if not paths:
             raise UserError(f"--system {name!r}: no file; give a name, then one or more files")
         if one_line(name) in found:
-            raise UserError(f"--system {name!r} is given twice; put all its files behind one --system")
+            raise UserError(f"--system {name!r} is given twice; give all its files to one --system")
         found[one_line(name)] = paths
     return found
 
@@ -116,7 +116,7 @@ def read_boards(
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
-        order = order[:1]  # its files are told apart by nothing else
+        order = order[:1]  # nothing else distinguishes its files
     is_alone, boards = len(order) == 1, []
     for task, name in order:
         systems = []
@@ -146,7 +146,7 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
         for entry in scores["per_question_scores"]:
             if entry["id"] in file_of:
                 raise UserError(
-                    f"--system {name!r}: question {quote(entry['id'])} stands in {file_of[entry['id']]} "
+                    f"--system {name!r}: question {quote(entry['id'])} is in {file_of[entry['id']]} "
                     f"and in {path}; a question counts once"
                 )
             file_of[entry["id"]] = path
@@ -164,7 +164,7 @@ def divide(board: Board, name: str) -> Board:
         for entry in scores["per_question_scores"]:
             if not isinstance(entry.get(name), str):
                 told = f"question {quote(entry['id'])}: field {name!r} is {kind(entry.get(name))}, not a text"
-                remedy = "files of before don't have it: evaluate_responses.py makes them anew with --overwrite"
+                remedy = "older files lack it: evaluate_responses.py makes them again with --overwrite"
                 raise UserError(f"{path}: {told}\n  {remedy}")
     found = {entry[name] for _, scores in files for entry in scores["per_question_scores"]}
     order = [value for value in task.divisions[name] if value in found]
@@ -225,7 +225,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
 
 
 def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
-    """Raise UserError where one id stands for two things that judges were shown, as in two datasets."""
+    """Raise UserError if judges saw different questions under one id, as in two datasets."""
     known: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
@@ -249,7 +249,7 @@ def _check_same_questions(systems: list[System]) -> None:
             raise UserError(
                 f"--system {system.name!r} ({few(system.files)}) "
                 f"lacks {len(lacking)} of the {len(all_ids)} questions of all systems: {first_five(lacking)}\n"
-                "  give score files of the same questions, or --allow_partial to compare what is there"
+                "  give score files of the same questions, or --allow_partial to compare the common ones"
             )
 
 
