@@ -121,7 +121,7 @@ def problem_with(body: Any) -> str | None:
         return "'stream': answers come whole here"
     kind = body.get("response_format")
     if kind is not None and not (isinstance(kind, dict) and isinstance(kind.get("type"), str)):
-        return "'response_format' is no object with a 'type'"
+        return "'response_format' is not an object with a 'type'"
     return None
 
 

@@ -1,8 +1,10 @@
 """The house: a file in utils/ is a command, a folder is a library, and imports go one way."""
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -130,3 +132,30 @@ def test_what_is_lamp_qa_s_stands_in_its_file_and_its_builder_alone(name):
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
     found = {*re.findall(r"rubric_aspects|narrative", source, re.IGNORECASE), *(names & constants)}
     assert found == set()
+
+
+STIFF = re.compile(  # phrases of translated English
+    r"\b(anew|hangs? on|of before|Where what|what is told|of which"
+    r"|(stands?|stood|standing) (in|beside|behind|at|twice|ahead|among|alone|there)"
+    r"|(is|are|was|were|be) told(?! apart)|goes on|go on|gone on|(?<!there )(is|are) no (?!longer|more|such)[a-z]+)\b",
+    re.IGNORECASE,
+)
+WRITTEN = subprocess.run(
+    ["git", "ls-files", "*.py", "*.md", "*.sh", "*.sbatch", "*.html"],
+    cwd=ROOT, capture_output=True, text=True, check=True,
+).stdout.split()  # fmt: skip
+
+
+def sentences_of(path: Path) -> str:
+    """The texts and comments of a Python file, all of any other."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        return source
+    kinds = (tokenize.COMMENT, tokenize.STRING)
+    return "\n".join(one.string for one in tokenize.generate_tokens(io.StringIO(source).readline) if one.type in kinds)
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if not name.startswith(("tests/data/", "tests/test_house"))])
+def test_the_english_is_plain(name):
+    found = [line for line in sentences_of(ROOT / name).splitlines() if STIFF.search(line)]
+    assert found == [], f"{name}: say it plainly"

@@ -82,17 +82,15 @@ def read_prompts(code_dir: Path) -> dict[str, str]:
 def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str:
     """Read one prompt; our placeholders have the names of the records' fields in the public code."""
     try:
-        if not (code_dir / path).is_file():
-            raise LookupError("no file")
         messages = read_messages(read_text(code_dir / path), function_name)
         parts = {role: messages[role] for role in ("system", "user")}
         if name == "planner":  # its target is a lead-in and the variable that collects the lines of the plan
             parts["assistant"] = messages["assistant"].rpartition("{")[0] + "{plan}"
-    except (LookupError, SyntaxError, ValueError) as error:
-        raise UserError(
-            f"{code_dir / path}: what {function_name} asks cannot be read without running it: {error!r}\n"
-            f"  the prompts are read as in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
-        ) from None
+    except (UserError, LookupError, SyntaxError, ValueError) as error:
+        what = f"{code_dir / path}: the prompt of {function_name} cannot be read without running it: {error!r}"
+        what = str(error) if isinstance(error, UserError) else what
+        remedy = f"the prompts are read as in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
+        raise UserError(f"{what}\n  {remedy}") from None
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
     parse_prompt(f"lampqa/{name}", text, f"{code_dir / path}: what {function_name} builds")
     return text

@@ -135,7 +135,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
 
 
 def check_names(figure: str, names: list[str]) -> None:
-    """Raise UserError over more systems than fit in a figure, or fewer, and over names that are no numbers of posts."""
+    """Raise UserError over a wrong number of systems, and over names that are not numbers of posts."""
     least, most = NUM_SYSTEMS[figure]
     if not least <= len(names) <= most:
         raise UserError(f"--system: given {counted(len(names), 'time')}; figure {figure} has {least} to {most} systems")

@@ -8,7 +8,7 @@
 
 The score files of a system are pooled and its questions sorted into the groups of their benchmark, such as LaMP-QA's
 three categories. Group columns are means of question scores, the last one is the unweighted mean of the groups. Of
-LaMP and of LongLaMP several tasks may stand in one table, each by its metrics: a column a task and metric, as the files
+LaMP and of LongLaMP several tasks may share a table, with a column per task and metric, as the files
 tell them; where a system has no file of one there is a dash. PersonaMem's last column is the accuracy over all
 questions; --by topic or --by distance gives other columns than its types.
 

@@ -55,7 +55,7 @@ def test_all_text_of_a_page_is_escaped_and_overlapping_evidence_marked_once():
 
 
 def test_the_eleven_aspects_that_the_paper_prints_have_evidence():
-    """Figures 8 and 9: counted by hand, five are no span of the post, for the model left out some of it."""
+    """Figures 8 and 9: counted by hand, five are not a span of the post, because the model left out some of it."""
     records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
     hows = {}
     for name in ("parenting_40127", "academia_60115"):

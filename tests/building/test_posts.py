@@ -175,7 +175,7 @@ def test_copies_count_once_whoever_wrote_them(tmp_path):
     _, counts = choose(index, {"cooking"}, Terms(1, 0, 9))
     assert counts == {"candidates": 2, "a copy of an earlier post": 2, "of fewer than 1 words": 2}
     ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", "", 9)[0]]
-    assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are no copies
+    assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are not copies
 
 
 BODY = "I moved here in May and need a quiet flat that takes two old cats"  # 15 words: 11 runs of five

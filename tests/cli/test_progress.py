@@ -66,7 +66,7 @@ def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
     progress.update(45)
     assert capsys.readouterr().err == "46/94 verdicts, 18/min\n"
     clock["seconds"] += 30
-    progress.update(1)  # half of them: the others' hidden part is no larger than what is known
+    progress.update(1)  # half of them: the others' hidden part is at most as large as the known one
     assert capsys.readouterr().err == "47/94 verdicts, 16/min, ETA 0:03:00\n"
 
 

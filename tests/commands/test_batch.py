@@ -146,7 +146,7 @@ def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
 
 
 def test_what_the_queue_has_no_room_for_is_sent_in_halves(server, tmp_path):
-    """Also a batch is found of which the API was not heard."""
+    """A batch is also found if the API's reply was lost."""
     server.room, server.lose, server.outcome = 6, 1, usable
     assert answer(server, make_questions(tmp_path / "in.json", 20), tmp_path / "out.json") == 0
     assert sizes_of(server) == [20, 10, 5, 5, 10, 5, 5] and set(server.paid.values()) == {1}

@@ -113,7 +113,7 @@ class TestByHand:
             **{"name": "A", "strategy": strategy, "num_questions": 8, "not_in_files": 0, "unscored": 0, "not_rated": 0},
             "accuracy": 4 / 8,
             "accuracy_interval": pytest.approx(WILSON),
-            "num_human_decided": 6,  # a to f, of which a, b and e are right and c is a tie of the evaluator's
+            "num_human_decided": 6,  # a to f: a, b and e are right, and c is a tie of the evaluator's
             "accuracy_ties_half": 3.5 / 6,
             "accuracy_ties_wrong": 3 / 6,
             "kappa": pytest.approx(KAPPA),

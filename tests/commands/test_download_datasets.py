@@ -35,7 +35,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def environment(server, tmp_path_factory):
-    """What the client of this hub is told."""
+    """The environment of this hub's client."""
     home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
     return home | {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_OFFLINE": "0"}
 

@@ -465,7 +465,7 @@ KEY_CODES = {"ArrowLeft": 37, "ArrowRight": 39, "Backspace": 8, "Escape": 27}
     ("ask", "digits", "values"),
     [
         ("verdicts", "20", {"0": 2, "1": 0}),  # as the judge has them
-        # Of two aspects each three, and of both together one; 9 is no value.
+        # Of two aspects each three, and of both together one; 9 is not a value.
         ("aspects", "59432115", {"0.valid": 5, "0.important": 4, "0.evidence": 3, "1.valid": 2, "1.important": 1,
                                  "1.evidence": 1, "complete": 5}),
     ],

@@ -1,4 +1,4 @@
-"""The report: what stands in the file, and what Chromium makes of it."""
+"""The report: the file, and the page in Chromium."""
 
 import json
 import re
@@ -286,7 +286,7 @@ def test_filters_search_and_keys(files, open_page):
     for query, expected in [
         ("plan on LAW", ["law_3"]),  # an answer
         ("second title", ["rpg_1"]),  # a plan, in any order
-        ("output", []),  # names of fields are no text
+        ("output", []),  # names of fields are not texts
         ("  ", ["rpg_1", "diy_2", "law_3"]),
     ]:
         page.run(f"$('search').value = {json.dumps(query)}; search()")

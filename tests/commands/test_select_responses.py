@@ -1,4 +1,4 @@
-"""select_responses.py: which response is best and worst, what is dropped and counted, and where it is told."""
+"""select_responses.py: which response is best and worst, what is dropped and counted, and where that is reported."""
 
 import json
 import shutil
@@ -99,7 +99,7 @@ def chosen(selection):
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    """A folder with samples and their score files, of which every test has a copy."""
+    """A folder with samples and their score files; every test has a copy."""
     made = Samples(tmp_path_factory.mktemp("judged"), SCORES)
     made.judge()
     return made.folder

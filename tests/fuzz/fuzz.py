@@ -6,10 +6,10 @@
 A case copies a folder of good input, damages one file of it, and runs one command in a process that can be killed. A
 command may refuse the file (exit code 2, one to three lines that name a file, nothing changed) or accept it (exit code
 0 or 1). All else is a finding: a traceback, a hang, another exit code, an output that was there and changed though the
-command refused, an output that is no JSON, and a silent change. That is: the command accepted a file
+command refused, an output that is not JSON, and a silent change. That is: the command accepted a file
 
   - with the same content (a byte order mark, a link), or
-  - with a value dropped, null, NaN or of another type, or that is no file of its kind any more,
+  - with a value dropped, null, NaN or of another type, or not a file of its kind any more,
 
 and gave another output or asked a model more often, with no new line on stdout or stderr or in a table's or report's
 notes, and no count that changed. Where a value was replaced by another of its type, another output is right; so it is

@@ -91,7 +91,7 @@ def save_t5(folder: Path, shape: str, _: str) -> None:
 
 
 def save_adapter(folder: Path, shape: str, _: str) -> None:
-    """A random LoRA adapter on the demo's chat model, strong enough to be told from the base."""
+    """A random LoRA adapter on the demo's chat model, strong enough to differ from the base."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -27,7 +27,7 @@ def read(path):
 
 
 def answers_of(path):
-    """The first answer to each question, with all that is told of it."""
+    """The first answer to each question, with its whole record."""
     return [samples[0] for samples in read(path).values()]
 
 

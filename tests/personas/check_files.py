@@ -20,7 +20,7 @@ def check(questions, contexts, folder, most_tokens, count_tokens, variants=2):
     histories = {name: messages for line in lines for name, messages in line.items()}
     with questions.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    faults = ["an id stands twice"] * (len({row["question_id"] for row in rows}) < len(rows))
+    faults = ["a repeated id"] * (len({row["question_id"] for row in rows}) < len(rows))
     tokens = {}
     for name, messages in histories.items():
         roles = [message["role"] for message in messages]

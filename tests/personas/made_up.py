@@ -22,7 +22,7 @@ def sentences(rng, number):
 
 
 def make_events(rng, topic, counts):
-    """Dated events per period, of which half change an earlier one of the same thing."""
+    """Dated events per period; half of them change an earlier one of the same thing."""
     day, last, periods = date(2001, 1, 1), {}, {}
     for period, count in zip(PERIODS, counts, strict=False):
         periods[period] = []

@@ -49,7 +49,7 @@ def test_the_files_hold_what_they_were_made_from(size, variants, big, tmp_path):
     paths = write(tmp_path, parts, size)
     assert [len(part.contexts) for part in parts] == [0, variants, variants]
     assert check(*paths, big, 0.9 * SIZES[size][0], count_words, variants) == []
-    spoilt = parts[1]._replace(rows=parts[1].rows[1:])  # of which the check would tell
+    spoilt = parts[1]._replace(rows=parts[1].rows[1:])  # which the check would report
     assert check(*write(tmp_path, [spoilt], size), big, 0.9 * SIZES[size][0], count_words, variants) != []
 
 

@@ -142,7 +142,7 @@ def test_sections():
     sections, _ = replies.check_conversation(reply, EVENTS)
     assert [(section["event"], len(section["turns"])) for section in sections] == [(None, 1), ("2001-07-01", 2)]
     assert [event["date"] for event in replies.missing_events(sections, EVENTS)] == ["2001-08-01"]
-    # What follows a dropped turn goes too: it tells of that turn's event, and would stand in the section before.
+    # What follows a dropped turn goes too: it is about that turn's event, and would be in the section before.
     lost = {**TURNS[1], "event": "2001-08-01", "user": "On July 1, 2001, I burnt my tongue."}
     reply = msgspec.convert({"turns": [lost, TURNS[2], TURNS[1], lost, TURNS[2]]}, replies.Conversation)
     sections, _ = replies.check_conversation(reply, EVENTS)

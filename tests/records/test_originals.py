@@ -95,7 +95,7 @@ BAD = {
     "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
     "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
     "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers to id '1'; ids are unique"),
-    "an answer whose id is no id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
+    "an answer with an invalid id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
     "no golds": (questions("1"), {}, "outputs.json: Object missing required field `golds`"),
     "a gold without output": (questions("1"), {"golds": [{"id": "1"}]}, r"field 'golds\[0\]': Object missing required"),
     "a gold that is not a text": (

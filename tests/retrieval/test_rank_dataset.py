@@ -72,7 +72,7 @@ def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, c
     assert ids.index("p1") == ids.index("p9") + 1  # the same text: side by side, in file order
     assert ids == naive_order(records[0], encoder_folder)
     assert f"{output}: ranked 3 questions with 5 posts\n" == capsys.readouterr().out
-    found = manifest(output)  # of three questions and five posts, two of which share a text
+    found = manifest(output)  # of three questions and five posts, two with the same text
     counts = {"questions": 3, "posts": 5, "empty_profiles": 1, "texts_embedded": 7, "texts_cut": 0}
     assert (found["counts"], found["device"]) == (counts, "cpu") and found["settings"]["model"].startswith("sha256:")
 

@@ -456,7 +456,7 @@ PART_DAMAGES = [
     ("direct.json", (*ITEM, "details"), ([], [{}]), "question 'q1': field 'details' "),
     ("direct.json", (*ITEM, "details", 0, "score"), (0.8, True), "question 'q1': .* is not a level: one of 0, 0.25,"),
     ("direct.json", (*ITEM, "score"), (0.75,), "question 'q1': its score is 0.75, but its responses give 0.5"),
-    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' stands twice"),
+    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is twice"),
     ("pairs.json", (*ITEM, "details"), (MISSING, [], [5, 5], [{}, {}]), "question 'q1': .*details"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie"), "question 'q1': field 'details"),
     ("pairs.json", (*ITEM, "answered"), (None, [True], "both"), "question 'q1': .*answered"),

@@ -27,7 +27,7 @@ class Made:
         self.folder = folder
 
     def scores(self, system, task_name, metric_name, answers, targets):
-        """A file's path; None is no answer."""
+        """A file's path; None for no answer."""
         task = tasks()[task_name]
         metric = task.metrics[metric_name]
         records = [{"id": f"{i}", "question": f"{task_name}?", "target": target} for i, target in enumerate(targets)]
@@ -93,7 +93,7 @@ def test_a_column_is_a_task_by_a_metric(two, table):
         "- LaMP-3: Scores are errors: lower is better.",
     ]
     bold = [cell.startswith("**") for cell in rows["BM25, k = 1"][:6]]
-    assert bold == [True] * 6  # also of errors, of which its are lower
+    assert bold == [True] * 6  # also of errors, where its are lower
 
 
 def test_each_column_is_what_the_table_of_its_files_alone_has(two, table):

@@ -1,4 +1,4 @@
-"""Intervals and tests of scores that are no means of their questions': macro F1 and RMSE."""
+"""Intervals and tests of scores that are not means over questions: macro F1 and RMSE."""
 
 import itertools
 import math

@@ -48,7 +48,7 @@ def test_holm():
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([0.02, 0.02]) == [0.04, 0.04]
     assert holm([]) == []
-    assert holm([0.01, None, 0.03]) == [0.02, None, 0.03]  # 2 × 0.01, 1 × 0.03; what is no test keeps its place
+    assert holm([0.01, None, 0.03]) == [0.02, None, 0.03]  # 2 × 0.01, 1 × 0.03; None keeps its place
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What hangs on the benchmark in tables: columns, groups, and that they don't mix."""
+"""The parts of tables that depend on the benchmark: columns and groups, which are never mixed."""
 
 from dataclasses import replace
 

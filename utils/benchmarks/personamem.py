@@ -1,4 +1,4 @@
-"""PersonaMem: which of four responses suits a user whom many sessions have told of (arXiv 2504.14225); a task a size.
+"""PersonaMem: which of four responses suits a user after many sessions (arXiv 2504.14225); a task per size.
 
 A record is `{task, id, question, options: [four texts], target, group, ..., profile}`. `target` is the letter of the
 right option, which only the scorer sees; `group` is the type of the question, by its canonical name; the columns of the
@@ -214,7 +214,7 @@ def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """How often the option at each letter was chosen, whatever stood there: a model's bias; and what the cache had."""
+    """Return how often each letter was chosen, a model's bias, and the cache's share of the prompts."""
     outputs = list(outputs)
     read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
     chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)

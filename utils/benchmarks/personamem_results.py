@@ -97,7 +97,7 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
 def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
     """A question's id and the answer that a run gave, read without its right letter, though many tables have that too.
 
-    What a model wrote is read as ours is, and where it holds no letter it is no answer; a column of letters may hold
+    A model's text is read as ours are, and without a letter it is a missing answer; a column of letters may hold
     nothing else, or nothing at all.
     """
     if not row.get("question_id"):

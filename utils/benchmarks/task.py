@@ -177,7 +177,7 @@ class Task:
     name: str  # the value of each record's `task`
     groups: tuple[str, ...]  # a table's columns of means, in order
     # From a record to its `group` (None: not known), its `subgroup` where groups have parts, and a text for each of
-    # `divisions`: all stand in the score file.
+    # `divisions`: the score file has them all.
     place: Callable[[Record], dict[str, str | None]]
     # By name the type, as msgspec takes it, of a record's fields besides id and question: checked where they are read.
     fields: Mapping[str, Any]

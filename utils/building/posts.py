@@ -29,7 +29,7 @@ _LINE_ENDS = re.compile(
 _BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
 _ALTERED = re.compile(
     r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE
-)  # text of which some is removed or marked
+)  # text with parts that are removed or marked
 # References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
 _SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
@@ -64,7 +64,7 @@ class User(NamedTuple):
 
 
 def community_of(path: Path) -> str:
-    """Whose dump this is: its folder's name; UserError where that is no name."""
+    """Return the community of a dump, by its folder's name; UserError if that is not a name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
     if not re.fullmatch(COMMUNITY, name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")

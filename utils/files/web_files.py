@@ -85,7 +85,7 @@ def _download(url: str, path: Path) -> None:
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise UserError(f"{shown}: cannot be downloaded ({type(error).__name__})") from None
             tries = 1 if file.tell() > before else tries + 1
-            if tries == TRIES or is_away:  # on a node without internet that is told at once
+            if tries == TRIES or is_away:  # no retries on a node without internet
                 raise UserError(
                     f"{shown}: cannot be downloaded: {problem}\n"
                     "  run it again later, or copy the files here and give their folder as --source_dir"
@@ -97,7 +97,7 @@ def _download(url: str, path: Path) -> None:
 
 
 def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[str, str]) -> None:
-    """Add the rest of what is in `file`, or all of it anew where the file was changed since.
+    """Add the rest of what is in `file`, or all of it if the file was changed since.
 
     `version` is the header by which the server knows the version that has begun to come; empty where it can't tell.
     """

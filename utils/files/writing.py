@@ -113,8 +113,8 @@ def write_synced(path: Path, text: str) -> None:
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
     """Write a JSON array to disk, with one item in memory at a time, or leave no file; returns its length.
 
-    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError if there
-    are no items, or one cannot be written.
+    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError
+    without items, or if one cannot be written.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:

@@ -1,4 +1,4 @@
-"""Datasets by hub name or folder: what is in one as of which commit, and its files. The hub's client does the fetching.
+"""Datasets by hub name or folder: contents, commit, and files. The hub's client fetches them.
 
 It caches finished files, resumes after a lost connection, and compares sizes.
 """
@@ -38,7 +38,7 @@ class Source(NamedTuple):
     def fetch(self, path: str) -> Path:
         """Return a file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
 
-        Not by `snapshot_download`, whose threads go on with gigabytes after a Ctrl-C.
+        Not by `snapshot_download`: its threads continue with gigabytes after a Ctrl-C.
         """
         if self.is_folder:
             return self.folder / path

@@ -22,7 +22,7 @@ from utils.tables.system_scores import SELECTED, Board, System, few
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Told = dict[str, dict[str, dict[str, None]]]  # of a prompt or a kind of output what is told, and of which systems
+Told = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -110,8 +110,8 @@ def describe_selection(by: dict[str, Any]) -> str:
     return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
 
 
-# Whose words stood in the prompts behind score files, as manifests tell it, and what held outputs to a schema. Some of
-# our prompts are in our own words (prompts/README.md): who compares with a published score has to know of which.
+# The wording of the prompts behind score files, according to manifests, and constrained decoding. Some prompts are in
+# our own words (prompts/README.md), which matters for comparisons with published scores.
 
 
 def wording_note(systems: list[System]) -> str:

@@ -8,7 +8,7 @@ of questions is one stratum; the macro average has a stratum per group and is th
 statistic is None where a stratum is too small. Where `clusters` are given, one name per value, questions of the same
 cluster (such as a user) depend on each other; a cluster may be in several strata. Only clusters are independent then.
 A percentile bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py).
-A score that is no mean, such as macro F1, is given as `of`, a `utils.scoring.means.Pooled.of`, with strata of the
+A score that is not a mean, such as macro F1, is given as `of`, a `utils.scoring.means.Pooled.of`, with strata of the
 values that it is computed from.
 
 SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question by itself;
@@ -262,7 +262,7 @@ def permutation_test(
 
 
 def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0) -> float | None:
-    """Compute the two-sided p-value of approximate randomization (Noreen 1989, Yeh 2000), for a score that is no mean.
+    """Compute the two-sided p-value of approximate randomization (Noreen 1989, Yeh 2000) for pooled scores.
 
     Were the systems alike, the two values of a question, or of all of a cluster within a stratum, could be swapped. p
     is (hits + 1) / (draws + 1), of random swaps those whose scores are at least as far apart as the observed ones.
