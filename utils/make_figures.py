@@ -175,7 +175,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
 
     try:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # half a character is no text
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
     for number, one in enumerate(evaluators):
         shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
@@ -218,7 +218,7 @@ def read_log(path: Path) -> dict[str, dict[int, float]]:
             for name in found.keys() & entry.keys():
                 if abs(float(entry[name])) < LARGEST:  # also not NaN
                     found[name][int(entry["step"])] = entry[name]
-        except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+        except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
             if number < len(lines):  # a run may be writing the last one
                 raise UserError(f"{path}: line {number} is damaged; delete that line") from None
     return {name: dict(sorted(values.items())) for name, values in found.items() if values}

@@ -423,6 +423,7 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
         ({"answers": None}, "not a result that the page of a study has written"),
         ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
+        ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result that the page of a study has"),
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),
     ],
 )

@@ -152,6 +152,12 @@ def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
     assert drawn == [[[[1, 3.0], [2, 2.5]], [[2, 2.75]]], [[[2, 0.25]]]]
 
 
+def test_a_damaged_line_of_a_training_is_named(tmp_path):
+    (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": ' + "[" * 100_000 + '\n{"step": 2, "loss": 1}\n')
+    with pytest.raises(UserError, match="line 1 is damaged; delete that line"):
+        training_figure(str(tmp_path))
+
+
 def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     files = [score_file(name, *scored("rpg", 0.25), *scored("diy", 0.5)) for name in ("trained.json", "gold.json")]
     words = ["--figure", "3", "--system", "PlanPers", files[0], "--system", "$gold_plans$", files[1], "--output_addr"]
