@@ -210,6 +210,15 @@ def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, f
     assert str(error.value).startswith(f"{folder}: its {found}") and len(str(error.value).splitlines()) == 1
 
 
+def test_a_tokenizer_without_its_file_is_refused(tmp_path):
+    """transformers would make one without a vocabulary, of a class that has a slow one too."""
+    folder = save_model(tmp_path, USERS)
+    put_field(tmp_path / "tokenizer_config.json", "tokenizer_class", "Qwen2Tokenizer")
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UserError, match="has no vocabulary; is tokenizer.json missing"):
+        LocalChat(folder)
+
+
 @pytest.mark.parametrize("lacking", ["pad_token", "eos_token"])
 def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
     folder = save_model(tmp_path, USERS)

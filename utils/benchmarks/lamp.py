@@ -61,7 +61,7 @@ def one_after_the_other(stated: list[str]) -> str:
 def convert_movies(question: dict[str, Any], where: str) -> Record:
     """Return a record of LaMP-2; UserError for one of the news categories, which went by this name before."""
     items = question.get("profile")
-    if any("category" in item for item in items or [] if isinstance(item, dict)):
+    if isinstance(items, list) and any("category" in item for item in items if isinstance(item, dict)):
         raise UserError(
             f"{where}: of the news categories that LaMP-2 was before; this is movie tagging\n"
             "  LaMP's server has it in the folder LaMP_2/new"

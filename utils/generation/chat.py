@@ -131,7 +131,9 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
         with loading(with_tokenizer, *TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
             tokenizer("text")  # some fields are looked at only here
-            return tokenizer, config
+        if not tokenizer.encode("text", add_special_tokens=False):  # without its file transformers makes an empty one
+            raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
+        return tokenizer, config
 
 
 class LocalChat:
