@@ -146,6 +146,12 @@ def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
         read(tmp_path, [asked], name="LaMP-2")
 
 
+def test_a_profile_of_lamp_2_that_is_none_is_refused(tmp_path):
+    asked = {"id": "1", "input": "Which tag does this movie relate to? description: x", "profile": 2.5}
+    with pytest.raises(UserError, match="field 'profile': Expected `array`, got `float`"):
+        read(tmp_path, [asked], name="LaMP-2")
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path):
     """Python's reader would keep the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
