@@ -175,7 +175,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
 
     try:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
-    except (msgspec.ValidationError, UnicodeError) as error:  # half a character is no text
+    except (msgspec.ValidationError, UnicodeError) as error:  # half a character cannot be written as UTF-8
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
     for number, one in enumerate(evaluators):
         shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]

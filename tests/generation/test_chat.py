@@ -215,7 +215,7 @@ def test_a_tokenizer_without_its_file_is_refused(tmp_path):
     folder = save_model(tmp_path, USERS)
     put_field(tmp_path / "tokenizer_config.json", "tokenizer_class", "Qwen2Tokenizer")
     (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(UserError, match="has no vocabulary; is tokenizer.json missing"):
+    with pytest.raises(UserError, match=r"has no vocabulary; is tokenizer.json missing"):
         LocalChat(folder)
 
 

@@ -121,7 +121,7 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
 
     try:
         content = msgspec.convert(read_json(path), ResultFile)
-    except (msgspec.ValidationError, UnicodeError) as error:  # half a character is no text
+    except (msgspec.ValidationError, UnicodeError) as error:  # half a character cannot be written as UTF-8
         raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))

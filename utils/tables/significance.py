@@ -12,7 +12,8 @@ A score that is not a mean, such as macro F1, is given as `of`, a `utils.scoring
 values that it is computed from.
 
 SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question by itself;
-here only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems negates differences and intervals to the last bit and leaves p-values as they are.
+here only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
+negates differences and intervals to the last bit and leaves p-values as they are.
 """
 
 import math
