@@ -36,7 +36,7 @@ from utils.building.evidence import keep_found
 from utils.building.index import PostIndex
 from utils.building.posts import COMMUNITY, Post
 from utils.building.reading_page import Section, Shown
-from utils.building.steps import Counts, Steps, told_of
+from utils.building.steps import Counts, Steps, format_counts
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.json_files import read_json, read_toml
@@ -184,7 +184,9 @@ def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, fi
     def write(target: Path) -> Counts:
         places, counts = choose(index, set(communities), terms)
         if not places:
-            raise UserError(f"no post can become a question: {told_of(counts)}\n  --help has the flags for candidates")
+            raise UserError(
+                f"no post can become a question: {format_counts(counts)}\n  --help has the flags for candidates"
+            )
         write_array(target, map(as_candidate, draw_order(index.posts(places))), indent=2)
         return counts
 
@@ -214,7 +216,7 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
                 head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
                 records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
-            told = "; ".join(map(told_of, filter(None, [*asking.counts().values(), counts])))
+            told = "; ".join(map(format_counts, filter(None, [*asking.counts().values(), counts])))
             last = (ASPECTS if said else FILTER).step
             raise UserError(f"{folder}: no question is left: {told}\n  {last}.json has what the model wrote")
         write_array(target, iter(records), indent=2)

@@ -25,7 +25,7 @@ from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
-from utils.building.steps import told_of
+from utils.building.steps import format_counts
 from utils.cli import UserError
 from utils.files.derived_files import prepare_derived
 from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
@@ -287,7 +287,7 @@ def assemble(args: cli.Arguments) -> None:
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
     rows: list[assembly.Row] = []
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
-    print(f"{table}: {told_of(counts)}")
+    print(f"{table}: {format_counts(counts)}")
     if args.filter_questions:  # the figures are of all questions: the filter itself determines those of the rest
         unfiltered = {**settings, "filter_questions": False}
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]

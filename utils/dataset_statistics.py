@@ -91,7 +91,7 @@ def _count_notes(column: Column) -> Iterator[str]:
         posts = counted(sum(column.sizes["profile"]), "profile post")
         yield f"{name} is word for word in {count} of {posts}, though only the judge may see it."
     if missing := column.num_questions - column.communities.total():
-        yield f"no {column.task.placed_by!r} in {missing} of {column.num_questions} questions."
+        yield f"no {column.task.group_field!r} in {missing} of {column.num_questions} questions."
 
 
 def _group_notes(column: Column) -> Iterator[str]:

@@ -110,7 +110,7 @@ def make(args: argparse.Namespace) -> None:
         raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; ask pairs")
     systems = [read_system(paths, records) for paths in named.values()]
     asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
-    groups = {i: task.place(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
+    groups = {i: task.group_of(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
     if not groups:
         raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
     drawn = rating_study.draw(groups, args.draw, args.seed)

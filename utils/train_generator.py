@@ -228,7 +228,7 @@ def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, t
         text, is_cut = texts[record["id"]]
         answer = (text or None) if metric.reads == "raw" else task.output.parse(text, is_cut).value
         verdict = no_answer([False]) if answer is None else {"value": metric.compute(record, answer)}
-        entries.append({"id": record["id"], **task.place(record), **metric.entry(record, [verdict])})
+        entries.append({"id": record["id"], **task.group_of(record), **metric.entry(record, [verdict])})
     return metric.summarize(entries)["score"]
 
 

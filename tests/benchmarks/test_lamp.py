@@ -86,7 +86,7 @@ def test_a_prompt_states_its_items_and_never_the_target(name):
         assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile goes as a whole
         assert (told == alone) == (not record["profile"])
         for item in record["profile"]:
-            assert task.stated(item) in told
+            assert task.item_template(item) in told
         shown = record | {"target": "c0ffee target"}
         assert "c0ffee" not in prompt_of(name, shown) + prompt_of(name, shown, "none")
     assert re.search(r"\{\w+\}", told) is None
@@ -117,7 +117,7 @@ def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
             end = question.find("title") + len("title")
             expected = f"{question[:end]}, and {titles}{question[end:]}"
         else:
-            expected = f"{', and '.join(map(tasks()[name].stated, items))}{BETWEEN[name]} {question}"
+            expected = f"{', and '.join(map(tasks()[name].item_template, items))}{BETWEEN[name]} {question}"
         assert flant5_input(record, number).split() == expected.split()
 
 
@@ -336,7 +336,7 @@ def test_plans_of_the_users_own_are_followed(run, tmp_path):
     for record in records:
         [prompt] = [text for text in asked if record["question"] in text]
         assert (f"\nfirst {record['id']}\nsecond" in prompt) == (record is not records[1])
-        assert all(tasks()[name].stated(item) in prompt for item in record["profile"][:2])
+        assert all(tasks()[name].item_template(item) in prompt for item in record["profile"][:2])
     answers = json.loads(out.read_text())
     assert answers[records[0]["id"]][0]["plan"] == f"first {records[0]['id']}\nsecond"
     assert answers[records[1]["id"]][0]["no_plan"] == "an empty plan"

@@ -17,7 +17,7 @@ import evaluate_responses
 from utils import export_predictions, make_table, report, show_answers
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import TYPES
-from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, cited_share, distance_of
+from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of, evidence_position
 from utils.cli import UserError
 from utils.files.manifest import file_hash, publish
 from utils.records.contexts import open_profile
@@ -279,10 +279,10 @@ def test_the_cited_place_is_where_its_share_of_the_text_is():
     shares = (0, 0.09, 0.1, 0.39, 0.4, 0.99, 1)
     assert [show_history(history, share, {})["cited"] for share in shares] == [0, 0, 2, 2, 3, 3, 3]
     columns = {"distance_to_ref_in_tokens": "237", "context_length_in_tokens": "992"}
-    assert cited_share(columns) == pytest.approx(755 / 992)
-    assert cited_share({"distance_to_ref_proportion_in_context": "23.89%"}) == pytest.approx(0.7611)
-    assert cited_share({**columns, "context_length_in_tokens": "200"}) == 0
-    assert cited_share({"context_length_in_tokens": "992"}) is None
+    assert evidence_position(columns) == pytest.approx(755 / 992)
+    assert evidence_position({"distance_to_ref_proportion_in_context": "23.89%"}) == pytest.approx(0.7611)
+    assert evidence_position({**columns, "context_length_in_tokens": "200"}) == 0
+    assert evidence_position({"context_length_in_tokens": "992"}) is None
 
 
 @needs_chromium
@@ -337,6 +337,6 @@ def test_a_type_that_nobody_knows_is_in_no_column():
     for name in ("PersonaMem-32k", "PersonaMem-v2-32k"):
         task = tasks()[name]
         groups = [
-            task.place({"group": group})["group"] for group in (task.groups[1], f"{task.groups[1]}\n", 7, [], None)
+            task.group_of({"group": group})["group"] for group in (task.groups[1], f"{task.groups[1]}\n", 7, [], None)
         ]
         assert groups == [task.groups[1], None, None, None, None]

@@ -13,7 +13,7 @@ ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
 def question(question_id, community, score):
     details = [{"aspect": "a", "score": None}]
-    entry = {"id": question_id, **TASK.place({"category": community})}
+    entry = {"id": question_id, **TASK.group_of({"category": community})}
     return {**entry, "answered": True, "score": score, "details": details}
 
 

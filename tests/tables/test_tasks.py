@@ -15,7 +15,7 @@ ALONE = replace(
     TASK,
     name="Alone",
     groups=("Everything",),
-    place=lambda record: {"group": "Everything"},
+    group_of=lambda record: {"group": "Everything"},
     group_words=("topic", "topics", "subtopic"),
     short={},
     paper_results=None,

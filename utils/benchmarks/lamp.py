@@ -53,9 +53,9 @@ def candidates(text: str) -> str:
     return f"{found[1]} {found[2]}"
 
 
-def one_after_the_other(stated: list[str]) -> str:
+def one_after_the_other(posts: list[str]) -> str:
     """Join items' statements as LaMP does."""
-    return ", and ".join(stated)
+    return ", and ".join(posts)
 
 
 def convert_movies(question: dict[str, Any], where: str) -> Record:

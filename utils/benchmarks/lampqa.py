@@ -45,7 +45,7 @@ PUBLIC_CODE = {
 }
 
 
-def place(record: Record) -> dict[str, str | None]:
+def group_of(record: Record) -> dict[str, str | None]:
     """Return the group and subgroup of a record, or of an older score file's entry, which also has its `category`."""
     community = record.get("category")
     known = isinstance(community, str) and community in COMMUNITIES
@@ -90,7 +90,7 @@ def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
 # Metrics
 
 
-def shown(record: Record) -> list[Any]:
+def judge_inputs(record: Record) -> list[Any]:
     return [record["question"], record.get("narrative")]
 
 
@@ -124,14 +124,16 @@ PREFERENCE = Output(choices.PREFERENCE_SCHEMA, choices.parse_preference)
 # fmt: off
 METRICS = {
     "aspect": Metric(
-        ("narrative", "rubric_aspects"), shown, lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
+        ("narrative", "rubric_aspects"), judge_inputs,
+        lambda record, verdicts: aspects.entry(gold_plan(record), verdicts),
         aspects.summarize, aspects.score_of, parts=rubric_parts, unit="aspect",
         judge=Judge("lampqa/aspect_judge", aspect_messages, ASPECT_OUTPUT, ASPECT_SCALE)),
     "direct": Metric(
-        ("narrative",), shown, lambda record, verdicts: direct.entry(*verdicts), direct.summarize, direct.score_of,
+        ("narrative",), judge_inputs, lambda record, verdicts: direct.entry(*verdicts), direct.summarize,
+        direct.score_of,
         judge=Judge("lampqa/direct_judge", direct_messages, LEVEL)),
     "pairwise": Metric(
-        ("narrative",), shown, lambda record, verdicts: pairwise.entry(verdicts), pairwise.summarize, None,
+        ("narrative",), judge_inputs, lambda record, verdicts: pairwise.entry(verdicts), pairwise.summarize, None,
         num_verdicts=2, num_systems=2, unit="verdict",
         judge=Judge("lampqa/pairwise_judge", pairwise_messages, PREFERENCE)),
 }
@@ -140,8 +142,8 @@ METRICS = {
 TASK = Task(
     name="LaMP-QA",
     groups=CATEGORIES,
-    place=place,
-    placed_by="category",
+    group_of=group_of,
+    group_field="category",
     user_field="author",  # of datasets that utils/build_dataset.py makes
     group_words=("category", "categories", "community"),
     short={place["category"]: place["short"] for place in _PLACES.values() if "short" in place},

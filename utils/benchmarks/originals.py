@@ -91,7 +91,7 @@ def make_task(
     prompt: str,
     query: Callable[[str], str],
     compared: Sequence[str],
-    stated: Callable[[Item], str],
+    item_template: Callable[[Item], str],
     output: Output,
     metrics: Mapping[str, Metric],
     *,
@@ -109,7 +109,7 @@ def make_task(
     Args:
         query: from the input to retrieval's query; ValueError that names a missing part.
         compared: fields of an item that retrieval takes, joined by a space.
-        stated: an item's statement in a prompt.
+        item_template: an item's statement in a prompt.
         more: further fields of an item, that only a prompt states.
         trimmed: the field that --trim_items cuts (default: the last of `compared`).
         target, checks: its form, and what else is checked.
@@ -127,8 +127,8 @@ def make_task(
     return Task(
         name=name,
         groups=(name,),
-        place=lambda record: {"group": name},
-        placed_by="task",
+        group_of=lambda record: {"group": name},
+        group_field="task",
         group_words=("task", "tasks", "part"),
         fields={"profile": list[msgspec.defstruct("Item", kinds.items())], "target": target},
         checks={"profile": query_of, **checks},
@@ -137,7 +137,7 @@ def make_task(
         metrics=metrics,
         query=query_of,
         item_text=lambda item: " ".join(str(item[field]) for field in compared),
-        stated=stated,
+        item_template=item_template,
         trimmed=trimmed or compared[-1],
         export=Export(f"{original_name(name)}.json", partial(write_golds, name)),
         published=partial(published, name),

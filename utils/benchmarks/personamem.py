@@ -25,8 +25,8 @@ from utils.benchmarks.personamem_results import (
     DISTANCES,
     LENGTH,
     TOKENS,
-    cited_share,
     distance_of,
+    evidence_position,
     read_answer,
     text_in,
     write_results,
@@ -251,18 +251,18 @@ def metrics() -> dict[str, Metric]:
             most = max(most, len(answers))
         return {"num_orders": most, "score_over_orders": sum(shares) / len(shares)} if most > 1 else {}
 
-    accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), shown=shown, is_share=True)
+    accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), judge_inputs=judge_inputs, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
     official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the right one was written
     return {"accuracy": ours, "accuracy-official": official}
 
 
-def shown(record: Record) -> list[Any]:
+def judge_inputs(record: Record) -> list[Any]:
     return [record["question"], record["target"], record.get("options")]
 
 
-def place(record: Record, types: Mapping[str, Any] = TYPES) -> dict[str, str | None]:
+def group_of(record: Record, types: Mapping[str, Any] = TYPES) -> dict[str, str | None]:
     group = next((name for name in types if name == record.get("group")), None)
     return {"group": group, "topic": text_in(record, "topic"), "distance": distance_of(record)}
 
@@ -272,7 +272,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
     return Task(
         name=name,
         groups=tuple(TYPES),
-        place=place,
+        group_of=group_of,
         group_words=("type", "types", "topic"),
         short=dict(zip(TYPES, SHORT, strict=True)),
         overall="All questions",
@@ -304,7 +304,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         values=values,
         vary=vary,
         history=history,
-        cited=cited_share,
+        evidence_position=evidence_position,
         arrange=in_order_of_time,
         count_outputs=count_outputs,
         convert=partial(convert, name),

@@ -63,7 +63,7 @@ def distance_of(record: Record) -> str:
     return DISTANCES[min(number, DISTANCES.index(_LAST))]
 
 
-def cited_share(record: Record) -> float | None:
+def evidence_position(record: Record) -> float | None:
     """Return the share of the history before the place that the question refers to, by its distance, or None."""
     distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:

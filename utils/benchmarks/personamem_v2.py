@@ -86,8 +86,8 @@ def read_wrong(text: str, where: str) -> list[str]:
     return found
 
 
-def place(record: Record) -> dict[str, str | None]:
-    return {**personamem.place(record, TYPES), "who": text_in(record, "who"), "updated": text_in(record, "updated")}
+def group_of(record: Record) -> dict[str, str | None]:
+    return {**personamem.group_of(record, TYPES), "who": text_in(record, "who"), "updated": text_in(record, "updated")}
 
 
 def make_task(size: str) -> Task:
@@ -95,7 +95,11 @@ def make_task(size: str) -> Task:
     about = (f"bowen-upenn/{BENCHMARK}", "", BENCHMARK, {"task": name}, {size: 5000}, personamem.COUNTED_BY)
     own = {"export": None, "read_answer": None, "paper_results": None}  # the first version's: its code and its paper
     own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
-    own |= {"place": place, "convert": partial(convert, size), "published": lambda: {"": [LinkedHistories(*about)]}}
+    own |= {
+        "group_of": group_of,
+        "convert": partial(convert, size),
+        "published": lambda: {"": [LinkedHistories(*about)]},
+    }
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": ("True", "False")}}
     return replace(base, **own, metrics={"accuracy": base.metrics["accuracy"]})
 

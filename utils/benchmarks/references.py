@@ -131,8 +131,8 @@ def _metric(
         return unreadable is not None and entry["answered"] and unreadable in entry["details"][0].items()
 
     fixed = {"compute": compute, "pooled": pooled, "is_unreadable": is_unreadable}
-    return Metric(("target",), shown, entry, summarize, score_of, **fixed, **others)
+    return Metric(("target",), judge_inputs, entry, summarize, score_of, **fixed, **others)
 
 
-def shown(record: Record) -> list[Any]:
+def judge_inputs(record: Record) -> list[Any]:
     return [record["question"], record["target"]]

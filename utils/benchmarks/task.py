@@ -13,7 +13,7 @@ from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import Published
 from utils.parsing import Parsed
 from utils.scoring.means import Pooled
-from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_weighed
+from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_probability
 
 OFFICIAL = "-official"  # how metrics are called that read all that a model wrote, by the public code's rule
 
@@ -103,7 +103,7 @@ class Metric:
 
     needs: tuple[str, ...]  # fields of a record that it reads, of `Task.fields`
     # What a verdict depends on besides the responses: its hash is kept, for only like compares with like.
-    shown: Callable[[Record], list[Any]]
+    judge_inputs: Callable[[Record], list[Any]]
     # From a record and its verdicts, in the order of `keys`, to `answered`, `score` and `details` in the score file.
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
     summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
@@ -113,8 +113,8 @@ class Metric:
     # What each verdict is on, texts that are unknown empty; None: the response.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # a question, where there are no `parts`
-    draws: int = 1  # verdicts per part, which are averaged
-    weighed: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
+    num_verdicts: int = 1  # verdicts per part, which are averaged
+    by_probability: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response
@@ -134,20 +134,20 @@ class Metric:
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
         """Of a question's verdicts: (question id, number of the verdict), behind the first draw with its number."""
         count = self.num_verdicts if self.parts is None else len(self.parts(record))
-        draws = [(), *((draw,) for draw in range(1, self.draws))]
+        draws = [(), *((draw,) for draw in range(1, self.num_verdicts))]
         return [(record["id"], i, *draw) for i in range(count) for draw in draws]
 
     def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Verdicts in the order of `keys`, those of one part as one."""
-        if self.draws == 1:
+        if self.num_verdicts == 1:
             return list(verdicts)
-        return [average(verdicts[i : i + self.draws]) for i in range(0, len(verdicts), self.draws)]
+        return [average(verdicts[i : i + self.num_verdicts]) for i in range(0, len(verdicts), self.num_verdicts)]
 
-    def describe_sureness(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
+    def describe_uncertainty(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
         """Return what a score file's head says of verdicts that are not counted once each."""
-        if self.weighed:
-            return summarize_weighed(per_question)
-        return summarize_drawn(per_question, self.draws) if self.draws > 1 else {}
+        if self.by_probability:
+            return summarize_probability(per_question)
+        return summarize_drawn(per_question, self.num_verdicts) if self.num_verdicts > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ class Task:
     groups: tuple[str, ...]  # a table's columns of means, in order
     # From a record to its `group` (None: not known), its `subgroup` where groups have parts, and a text for each of
     # `divisions`: the score file has them all.
-    place: Callable[[Record], dict[str, str | None]]
+    group_of: Callable[[Record], dict[str, str | None]]
     # By name the type, as msgspec takes it, of a record's fields besides id and question: checked where they are read.
     fields: Mapping[str, Any]
     prompts: Mapping[str, str]  # by method (none, rag, planner, planpers) its file, as `prompts.load_prompt` takes it
@@ -217,14 +217,14 @@ class Task:
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}
     asked_needs: tuple[str, ...] = ()  # further fields that every prompt takes something from, also without --rag
     arrange: Arrange = best_first  # retrieved items for a prompt, from best first
-    stated: Callable[[Item], str] | None = None  # an item as a prompt has it; None: `item_text`
+    item_template: Callable[[Item], str] | None = None  # an item as a prompt has it; None: `item_text`
     join: Callable[[list[str]], str] = join_posts
     trimmed: str | None = None  # the field of an item that --trim_items cuts, a text; None: an item is whole or out
     # Where the history is turns of a conversation: of a record, with the number of best items, None without --rag, and
     # `arrange`. None: items are texts of one message, and there are none without --rag.
     history: Callable[[Record, int | None, Arrange], History] | None = None
     # The share of such a history before the place that the question is about; None if unknown.
-    cited: Callable[[Record], float | None] = lambda record: None
+    evidence_position: Callable[[Record], float | None] = lambda record: None
     prompt_length: int | None = None  # tokens of prompt and output where the user sets none; None: the paper's 8192
     options: Options | None = None  # None: answers are free, and --choose is refused
     # Of a record the answer of this number, from 1, with --seed: each asks in another form; the first, 0, as `values`
@@ -242,7 +242,7 @@ class Task:
     # Showing
     benchmark: str | None = None  # whose tasks, each of one group, may share a table; None: this one has its own
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # what one, several and a part are called
-    placed_by: str = "group"  # the field, a text, that `place` reads
+    group_field: str = "group"  # the field, a text, that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
     # What else questions are told apart by, for --by: by name its values in order, or none where any may be.
@@ -264,19 +264,19 @@ class Task:
             return self.history(record, number, self.arrange)
         if number is None:
             return []
-        return [(self.stated or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
+        return [(self.item_template or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
         """`best_items` as pairs: the text that may be cut, and a function from its kept part to the item's text."""
 
         def entry(item: Item) -> tuple[str, Callable[[str], str]]:
-            return item[self.trimmed], lambda text: (self.stated or self.item_text)({**item, self.trimmed: text})
+            return item[self.trimmed], lambda text: (self.item_template or self.item_text)({**item, self.trimmed: text})
 
         return list(map(entry, self.arrange(record["profile"][:number])))
 
     def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
         """Return the task with the metric `name` changed as --verdicts and --num_verdicts say."""
-        metric = replace(self.metrics[name], draws=num_verdicts, weighed=verdicts == "probability")
+        metric = replace(self.metrics[name], num_verdicts=num_verdicts, by_probability=verdicts == "probability")
         return replace(self, metrics={**self.metrics, name: metric})
 
     def metric_names(self, official: bool) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.building.posts import Post, User, read_dump, read_sepqa, read_users
-from utils.building.steps import told_of
+from utils.building.steps import format_counts
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.json_files import check_readable
@@ -83,7 +83,7 @@ class PostIndex:
                 counts = self._add(path)
                 identity = json.dumps(wanted[place])
                 self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, identity, json.dumps(counts)))
-                announce(f"{path}: {told_of(counts)}")
+                announce(f"{path}: {format_counts(counts)}")
             announce("putting the posts in order")
             for order in _ORDERS:
                 self._file.execute(order)

@@ -36,7 +36,7 @@ class Steps:
         self._run = self._run or describe_run(vars(self._args), {}, None)
         publish_staged(path, {**self._run, "settings": its, "counts": dict(counts)})
         self.written.append(path)
-        print(f"{path}: {told_of(counts)}")
+        print(f"{path}: {format_counts(counts)}")
         return counts
 
     def remove(self, path: Path) -> None:
@@ -47,5 +47,5 @@ class Steps:
             path.with_name(f"{path.name}.manifest.json").unlink()
 
 
-def told_of(counts: Counts) -> str:
+def format_counts(counts: Counts) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())

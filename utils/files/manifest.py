@@ -55,11 +55,11 @@ def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, 
 def _change(old: Any, new: Any) -> str:
     texts = [json.dumps(value, ensure_ascii=False) for value in (old, new)]
     if all(re.fullmatch('"[0-9a-f]{64}"', text) for text in texts):
-        return "other content (SHA-256 {}, now {})".format(*(text.strip('"') for text in tell_apart(*texts)))
-    return ", now ".join(tell_apart(*texts))
+        return "other content (SHA-256 {}, now {})".format(*(text.strip('"') for text in short_diff(*texts)))
+    return ", now ".join(short_diff(*texts))
 
 
-def tell_apart(one: str, other: str, length: int = 60) -> tuple[str, str]:
+def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
     """Two different texts as they are shown: of long ones what begins shortly before the difference, hashes short."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
     one, other = short if short[0] != short[1] else (one, other)

@@ -61,7 +61,7 @@ class Call:
     record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
     options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
     # From the options' log-probabilities to what its record holds, `value` among it; None: the likeliest a token.
-    weigh: Callable[[dict[str, float]], dict[str, Any]] | None = None
+    expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -> Call:
@@ -83,7 +83,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy, spent, thought, draws = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
+    policy, spent, thought, is_sampled = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
 
     def read(completion: Completion) -> Parsed:
         if completion.unfinished:
@@ -91,7 +91,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return call.parse(completion.text, completion.finish_reason == "length")
 
     for attempt in range(policy.max_retries + 1):
-        sampling, attempts = policy.sampling(call.key, attempt, draws), attempt + 1
+        sampling, attempts = policy.sampling(call.key, attempt, is_sampled), attempt + 1
         told = {"id": call.key[0], "role": role, "try": attempts}
         try:
             completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
@@ -100,9 +100,9 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
         thought += completion.reasoning_tokens or 0
         parsed = read(completion)
-        draws = "temperature" in completion.refused_parameters
+        is_sampled = "temperature" in completion.refused_parameters
         # A greedy model would only think the same again.
-        is_last = policy.is_last(attempt, draws) or (completion.unfinished and policy.is_greedy(draws))
+        is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
         if parsed.value is not None or is_last:
             break
     # What the server took where it refused the schema that the last try was to be held to.
@@ -128,7 +128,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
 
 
 async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """Return a record with the likeliest option (`_likeliest`), or with the result of `weigh`.
+    """Return a record with the likeliest option (`_likeliest`), or with the result of `expected_value`.
 
     NotStoredError as in `answer_call`.
     """
@@ -138,8 +138,8 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
     if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
         chosen = {"value": None, "reason": "the model gives an option no likelihood"}
-    elif call.weigh is not None:
-        chosen = call.weigh({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
+    elif call.expected_value is not None:
+        chosen = call.expected_value({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
     else:
         chosen = _likeliest(scores, call.options)
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}

@@ -156,23 +156,23 @@ def fit_trimmed(
     """
     question = values["question"]
 
-    def length(stated: list[str]) -> int:
-        return chat.length(chat.render(prompt.messages(profile=join(stated), **values)))
+    def length(texts: list[str]) -> int:
+        return chat.length(chat.render(prompt.messages(profile=join(texts), **values)))
 
-    def render(stated: list[str], end: int) -> Rendered | None:
+    def render(texts: list[str], end: int) -> Rendered | None:
         kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
-        rendered = chat.render(prompt.messages(profile=join(stated), **kept))
+        rendered = chat.render(prompt.messages(profile=join(texts), **kept))
         return rendered if chat.length(rendered) <= budget else None
 
     bare, alone = [state("") for _, state in entries], length([])
     # A token each for the seams: between others a text may have one more than alone.
     seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
     items = trim(entries, alone, seams, budget, chat.count)
-    for stated in (items, []):
-        end, rendered = longest(len(question), lambda end, stated=stated: render(stated, end))
+    for texts in (items, []):
+        end, rendered = longest(len(question), lambda end, texts=texts: render(texts, end))
         if rendered is not None and (end or not question):
-            used = len(stated)
-            shortened = sum(item != state(text) for item, (text, state) in zip(stated, entries, strict=False))
+            used = len(texts)
+            shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
             return Trimmed(rendered, used, len(entries) - used, False, shortened, end < len(question))
     return None
 
@@ -191,23 +191,23 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
     """
     for tenths in range(6, -1, -1):
         room = budget - min(alone, budget * tenths // 10) - seams
-        stated = _share(entries, room // max(len(entries), 1), count)
-        if stated is not None:
-            return stated
+        texts = _share(entries, room // max(len(entries), 1), count)
+        if texts is not None:
+            return texts
     return []
 
 
 def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) -> list[str] | None:
     """Trim each entry to its share of tokens; None if the fixed words of one are longer."""
-    stated: list[str] = []
+    texts: list[str] = []
     saved = 0
     for entry in entries:
         cut = _cut(entry, share + saved, count)
         if cut is None:
             return None
         saved += share - count(cut)
-        stated.append(cut)
-    return stated
+        texts.append(cut)
+    return texts
 
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:

@@ -47,34 +47,34 @@ class Policy:
     def with_thoughts(self, thoughts: Thoughts) -> "Policy":
         return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
 
-    def sampling(self, key: Key, attempt: int, draws: bool = False) -> Sampling:
+    def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
 
-        `draws`: the server refuses temperature, so that even at 0 the model is not greedy.
+        `is_sampled`: the server refuses temperature, so that even at 0 the model is not greedy.
         """
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
-        schema = self.schema if self._is_constrained(attempt, draws) else None
+        schema = self.schema if self._is_constrained(attempt, is_sampled) else None
         own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
         own["constrained_decoding"] = self.constrained_decoding
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
-    def is_last(self, attempt: int, draws: bool = False) -> bool:
+    def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
         """Return whether this is the last try; a greedy constrained try is, because it would repeat itself.
 
         It stays the last one if the server refuses the schema and it is constrained less.
         """
-        return attempt >= self.max_retries or (self._is_constrained(attempt, draws) and self.is_greedy(draws))
+        return attempt >= self.max_retries or (self._is_constrained(attempt, is_sampled) and self.is_greedy(is_sampled))
 
-    def is_greedy(self, draws: bool) -> bool:
-        return self.temperature == 0 and not draws
+    def is_greedy(self, is_sampled: bool) -> bool:
+        return self.temperature == 0 and not is_sampled
 
-    def _is_constrained(self, attempt: int, draws: bool) -> bool:
+    def _is_constrained(self, attempt: int, is_sampled: bool) -> bool:
         if self.constrained_decoding == "fallback":
             # Nor does a greedy free try get better by asking again: the second try is constrained at once.
-            return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(draws))
+            return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(is_sampled))
         return self.constrained_decoding == "always"
 
 

@@ -55,7 +55,7 @@ def score_file(
         if (verdicts.keys() >= set(keys) if (keys := metric.keys(record)) else record["id"] in asked)
     ]
     scores = {} if task.name == FIRST else {"task": task.name}
-    scores |= metric.summarize(per_question) | metric.describe_sureness(per_question) | head
+    scores |= metric.summarize(per_question) | metric.describe_uncertainty(per_question) | head
     if len(per_question) < len(records):
         scores["partial"] = {"questions_in_dataset": len(records), "questions_judged": len(per_question)}
     return {**scores, "per_question_scores": per_question}
@@ -76,10 +76,10 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
     """Return an entry's question; the hash covers what the judge sees of it, which decides comparability."""
-    judged = [*metric.shown(record), *([] if metric.parts is None else [metric.parts(record)])]
+    judged = [*metric.judge_inputs(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
     cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
-    return {"id": record["id"], **task.place(record), **cluster, "question_sha256": digest}
+    return {"id": record["id"], **task.group_of(record), **cluster, "question_sha256": digest}
 
 
 def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
@@ -163,7 +163,7 @@ def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
     Without its user where the metric needs one, intervals and tests would take it for independent.
     """
     if "group" not in entry:
-        entry |= task.place(entry)
+        entry |= task.group_of(entry)
     check_form(entry, _Scored if metric.score_of else _Compared, where)
     if entry["group"] is not None and entry["group"] not in task.groups:
         raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")

@@ -35,7 +35,7 @@ from utils.records.responses import (
     refuse_gaps,
 )
 from utils.records.scores import carried, score_file
-from utils.scoring.verdicts import no_answer, weigh
+from utils.scoring.verdicts import expected_value, no_answer
 from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
@@ -241,7 +241,7 @@ def build_calls(
 def ask_for_likelihoods(calls: list[Call], scale: Scale, chat: Chat) -> tuple[list[Call], int]:
     """Calls for how likely each number is where the judge's output has one; and the tokens that one has besides."""
     begin, options = verdict_options(scale, chat)
-    calls = [replace(one, prompt=one.prompt + begin, options=options, weigh=weigh) for one in calls]
+    calls = [replace(one, prompt=one.prompt + begin, options=options, expected_value=expected_value) for one in calls]
     return calls, max(map(len, options.values())) + 1  # vLLM generates a token
 
 

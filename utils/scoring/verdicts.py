@@ -41,7 +41,7 @@ def origin(verdict: Verdict) -> dict[str, Any]:
     return {name: verdict[name] for name in ORIGIN if name in verdict}
 
 
-def weigh(log_probs: Mapping[str, float]) -> Verdict:
+def expected_value(log_probs: Mapping[str, float]) -> Verdict:
     """Return a verdict from the log-probability of each that a judge may give.
 
     Returns:
@@ -79,7 +79,7 @@ def average(verdicts: Sequence[Verdict]) -> Verdict:
     return {"value": fmean(known) if known else None, **reason, "drawn": drawn, "spread": spread}
 
 
-def summarize_weighed(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def summarize_probability(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return means over expected verdicts, for the head of a score file."""
     weighed = [detail for detail in _details(per_question) if "probabilities" in detail]
     means = {f"mean_{name}": mean([detail[name] for detail in weighed]) for name in ("entropy", "outside")}

@@ -68,7 +68,7 @@ def count_file(path: str) -> Column:
         if task.history is not None:  # its profile only refers to one
             task.check(record, where, ["profile"])
             record = with_profile(record, path, ["profile"])
-        for name, (kind, _) in {**task.sizes, task.placed_by: (str, "")}.items():
+        for name, (kind, _) in {**task.sizes, task.group_field: (str, "")}.items():
             value = number_in(record, name) if kind is float else record.get(name)
             if value is not None and not isinstance(value, (kind, Profile)):
                 wanted = "text" if kind is str else "list"
@@ -79,7 +79,7 @@ def count_file(path: str) -> Column:
         if (user := record.get(task.user_field)) is not None:
             column.users.add(str(user))
         column.leaks.update(find_leaks(task, record))
-        place = task.place(record)
+        place = task.group_of(record)
         if (community := place.get("subgroup", place["group"])) is not None:
             column.communities[community] += 1
             column.group_of[community] = place["group"]

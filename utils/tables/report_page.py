@@ -107,7 +107,7 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
         if (profile := history_of(question_id, datasets)) is not None:
             known = [number for number, side in enumerate(sides) if question_id in side.responses]
             used = {number: items_used(sides[number], question_id, datasets) or [] for number in known}
-            texts["turns"] = show_history(profile, task.cited(record), used)
+            texts["turns"] = show_history(profile, task.evidence_position(record), used)
         yield texts
 
 
@@ -266,7 +266,7 @@ def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
 
 def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Record) -> Shown:
     """Return a question with each system's score (None where it has none) by the first metric, and what failed."""
-    place = task.place(record)
+    place = task.group_of(record)
     entries = [(side.entries(record["id"], boards) or [None])[0] for side in sides]
     return {
         "id": record["id"],

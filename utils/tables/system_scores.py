@@ -9,7 +9,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
-from utils.files.manifest import REPORTED, differing_names, manifest_of, settings_of, tell_apart
+from utils.files.manifest import REPORTED, differing_names, manifest_of, settings_of, short_diff
 from utils.generation.requests import FURTHER, LIMITS
 from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
@@ -205,7 +205,7 @@ def check_same_judge(files: dict[str, Scores]) -> None:
     for path, settings in told.items():
         differing = [name for name in differing_names(told[first], settings) if name in settings]
         if differing:
-            both = [(name, tell_apart(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
+            both = [(name, short_diff(repr(settings[name]), repr(told[first][name]), length=100)) for name in differing]
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"

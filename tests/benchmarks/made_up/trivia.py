@@ -35,8 +35,8 @@ METRICS = {
 TASK = Task(
     name="Trivia",
     groups=("Colours", "Animals"),
-    place=lambda record: {"group": record["kind"]},
-    placed_by="kind",
+    group_of=lambda record: {"group": record["kind"]},
+    group_field="kind",
     fields={"profile": list[Note], "answer": str, "options": Annotated[dict[str, str], msgspec.Meta(min_length=2)]},
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),

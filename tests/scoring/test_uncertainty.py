@@ -5,7 +5,7 @@ import math
 import pytest
 
 from utils.scoring.aspects import score_of
-from utils.scoring.verdicts import average, no_answer, summarize_drawn, weigh
+from utils.scoring.verdicts import average, expected_value, no_answer, summarize_drawn
 
 # Example C of Krippendorff, "Computing Krippendorff's Alpha-Reliability" (2011): four observers, twelve units, and
 # what is missing; he prints 0.849 for interval data.
@@ -18,7 +18,7 @@ OBSERVERS = [
 
 
 def test_an_expectation_is_over_the_verdicts_alone():
-    found = weigh({"0": math.log(0.1), "1": math.log(0.2), "2": math.log(0.5)})
+    found = expected_value({"0": math.log(0.1), "1": math.log(0.2), "2": math.log(0.5)})
     assert found["probabilities"] == pytest.approx({"0": 1 / 8, "1": 2 / 8, "2": 5 / 8})
     assert found["value"] == pytest.approx(2 / 8 + 10 / 8)
     assert found["outside"] == pytest.approx(0.2)
@@ -26,9 +26,9 @@ def test_an_expectation_is_over_the_verdicts_alone():
 
 
 def test_likelihoods_that_no_float_holds_make_an_expectation():
-    sure = weigh({"0": -3000.0, "1": -2000.0, "2": -1000.0})
+    sure = expected_value({"0": -3000.0, "1": -2000.0, "2": -1000.0})
     assert (sure["value"], sure["entropy"], sure["outside"]) == (2, 0, 1)
-    even = weigh(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers with a sum above 1
+    even = expected_value(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers with a sum above 1
     assert even["value"] == pytest.approx(1) and even["entropy"] == pytest.approx(math.log2(3)) and not even["outside"]
 
 
