@@ -1,6 +1,6 @@
 """Rankers: pure functions that put the posts of one profile in order, best first.
 
-Each returns a permutation of range(number of posts). Posts that score the same stay in file order, unless a ranker says
+Each returns a permutation of range(number of posts). Posts with equal scores stay in file order, unless a ranker says
 otherwise.
 """
 
@@ -13,16 +13,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Date = tuple[int, ...]  # such as year, month, day: of one profile in the same order, the largest part first
+Date = tuple[int, ...]  # such as (year, month, day): the largest unit first, in the same order for a whole profile
 
 
 def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequence[int]) -> list[int]:
     """Order by the dot product with the question's embedding, as Contriever does (Izacard et al. 2022).
 
     Args:
-        embeddings: one row a distinct text, float32 (T, D).
+        embeddings: one row per distinct text, float32 (T, D).
         question_row: the question's row.
-        post_rows: each post's row, in file order; posts of the same text share one.
+        post_rows: each post's row, in file order; posts with the same text share one.
     """
     # Each distinct row is scored once: a matrix product may sum equal rows in different orders,
     # and their scores would then differ in the last bit and no longer tie.
@@ -31,14 +31,14 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
 
 
 def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
-    """Order by BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults), one index a profile.
+    """Order by BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults), with one index per profile.
 
     The paper does not use BM25. Words are lower-cased runs of two or more letters or digits, without English stop
-    words and without stemming. Where no word of the question is in any post, the file order stays.
+    words and without stemming. If no word of the question occurs in any post, the posts stay in file order.
     """
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG, whatever the root logger says
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, whatever the root logger's level
     words = bm25s.tokenize([question, *posts], stopwords="en", return_ids=False, show_progress=False)
     known = {word for post in words[1:] for word in post}
     query = [word for word in words[0] if word in known]
@@ -52,9 +52,9 @@ def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
 def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
     """Order by BM25Okapi as the library rank_bm25 computes it, which LaMP and LongLaMP use (k1 = 1.5, b = 0.75).
 
-    Words are what white space separates, as they are written. The inverse document frequency of a word in more than
-    half of the posts is negative: a quarter of the mean over all words takes its place, which may be negative too. Of
-    equal scores the last post comes first, as in LaMP's code: also where no word of the question is in any post.
+    Words are separated by white space and keep their case. A word in more than half of the posts has a negative inverse
+    document frequency: it is replaced by a quarter of the mean over all words, which may be negative too. Among equal
+    scores the last post comes first, as in LaMP's code, even if no word of the question occurs in any post.
     """
     words = [Counter(post.split()) for post in posts]
     found_in = Counter(itertools.chain.from_iterable(words))
@@ -64,24 +64,24 @@ def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:
         floor = 0.25 * sum(idf.values()) / len(idf)
         lengths = np.array([counts.total() for counts in words])
         norm = 1.5 * (0.25 + 0.75 * lengths / lengths.mean())
-        for word in filter(idf.get, question.split()):  # of weight 0 a word adds nothing
+        for word in filter(idf.get, question.split()):  # a word of weight 0 adds nothing
             counts = np.array([post[word] for post in words])
             scores += (idf[word] if idf[word] > 0 else floor) * (counts * 2.5 / (counts + norm))
     return np.argsort(scores, kind="stable")[::-1].tolist()
 
 
 def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
-    """Order by date, latest first; of equal dates the last in the file, and items without a date come last.
+    """Order by date, latest first; among equal dates, the last in the file comes first. Items without a date come last.
 
-    So a profile without any dates is in the file's order, its last post first, as LaMP has it.
+    A profile without any dates is thus in reverse file order, as in LaMP.
     """
     return sorted(range(len(dates)), key=lambda index: (dates[index] or (), index), reverse=True)
 
 
 def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Merge two orders by alternately taking the best item that is not taken yet, beginning with the first order.
+    """Merge two orders: each in turn, beginning with the first, gives its best item that has not been taken yet.
 
-    So of the first k each order has given half, whatever k will be; of an odd k the first one has given one more.
+    For any k, each order thus gives half of the first k items; if k is odd, the first order gives one more.
     """
     taken: dict[int, None] = {}
     turns = itertools.cycle((iter(first), iter(second)))
@@ -91,10 +91,10 @@ def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 
 def rank_at_random(num_posts: int, seed: int, question_id: str) -> list[int]:
-    """Return a random order that depends on the seed and the question only."""
+    """Return a random order that depends only on the seed and the question."""
     return random.Random(f"{seed} {question_id}").sample(range(num_posts), num_posts)
 
 
 def best_first(scores: np.ndarray) -> list[int]:
-    """Indices by descending score (N,); equal scores keep their order."""
+    """Return the indices of the scores (N,), highest score first; equal scores keep their order."""
     return np.argsort(-scores, kind="stable").tolist()

@@ -1,4 +1,4 @@
-"""Calls that are sent through the runner as our own scripts' are, to an engine of the test's."""
+"""Helpers that send calls through the runner, as the scripts do, to an engine that the test supplies."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from utils.runs.shared import Role, Shared, Step
 
 
 def make_step(calls, model, pieces, unit="answers", role="generator", finish=lambda device: None):
-    """A step that makes these calls; a function makes one when its turn has come."""
+    """Return a step that makes these calls; a function among them is run for its call when its turn comes."""
 
     async def send(call, ask):
         return await ask.send(role, lambda: (model, call() if callable(call) else call, str))

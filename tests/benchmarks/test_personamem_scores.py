@@ -1,4 +1,4 @@
-"""PersonaMem's scores: by type and distance, in table and report; result tables out and in again."""
+"""PersonaMem's scores by type and distance, in table and report; result tables are exported and read back."""
 
 import csv
 import io
@@ -34,7 +34,7 @@ COLUMNS = [
     *("predicted_answer", "correct_answer"),
 ]
 RIGHT = {key: row["correct_answer"][1] for key, row in ROWS.items()}
-PERSONAS = {key: str(math.isqrt(number)) for number, key in enumerate(ROWS)}  # five of 1, 3, 5, 7, 8 questions
+PERSONAS = {key: str(math.isqrt(number)) for number, key in enumerate(ROWS)}  # five, with 1, 3, 5, 7, 8 questions
 WRONG = {key: "abcd"["dabc".index(letter)] for key, letter in RIGHT.items()}
 
 
@@ -49,8 +49,10 @@ def write(path, content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The sample with distances from near to very far, two of them not given, and five personas of unequal sizes; and
-    two systems' answers and scores. Texts of users and models are as bad as can be."""
+    """The sample with distances from near to very far (two not given), five unequal personas, and two systems.
+
+    The texts of users and models are hostile.
+    """
     folder = tmp_path_factory.mktemp("scores")
     rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
     rows[5]["distance_to_ref_in_tokens"], rows[6]["distance_to_ref_in_tokens"] = "", "-3"
@@ -95,7 +97,7 @@ def entries_of(folder, name="best"):
 
 
 def interval_of(entries):
-    """Of a share, by the tests' own formulas; None if it cannot be had."""
+    """Return a share's interval by the tests' own formulas; None if it has none."""
     personas = [PERSONAS[entry["id"]] for entry in entries]
     scores = [entry["score"] for entry in entries]
     if len(set(personas)) == len(personas):
@@ -123,11 +125,11 @@ def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
         dashes += interval is None
     assert 0 < dashes < len(TYPES)
     [paired] = [line for line in lines if line.startswith("| best | worst | All questions |")]
-    entries = entries_of(folder)  # the other system has nothing right, so the differences are the scores
+    entries = entries_of(folder)  # the other system gets nothing right, so the differences are the scores
     mean, error, degrees = by_matrices([one["score"] for one in entries], [PERSONAS[one["id"]] for one in entries])
     half, p = t.ppf(0.975, degrees) * error, 2 * t.sf(mean / error, degrees)
     assert paired.endswith("| 24 |") and f"| +0.7500 | [+{mean - half:.4f}, +{min(1, mean + half):.4f}] |" in paired
-    assert f"| {p:.4f} | 0.1250 |" in paired  # four personas have sums other than 0; 2 of 16 flips keep the sum
+    assert f"| {p:.4f} | 0.1250 |" in paired  # four personas have nonzero sums; 2 of the 16 flips are as extreme
     notes = [line for line in lines if "persona_id" in line]
     assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of a persona_id together" in notes[-1]
 
@@ -150,8 +152,8 @@ def test_a_table_by_another_division(folder, systems, capsys):
     assert columns[0] == "0-1k tokens" and columns[-3] == "above 1M tokens"
 
 
-def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, tmp_path, capsys):
-    """Right are the first answers to 18 questions, all others to the first 6, and one more answer each to 6 more."""
+def test_the_mean_over_orders_is_shown_beside_the_accuracy_of_first_answers(dataset, tmp_path, capsys):
+    """The first answers to 18 questions are right; so are all others to 6 of these, and one other to 6 more."""
     responses = {}
     for number, (key, right) in enumerate(RIGHT.items()):
         wrong = WRONG[key]
@@ -166,7 +168,7 @@ def test_the_mean_over_orders_stands_beside_the_first_answers_accuracy(dataset, 
     assert "score_over_orders" not in score(dataset, write(tmp_path / "one.json", one), tmp_path / "one_s.json")
 
 
-def test_an_exported_table_is_scored_as_what_it_is_of(folder, dataset, tmp_path):
+def test_an_exported_table_gets_the_scores_of_its_response_file(folder, dataset, tmp_path):
     flags = ["--inputs_addr", dataset, "--output_dir", tmp_path, "--overwrite", "--response_addr"]
     run(export_predictions, *flags, folder / "worst.json")
     for more in ([], ["--reading", "official"]):
@@ -204,8 +206,8 @@ def results(rows):
     return text.getvalue()
 
 
-def test_the_baselines_tables_are_read_without_the_right_letter(dataset, tmp_path, capsys):
-    """Their column `answer` is the right letter, and `p` the run's."""
+def test_tables_of_the_public_baselines_are_read_without_the_right_letter(dataset, tmp_path, capsys):
+    """In them `answer` is the right letter, and `p` is the one that the system chose."""
     rows = [{"question_id": key, "answer": RIGHT[key], "p": WRONG[key], "r": "[3 1]"} for key in ROWS]
     rows[3]["p"], rows[4]["p"], rows[5]["p"] = "", RIGHT[rows[4]["question_id"]].upper(), f"({rows[5]['answer']})"
     found = score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "scores.json")
@@ -230,7 +232,7 @@ def bad(**changed):
     [
         (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' holds 'e', not one of the letters a, b, c, d$"),
         (bad(question_id="nobody"), r"bad\.csv: its ids are not the dataset's.*\n.* 1 questions without.*\n.*'nobody'"),
-        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is record 0's too; one answer each$"),
+        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also record 0's; one answer each$"),
         (
             [{"question_id": key, "answer": "a"} for key in ROWS],
             r"none of the columns model_response, .*\n  'answer' is",
@@ -242,7 +244,7 @@ def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
     with pytest.raises(UserError, match=message):
         score(dataset, path, tmp_path / "scores.json")
     torn = write(tmp_path / "torn.csv", results(bad()[:10]).rstrip()[:-2])
-    with pytest.raises(UserError, match="record 9: not as many columns as the table's first line has"):
+    with pytest.raises(UserError, match="record 9: its number of columns differs from the header's"):
         score(dataset, torn, tmp_path / "scores.json", "--allow_partial")
     assert not (tmp_path / "scores.json").exists()
 
@@ -255,13 +257,13 @@ def page_file(folder):
     return folder / "report.html"
 
 
-def test_what_the_page_holds_of_a_history(page_file, dataset):
+def test_the_page_has_the_right_part_of_each_history(page_file, dataset):
     index, texts = content(page_file)
     records = json.loads((page_file.parent / dataset.name).read_text())
     for record, its in zip(records, texts, strict=True):
         history, end = its["turns"], record["profile"]["end"]
         messages = open_profile(record, page_file.parent / dataset.name).messages
-        # The items of this unranked file are its messages in order of time; the first three were given.
+        # The items of this unranked file are its messages, oldest first; the system was given the first three.
         given = [place for place in range(end) if messages[place]["role"] != "system"][:3]
         assert history["total"] == end and set(given) <= {place for place, *_ in history["shown"]} <= {*range(end)}
         for place, role, text, left, systems in history["shown"]:
@@ -286,7 +288,7 @@ def test_the_cited_place_is_where_its_share_of_the_text_is():
 
 
 @needs_chromium
-def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page):
+def test_the_cited_message_is_open_and_no_text_becomes_markup(page_file, open_page):
     page = open_page(page_file)
     wanted = "questions.findIndex((one, place) => textsOf(place).turns.shown.length < textsOf(place).turns.total)"
     page.go(f"#{page.run(f'questions[{wanted}].id')}")
@@ -296,7 +298,7 @@ def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page
     shown, total = page.run("[textsOf(shown).turns.shown.length, textsOf(shown).turns.total]")
     left = sum(int(line.split()[0]) for line in page.texts(".posts > p") if "not shown: message" in line)
     assert shown + left == total > shown
-    page.go("#")  # else the address of one of these may be the one that is there
+    page.go("#")  # otherwise the page may already be at the address of one of these
     for question in page.run("questions.map((one) => one.id)")[:3]:
         page.go(f"#{question}")
         page.run("for (const one of document.querySelectorAll('.posts details')) one.open = true")
@@ -305,8 +307,8 @@ def test_the_cited_place_is_open_and_nothing_becomes_markup(page_file, open_page
     assert page.run("document.title") == "PersonaMem-32k report" and page.complaints() == []
 
 
-def test_the_interval_of_a_share_is_wilson_s_and_a_distance_has_its_bin():
-    """By hand, of 8 in 10: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with z = 1.959964."""
+def test_a_share_gets_wilsons_interval_and_a_distance_its_bin():
+    """By hand, for 8 of 10: (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), with z = 1.959964."""
     z = 1.959963984540054
     middle, half = 0.8 + z * z / 20, z * math.sqrt(0.8 * 0.2 / 10 + z * z / 400)
     low, high = (middle - half) / (1 + z * z / 10), (middle + half) / (1 + z * z / 10)
@@ -319,7 +321,7 @@ def test_the_interval_of_a_share_is_wilson_s_and_a_distance_has_its_bin():
     assert distance_of({}) == NOT_GIVEN
 
 
-def test_what_does_not_say_the_persona_is_refused(folder, systems, tmp_path):
+def test_score_files_with_a_wrong_or_missing_persona_are_refused(folder, systems, tmp_path):
     content = json.loads((folder / "best_scores.json").read_text())
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
@@ -329,11 +331,11 @@ def test_what_does_not_say_the_persona_is_refused(folder, systems, tmp_path):
     del content["per_question_scores"][3]["cluster"]
     with pytest.raises(UserError, match=r"no field 'cluster'; it must be the question's persona_id\n  run eval"):
         run(make_table, "--system", "other", write(other, content))
-    with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k are not told apart by this; it has to"):
+    with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k cannot be divided by it; it has to"):
         run(make_table, *systems, "--by", "persona")
 
 
-def test_a_type_that_nobody_knows_is_in_no_column():
+def test_an_unknown_question_type_is_in_no_column():
     for name in ("PersonaMem-32k", "PersonaMem-v2-32k"):
         task = tasks()[name]
         groups = [

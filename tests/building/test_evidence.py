@@ -1,4 +1,4 @@
-"""Evidence and where it stands, splits, and the page to read."""
+"""Finding evidence in a post, splits, and the page of records to read."""
 
 import json
 import re
@@ -29,13 +29,13 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
         ("…own a car[...]it's 5*3 (...)", ("own a car [...] it's 5*3", "shortened")),
         ("Two weeks ... own a car", ("", "nowhere")),  # the other way round
         ("own a car ... three weeks", ("", "nowhere")),
-        ("is all ... all I have", ("", "nowhere")),  # a word is not there twice
+        ("is all ... all I have", ("", "nowhere")),  # the parts may not share a word
         ("own a car. . . . Two weeks (..) [cm]", ("own a car [...] Two  weeks [...] [cm]", "shortened")),
-        ("a ... all ... I h", ("", "nowhere")),  # the beginning of a word
+        ("a ... all ... I h", ("", "nowhere")),  # the last part ends inside a word
         ("... [...] …", ("", "nowhere")),
         ('don"t', ("don’t", "tolerant")),
         ("OWN A CAR", ("", "nowhere")),
-        ("5.3", ("", "nowhere")),  # no regular expression
+        ("5.3", ("", "nowhere")),  # not read as a regular expression
         (" \n", ("", "nowhere")),
     ],
 )
@@ -44,7 +44,7 @@ def test_evidence_is_the_posts_own_words(evidence, found):
     assert all(part in POST for part in found[0].split(" [...] "))
 
 
-def test_all_text_of_a_page_is_escaped_and_overlapping_evidence_marked_once():
+def test_all_text_on_the_page_is_escaped_and_overlapping_evidence_is_marked_once():
     aspects = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
     page = make_page([Section(NASTY, NASTY, {NASTY: 1}, [Shown("1", NASTY, f"before {NASTY}.", NASTY, aspects)])], 0)
     assert "<script" not in page and "<img" not in page and page.count("&lt;script&gt;") == 9
@@ -54,27 +54,27 @@ def test_all_text_of_a_page_is_escaped_and_overlapping_evidence_marked_once():
     assert '<p class="post"><mark>one two</mark><mark> three</mark></p>' in page
 
 
-def test_the_eleven_aspects_that_the_paper_prints_have_evidence():
-    """Figures 8 and 9: counted by hand, five are not a span of the post, because the model left out some of it."""
+def test_evidence_is_found_for_the_eleven_aspects_printed_in_the_paper():
+    """Figures 8 and 9. Counted by hand, the evidence of five is not one span of the post: the model left out words."""
     records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
-    hows = {}
+    kinds = {}
     for name in ("parenting_40127", "academia_60115"):
-        kept, hows[name] = keep_found(records[name]["rubric_aspects"], records[name]["narrative"])
-        assert len(kept) == len(hows[name])
+        kept, kinds[name] = keep_found(records[name]["rubric_aspects"], records[name]["narrative"])
+        assert len(kept) == len(kinds[name])
         record = {**records[name], "rubric_aspects": kept, "profile": []}
         assert all(part in record["narrative"] for aspect in kept for part in aspect["evidence"].split(OMISSION))
         page = make_page([Section("s", "q", {}, [Shown("i", "t", record["narrative"], "l", kept)])], 0)
         assert unescape(page).count("</mark>") == sum(aspect["evidence"].count("[...]") + 1 for aspect in kept)
-    assert [Counter(how) for how in hows.values()] == [{"exact": 5, "shortened": 2}, {"exact": 1, "shortened": 3}]
+    assert [Counter(kind) for kind in kinds.values()] == [{"exact": 5, "shortened": 2}, {"exact": 1, "shortened": 3}]
 
 
-def test_a_split_hangs_on_author_and_seed_alone():
+def test_a_split_depends_only_on_author_and_seed():
     drawn = [split_of(f"a{i}", 0, 0.2, 0.1) for i in range(20_000)]
     shares = [drawn.count(split) / len(drawn) for split in SPLITS]
     assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
     assert drawn != [split_of(f"a{i}", 1, 0.2, 0.1) for i in range(20_000)]
     assert split_of("a", 0, 0.2, 0.1) == split_of("a", 0, 0.2, 0.1)
-    # More for test takes nobody out of it.
+    # A larger share for test takes nobody out of test.
     assert all(split_of(f"a{i}", 0, 0.2, 0.3) == "test" for i, split in enumerate(drawn) if split == "test")
 
 

@@ -14,7 +14,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_lines_come_at_once_every_30_seconds_and_at_the_end(clock, capsys):
+def test_lines_are_printed_at_the_start_every_30_seconds_and_at_the_end(clock, capsys):
     progress = Progress(10, "texts")
     assert capsys.readouterr().err == "0/10 texts\n"
     progress.update(2)
@@ -26,16 +26,16 @@ def test_lines_come_at_once_every_30_seconds_and_at_the_end(clock, capsys):
     assert capsys.readouterr().err == "6/10 texts, 12/min, ETA 0:00:20\n"
     clock["seconds"] += 30
     progress.update(4)
-    assert capsys.readouterr().err == ""  # it would be there twice
+    assert capsys.readouterr().err == ""  # close() prints the last line, which would otherwise appear twice
     progress.close()
     assert capsys.readouterr().err == "10/10 texts, 10/min, took 0:01:00\n"
 
 
-def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
+def test_what_an_earlier_run_finished_does_not_count_toward_the_rate(clock, capsys):
     progress = Progress(100, "questions", initial=90)
     clock["seconds"] += 3600
     progress.update(5, retries=2, failed=0)
-    progress.close()  # 5 in 3,600 s, 5 left: another hour
+    progress.close()  # 5 in 3,600 s and 5 left: another hour
     line = "95/100 questions, 5.0/h, ETA 1:00:00, retries 2, failed 0\n"
     assert capsys.readouterr().err == "90/100 questions\n" + line * 2  # one for the update, one at the end
 
@@ -49,15 +49,15 @@ def test_what_an_earlier_run_did_is_not_this_ones_speed(clock, capsys):
         (1, 7200, "0.5/h"),
     ],
 )
-def test_a_rate_is_a_second_a_minute_or_an_hour(clock, capsys, pieces, seconds, rate):
+def test_a_rate_is_per_second_per_minute_or_per_hour(clock, capsys, pieces, seconds, rate):
     progress = Progress(100_000, "texts")
     clock["seconds"] += seconds
     progress.update(pieces)
     assert capsys.readouterr().err.splitlines()[-1].split(", ")[1] == rate
 
 
-def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
-    """Of 94 verdicts that are asked for together the first comes after 30 s; times 94 that would be 47 minutes."""
+def test_no_eta_before_half_of_what_runs_at_once_is_finished(clock, capsys):
+    """The first of 94 verdicts requested at once arrives after 30 s; extrapolated, all would take 47 minutes."""
     progress = Progress(94, "verdicts", at_once=256)
     clock["seconds"] += 30
     progress.update(1)
@@ -66,7 +66,7 @@ def test_an_eta_waits_for_as_many_as_are_worked_on_at_a_time(clock, capsys):
     progress.update(45)
     assert capsys.readouterr().err == "46/94 verdicts, 18/min\n"
     clock["seconds"] += 30
-    progress.update(1)  # half of them: the others' hidden part is at most as large as the known one
+    progress.update(1)  # half are finished: the work still hidden is at most as much as the work seen
     assert capsys.readouterr().err == "47/94 verdicts, 16/min, ETA 0:03:00\n"
 
 
@@ -77,4 +77,4 @@ def test_a_terminal_gets_a_bar(monkeypatch, capsys):
     progress.close()
     bar = capsys.readouterr().err
     assert "\r" in bar and "4/4" in bar and "failed=1" in bar
-    assert "ETA" not in bar and "?" not in bar  # tqdm's own, which come with the first piece
+    assert "ETA" not in bar and "?" not in bar  # no ETA, and not the "?" that tqdm shows for an unknown rate

@@ -47,7 +47,7 @@ def test_the_lowest_point_between_two_plateaus():
 
 @pytest.mark.skipif(not (CHAT / "config.json").exists(), reason="the demo's models are missing")
 def test_a_dry_run_prints_the_lines_that_the_checks_look_for(monkeypatch):
-    monkeypatch.setattr("utils.models.devices._find_gpus", lambda: [Gpu("card", 80 * 10**9, 80 * 10**9)])
+    monkeypatch.setattr("utils.models.machine._find_gpus", lambda: [Gpu("card", 80 * 10**9, 80 * 10**9)])
     words = ["--model_addr", str(CHAT), "--inputs_addr", "d", "--output_addr", "o"]
     lines = describe_engine(baselines.build_parser().parse_args(words), [Loaded(str(CHAT), 2048, None)])
     [(name, kib, gigabytes)] = FORESEEN.findall("\n".join(lines))

@@ -1,4 +1,4 @@
-"""utils/build_personamem.py, from sentences to a table; a scripted server stands for the model."""
+"""utils/build_personamem.py, from one-sentence personas to a table; the model is a scripted server."""
 
 import csv
 import hashlib
@@ -35,7 +35,7 @@ def drawn(request, with_seed=True):
 
 
 def spoil(found, number):
-    """A right reply made wrong, in a way that `number` chooses."""
+    """Return a right reply with a fault; `number` selects which fault."""
     text = json.dumps(found)
     ways = ["I would rather not.", text[:-2], json.dumps({"more": 1, **found}), ""]
     if "events" in found:
@@ -43,7 +43,7 @@ def spoil(found, number):
             ways.append(json.dumps({"events": [*found["events"][:-1], {**found["events"][-1], **fields}]}))
         ways.append(json.dumps({"events": found["events"][:3]}))
     if "turns" in found and "event" in found["turns"][0]:
-        ways += [json.dumps({"turns": found["turns"][:-2]})] * 3  # two events are not told
+        ways += [json.dumps({"turns": found["turns"][:-2]})] * 3  # two events have no turn
         ways.append(json.dumps({"turns": [*found["turns"], {**found["turns"][-1], "event": "1900-01-01"}]}))
     if "wrong" in found:
         ways.append(json.dumps({"wrong": found["wrong"][:2]}))
@@ -51,14 +51,14 @@ def spoil(found, number):
 
 
 def unsteady(request):
-    """Of all tries a fifth is wrong; one in twelve prompts, and a third of the conversations, has no other answer."""
+    """A fifth of all tries are wrong; for one in twelve prompts, and a third of the conversations, every try is."""
     found = persona_model.right_reply(request)
     if isinstance(found, str):
         return Reply(found)
     always = drawn(request, with_seed=False)
-    seldom = 3 if "turns" in found and "event" in found["turns"][0] else 12
-    if always % seldom == 0 and "card" not in found and "hobbies" not in found:
-        return Reply(spoil(found, always // seldom))
+    one_in = 3 if "turns" in found and "event" in found["turns"][0] else 12
+    if always % one_in == 0 and "card" not in found and "hobbies" not in found:
+        return Reply(spoil(found, always // one_in))
     if drawn(request) % 5 == 0:
         return Reply(spoil(found, drawn(request) // 5))
     return Reply(json.dumps(found))
@@ -82,7 +82,7 @@ def made(out, name):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A finished run's folder, its server's requests, and what it printed."""
+    """A finished run's folder, and the requests that its server received."""
     out = tmp_path_factory.mktemp("built") / "out"
     out.mkdir()
     with serve(unsteady) as server:
@@ -90,8 +90,8 @@ def built(tmp_path_factory):
     return out, server.requests
 
 
-def test_what_is_wrong_is_left_out(built):
-    """Each fault that a reply keeps to its last try is counted, and the files are consistent."""
+def test_faulty_replies_are_left_out_and_counted(built):
+    """Every fault that is still there at the last try is counted, and the files are consistent."""
     out, _ = built
     reasons = Counter()
     for name in FILES:
@@ -130,13 +130,13 @@ def test_from_files_to_a_table(built, tmp_path, capsys):
     assert "| RAG | " in capsys.readouterr().out
 
 
-def test_the_same_command_again(built, capsys):
+def test_the_same_command_again_requests_nothing(built, capsys):
     out, _ = built
     before = files_of(out)
     with serve(persona_model.reply) as server:
         assert build_personamem.main(flags(out, server.url)) == 0
         assert not server.requests
-        with serve(unsteady) as other:  # assembling alone, with another order
+        with serve(unsteady) as other:  # only assembling, in another order
             again = ["--step", "assemble", "--seed", 1, "--overwrite"]
             assert build_personamem.main(flags(out, other.url, *again)) == 0
     assert "already finished" in capsys.readouterr().out
@@ -146,8 +146,8 @@ def test_the_same_command_again(built, capsys):
     assert files_of(out) == before
 
 
-def test_a_persona_and_a_topic_more_ask_for_these_alone(built, tmp_path):
-    """Numbers stand for the same personas, and a topic's dates depend on no other topic."""
+def test_adding_a_persona_and_a_topic_requests_only_these(built, tmp_path):
+    """A number always means the same persona, and a topic's dates do not depend on the other topics."""
     out, small = built[0], tmp_path / "out"
     with serve(unsteady) as server:
         conversations = ["--step", "conversations"]
@@ -162,7 +162,7 @@ def test_a_persona_and_a_topic_more_ask_for_these_alone(built, tmp_path):
 
 
 def test_changed_inputs_are_noticed(built, tmp_path, capsys):
-    """A step is made again where the user's file has changed, and what follows from its old file is not assembled."""
+    """A step runs again if the user's file has changed; files made from its old output are not assembled."""
     out, samples = tmp_path / "out", build_personamem.inputs.SAMPLES
     shutil.copytree(built[0], out)
     topics, small_talk = tmp_path / "topics.toml", tmp_path / "small_talk.txt"
@@ -180,7 +180,7 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
         build_personamem.inputs.read_values(out / "small_talk.json")
 
 
-def test_batches_give_the_same(built, tmp_path, monkeypatch):
+def test_batches_give_the_same_file(built, tmp_path, monkeypatch):
     monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
     with serve_batches() as server:
         server.outcome = lambda number, request: unsteady(request)
@@ -189,7 +189,7 @@ def test_batches_give_the_same(built, tmp_path, monkeypatch):
     assert (tmp_path / "out/small_talk.json").read_bytes() == (built[0] / "small_talk.json").read_bytes()
 
 
-def test_a_small_model_writes_out_and_answers_blind(tmp_path):
+def test_the_small_model_expands_conversations_and_answers_blind(tmp_path):
     with serve(persona_model.reply) as server:
         small = ["--model", "small=tiny-model", "--step", "conversations", "questions", "--time", "next_year"]
         assert build_personamem.main(flags(tmp_path / "out", server.url, *small)) == 0
@@ -216,8 +216,8 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
     assert "questions:\n2 records: 2 are complete in the store" in capsys.readouterr().out
 
 
-def test_killed_anywhere(built, warm, tmp_path):
-    """SIGKILL after a number of requests, again and again: the same bytes, and hardly anything asked twice."""
+def test_a_run_can_be_killed_anywhere_and_resumed(built, warm, tmp_path):
+    """After repeated SIGKILLs, the files have the same bytes, and hardly anything was requested twice."""
     (out := tmp_path / "out").mkdir()
     kills = (40, 400, 900, 1500)
     with serve(unsteady) as server:
@@ -253,7 +253,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
         (["--small_talk_addr", "\n\n"], "no question"),
     ],
 )
-def test_mistakes(tmp_path, more, problem):
+def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
     out, file = tmp_path / "out", tmp_path / "given"
     if more[0].endswith("_addr"):
         file.write_text(more[1])
@@ -264,19 +264,19 @@ def test_mistakes(tmp_path, more, problem):
     assert not out.exists() or not list(out.glob("*.json"))
 
 
-def test_a_model_that_is_no_chat_model(tmp_path):
+def test_a_model_that_is_not_a_chat_model_is_refused(tmp_path):
     save_tiny_t5(tmp_path / "t5")
     with pytest.raises(UserError, match="t5: an encoder-decoder; give a chat model"):
         build_personamem.main(["--model_addr", str(tmp_path / "t5"), "--output_dir", str(tmp_path / "out")])
 
 
-def test_what_a_server_fails_to_give_is_asked_for_again(built, tmp_path, capsys):
-    """One in fifty prompts has status 500 at first: nothing is made of these records until it answers."""
+def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, capsys):
+    """One in fifty prompts gets status 500 at first; its record is not written until the server answers."""
     out, fails = tmp_path / "out", [True]
 
     def reply(request):
-        is_out = fails[0] and drawn(request, with_seed=False) % 50 == 1
-        return Reply("try later", status=500) if is_out else unsteady(request)
+        is_down = fails[0] and drawn(request, with_seed=False) % 50 == 1
+        return Reply("try later", status=500) if is_down else unsteady(request)
 
     steps = ["--step", "conversations", "small_talk"]
     with serve(reply) as server:

@@ -60,7 +60,7 @@ def check_devices() -> None:
 
 
 def has_bf16() -> bool:
-    """Return the device computes in bfloat16; an emulation would be slower than float32."""
+    """Return whether the device computes in bfloat16; an emulation would be slower than float32."""
     import torch
 
     if torch.cuda.is_available():

@@ -66,7 +66,7 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
 
 
 def _is_first(found: list[re.Match[str]], text: str) -> bool:
-    """Return the text begins with the first of these, which ends before the text does."""
+    """Return whether the text begins with the first of these, which ends before the text does."""
     return bool(found) and re.search(r"\w", text[: found[0].start()]) is None and found[0].end() < len(text)
 
 

@@ -101,7 +101,7 @@ class Choice:
 
 
 def _breaks_off(text: str, end: int) -> bool:
-    """Return the value that ends there is a number at the end of the text."""
+    """Return whether the value that ends there is a number at the end of the text."""
     return text[end - 1].isdigit() and _CUT_NUMBER.match(text, end) is not None
 
 

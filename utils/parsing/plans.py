@@ -77,7 +77,7 @@ def parse_plan(text: str, cut: bool = False) -> Parsed:
 
 
 def _begins_with_introduction(lines: list[str]) -> bool:
-    """Return the first line ends in a colon and introduces the others; see the module's docstring."""
+    """Return whether the first line ends in a colon and introduces the others; see the module's docstring."""
     if not lines or not _ends_in_colon(lines[0]):
         return False
     if _INTRODUCES.search(_plan_title(lines[0])) is not None:

@@ -143,7 +143,7 @@ def table_rows(path: Path) -> Iterator[dict[str, str]]:
                 raise UserError(f"{path}: two columns have one name; names are unique")
             for number, row in enumerate(table):
                 if None in row or None in row.values():
-                    told = "not as many columns as the table's first line has; is the file cut short?"
+                    told = "its number of columns differs from the header's; is the file cut short?"
                     raise UserError(f"{path}: record {number}: {told}")
                 yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:

@@ -95,7 +95,7 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
         where = f"{path}: record {number}"
         question_id, response = task.read_answer(row, where)
         if question_id in responses:
-            raise UserError(f"{where}: id {quote(question_id)} is record {lines[question_id]}'s too; one answer each")
+            raise UserError(f"{where}: id {quote(question_id)} is also record {lines[question_id]}'s; one answer each")
         responses[question_id], lines[question_id] = [response], number
     if not responses:
         raise UserError(f"{path}: holds no answers")

@@ -1,4 +1,4 @@
-"""The page of utils/report.py: the texts of each question, the first page, and the template around them."""
+"""The HTML page of utils/report.py: each question's texts, the first page, and the template around them."""
 
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ from utils.tables.score_table import means_table
 from utils.tables.system_scores import Board, Entry, cluster_names, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
-UNKNOWN = "unknown"  # the group of questions that none is known for
-AT_BEGIN, AT_END = 2, 3  # messages
-BEFORE, AFTER = 3, 5  # messages of the cited place, itself among the latter
-MOST_ITEMS, OF_ITEM = 10, 2  # items of a system, and messages of each: a session has dozens
-MOST_CHARACTERS = 1_000  # of a message
+UNKNOWN = "unknown"  # the group of questions whose group is not known
+AT_START, AT_END = 2, 3  # messages shown of a history's start and end
+BEFORE, AFTER = 3, 5  # messages shown around the cited place, which is the first of AFTER
+MOST_ITEMS, OF_ITEM = 10, 2  # items shown per system, and messages per item: a session has dozens
+MOST_CHARACTERS = 1_000  # shown of a message
 
 RULE = (
-    f"Shown are the first {AT_BEGIN} messages and the last {AT_END}, {BEFORE + AFTER} around the place that the "
-    f"question is about, as far as its distance tells that, and of the best {MOST_ITEMS} items that a system had the "
-    f"first {OF_ITEM} messages; of a message {MOST_CHARACTERS:,} characters."
+    f"Shown are the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the place that the "
+    f"question is about (if its distance is known), and the first {OF_ITEM} messages of each system's best "
+    f"{MOST_ITEMS} items. Messages are cut to {MOST_CHARACTERS:,} characters."
 )
 
 Shown = dict[str, Any]  # what goes into the page as JSON
@@ -36,7 +36,7 @@ Shown = dict[str, Any]  # what goes into the page as JSON
 
 @dataclass
 class Datasets:
-    """Questions by id, and their profiles by the hash of the file they are from: each ranks them in its own way."""
+    """Questions by id, and their profiles by the hash of the dataset file, since each file ranks them differently."""
 
     task: Task
     questions: dict[str, Record] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Side:
     name: str
     scores: list[str] = field(default_factory=list)  # paths
     responses: dict[str, list[Shown]] = field(default_factory=dict)
-    inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file it was answered from, where known
+    inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file that the system read, if known
     verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of the score files, by metric
     plans: dict[str, list[Shown]] = field(default_factory=dict)
 
@@ -60,7 +60,7 @@ class Side:
 
 
 def has_options(task: Task, record: Record) -> bool:
-    """Tell whether the record has the field of the texts that an answer is one of; `Task.check` checks them."""
+    """Tell whether the record has options to choose the answer from; `Task.check` checks them."""
     return task.options is not None and record.keys() >= set(task.options.needs)
 
 
@@ -70,23 +70,23 @@ def is_whole(entry: Entry) -> bool:
 
 
 def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Item] | None:
-    """Return the profile that a question was answered from; None where that is not known, or not at hand."""
+    """Return the profile that a question was answered from; None if it is not known or its file was not given."""
     return datasets.profiles.get(side.inputs.get(question_id, ""), {}).get(question_id)
 
 
 def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
-    """Return the items in the prompt, best first (none for a whole history); None if unknown."""
+    """Return the items in the prompt, best first (empty for a whole history); None if unknown."""
     answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
     number = answer.get("num_contexts_used") or 0
     if not number or profile is None:
         return None if number else []
-    its = copy(profile)  # what it finds out of a long history goes with the copy
-    whole = isinstance(its, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(its)
-    return [] if whole else its[:number]
+    items = copy(profile)  # a copy, so that what it caches of a long history is freed with it
+    whole = isinstance(items, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(items)
+    return [] if whole else items[:number]
 
 
 def history_of(question_id: str, datasets: Datasets) -> Profile | None:
-    """Return the history that a question shares with others; all datasets refer to the same one."""
+    """Return the history that a question shares with others (the same in all datasets), or None."""
     found = (profiles.get(question_id) for profiles in datasets.profiles.values())
     return next((profile for profile in found if isinstance(profile, Profile)), None)
 
@@ -95,10 +95,10 @@ def history_of(question_id: str, datasets: Datasets) -> Profile | None:
 
 
 def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> Iterator[Shown]:
-    """Return all texts of each question, in the order of the index."""
+    """Yield all texts of each question, in the order of the index."""
     task = datasets.task
     for question_id, record in datasets.questions.items():
-        posts: dict[str, int] = {}  # the place of each text: systems share most of them
+        posts: dict[str, int] = {}  # each text's position in the list, since systems share most texts
         answers = [describe_answer(side, question_id, datasets, boards, posts) for side in sides]
         unseen = unseen_texts(task, record)
         texts = {"unseen": unseen, "aspects": rubric(task, record), "posts": list(posts), "answers": answers}
@@ -114,23 +114,23 @@ def make_texts(sides: list[Side], datasets: Datasets, boards: list[Board]) -> It
 def describe_answer(
     side: Side, question_id: str, datasets: Datasets, boards: list[Board], posts: dict[str, int]
 ) -> Shown | None:
-    """Return the judged answer of a system with its plan and verdicts, if any; adds to `posts` those it used."""
+    """Return a system's judged answer with its plan and verdicts, or None; adds the posts it used to `posts`."""
     if question_id not in side.responses:
         return None
     answer, *others = side.responses[question_id]
     shared = history_of(question_id, datasets) is not None
-    used = [] if shared else items_used(side, question_id, datasets)  # marked in the history, where it is shared
+    used = [] if shared else items_used(side, question_id, datasets)  # a shared history marks them itself
     task = datasets.task
     plan = side.plans.get(question_id, [{}])[0]
     titles = plan["aspects"] if plan else (as_text(answer.get("plan")) or "").splitlines()
     entries = side.entries(question_id, boards)
     known = [entry for entry in entries if entry is not None]
     whole = any(map(is_whole, known))
-    # On the whole answer there is one by each metric, None without scores by it.
+    # For a verdict on the whole answer: one per metric, None for a metric without scores.
     details = [entry and entry["details"][0] for entry in entries] if whole else known[0]["details"] if known else []
     return {
         "output": answer["output"],
-        # Else it says the same once more, unless the answer is but a part of it.
+        # Otherwise the raw text repeats the answer; with options the answer is only a part of it.
         "raw": as_text(answer.get("raw")) if task.options or not answer["output"] else None,
         "answered": known[0]["answered"] if known else True,
         "level": whole,
@@ -159,19 +159,19 @@ def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
 
 
 def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequence[Item]]) -> dict[str, Any]:
-    """Return the messages to be shown, each with its place, and the systems that had it among their items.
+    """Return the messages to show, each with its place and the systems that were given it.
 
-    These are the beginning and the end, what stands around the place that the question is about, and the first ones of
-    the best items that systems were given. The whole would be gigabytes.
+    These are the beginning and the end, the messages around the place that the question is about, and the
+    first messages of the best items that each system was given. Whole histories would take gigabytes.
 
     Args:
-        share: of the history's text what stands before the cited place; None where that is not known.
-        given: by system its items, best first, where it did not have the whole history.
+        share: the share of the history's text that comes before the cited place; None if unknown.
+        given: each system's items, best first; none for a system that had the whole history.
     """
     messages = profile.messages
     ends = list(accumulate(len(message["content"]) for message in messages))
     cited = None if share is None else min(bisect(ends, share * ends[-1]), len(ends) - 1)
-    shown = {*range(AT_BEGIN), *range(len(messages) - AT_END, len(messages))}
+    shown = {*range(AT_START), *range(len(messages) - AT_END, len(messages))}
     shown |= set() if cited is None else set(range(cited - BEFORE, cited + AFTER))
     systems: dict[int, list[int]] = {}
     for system, items in given.items():
@@ -189,7 +189,7 @@ def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequ
 
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
-    """Return the data of the first page and the list; texts are separate, and parsed when they are shown."""
+    """Return the data of the first page and the list of questions; texts are stored apart, and parsed when shown."""
     task = datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
@@ -212,7 +212,7 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
 
 
 def measure(board: Board) -> Shown:
-    """Describe the scores by a metric."""
+    """Describe a metric and its scores."""
     return {
         "name": "The whole answer" if board.is_alone else board.metric_name,
         "worst": board.metric.worst,
@@ -222,7 +222,7 @@ def measure(board: Board) -> Shown:
 
 
 def score_panels(board: Board) -> list[Shown]:
-    """Return mean scores with 95% intervals: a panel a group with questions, one for those of no group, the average."""
+    """Return mean scores with 95% intervals, one panel each: groups with questions, questions of no group, average."""
     task, systems = board.task, list(map(board.system, board.rows))
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
     asked = {entry["group"] for system in systems for entry in system.questions}
@@ -240,7 +240,7 @@ def score_panels(board: Board) -> list[Shown]:
 
 
 def division_panels(board: Board) -> Iterator[Shown]:
-    """Return the same for what else tells the questions apart, where all score files say it."""
+    """Yield such panels for each of the task's other divisions that all score files have."""
     entries = [entry for system in board.systems for entry in system.entries]
     for name in board.task.divisions:
         if all(isinstance(entry.get(name), str) for entry in entries):
@@ -249,7 +249,7 @@ def division_panels(board: Board) -> Iterator[Shown]:
 
 
 def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
-    """Return by group and subgroup in the page's index a cell a system: [mean or None, number of scores]."""
+    """Return a row per group and subgroup, with a cell per system: [mean or None, number of scores]."""
     found: dict[tuple[str, str], list[Shown]] = {}
     for question in questions:
         if question["subgroup"] is not None:
@@ -265,7 +265,7 @@ def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
 
 
 def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Record) -> Shown:
-    """Return a question with each system's score (None where it has none) by the first metric, and what failed."""
+    """Return a question with each system's score by the first metric (None if it has none), and what failed."""
     place = task.group_of(record)
     entries = [(side.entries(record["id"], boards) or [None])[0] for side in sides]
     return {
@@ -280,7 +280,7 @@ def index_entry(sides: list[Side], task: Task, boards: list[Board], record: Reco
 
 
 def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
-    """Return any of "no answer", the system's failure, and "unscored", the judge's: an aspect or all has no verdict."""
+    """Return any of "no answer" (the system failed) and "unscored" (the judge failed: a verdict is missing)."""
     [answer, *_] = side.responses.get(question_id, [{"output": None}])
     found = [] if (answer["output"] or "").strip() else ["no answer"]
     entries = side.entries(question_id, boards) if side.verdicts else []
@@ -303,9 +303,9 @@ def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes:
 
 
 def words(task: Task, boards: list[Board]) -> dict[str, str]:
-    """Return the words for the template's places."""
+    """Return the words for the template's placeholders."""
     group, _, subgroup = task.group_words
-    bars = f"by a bootstrap over questions; none where a {group} has fewer than two"
+    bars = f"by a bootstrap over questions; none if a {group} has fewer than two"
     bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
     unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
@@ -322,12 +322,12 @@ def words(task: Task, boards: list[Board]) -> dict[str, str]:
 
 
 def range_words(task: Task, boards: list[Board]) -> str:
-    """Return a description of the table's numbers, for a quoted string in a script."""
+    """Describe the table's numbers, as text that fits into a quoted string of a script."""
     group, groups, _ = task.group_words
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
         extent = "from 0 up, and lower is better" if metric.lower_is_better else "from 0 to 1"
-        over = "of all questions of a {} together" if metric.pooled else "the mean over the questions of a {}"
+        over = "over all questions of a {} together" if metric.pooled else "the mean over the questions of a {}"
         kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
     if task.overall:

@@ -158,7 +158,7 @@ def divide(board: Board, name: str) -> Board:
     task = board.task
     if name not in task.divisions:
         told = f"it has {', '.join(task.divisions)}" if task.divisions else "leave it out"
-        raise UserError(f"--by {quote(name)}: the questions of {task.name} are not told apart by this; {told}")
+        raise UserError(f"--by {quote(name)}: the questions of {task.name} cannot be divided by it; {told}")
     files = [file for system in board.systems for file in system.files.items()]
     for path, scores in files:
         for entry in scores["per_question_scores"]:
