@@ -1,6 +1,7 @@
 """A benchmark that is one file, made_up/trivia.py with its prompts, goes through all commands as it stands."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import utils.benchmarks
 from retrieval import rank_dataset
 from utils import dataset_statistics, make_table, report
 from utils.benchmarks import tasks
+from utils.cli.errors import UserError
 from utils.files.manifest import read_manifest
 
+ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "made_up"
 KINDS = {"Colours": ["azure", "crimson", "ochre"], "Animals": ["badger", "heron"]}
 
@@ -103,3 +106,27 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
     run(dataset_statistics, "--inputs_addr", dataset)
     captured = capsys.readouterr()
     assert "| Questions (users) | 5 |\n| Profile size (items) | 5.0 ± 0.0 |\n" in captured.out
+
+
+def test_the_example_of_the_docs_is_this_file():
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/adding_a_benchmark.md").read_text(), re.DOTALL)
+    ours = re.sub(r'str\(FOLDER / "(\w+)"\)', r'"trivia/\1"', (FOLDER / "trivia.py").read_text())
+    ours = ours.replace("facts=__file__", 'facts="docs/adding_a_benchmark.md"')
+    missing = [line for line in ours.splitlines() if line not in example.splitlines()]
+    assert [line.split()[0] for line in missing] == ['"""A', "from", "FOLDER"]  # where the tests keep the file
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"kind": "Plants"}, r"the group 'Plants' is not one of Colours, Animals"), ({"kind": None}, "no field 'kind'")],
+)
+def test_a_question_of_no_group_is_refused_before_anything_is_scored(dataset, changed, message, tmp_path):
+    records = json.loads(dataset.read_text())
+    records[1] = {key: value for key, value in (records[1] | changed).items() if value is not None}
+    bad, answers = tmp_path / "bad.json", tmp_path / "answers.json"
+    bad.write_text(json.dumps(records))
+    answers.write_text(json.dumps({record["id"]: [{"output": "x"}] for record in records}))
+    flags = ["--inputs_addr", str(bad), "--response_addr", str(answers), "--score_addr", f"{tmp_path}/scores.json"]
+    with pytest.raises(UserError, match=message):
+        evaluate_responses.main(flags)
+    assert not (tmp_path / "scores.json").exists()

@@ -285,7 +285,7 @@ def refusing():
 def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
     told, connections = run_counting(tmp_path, script, "some/model", refusing)
     hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
-    assert told == f"error: some/model: not cached, and the hub cannot be reached; give a folder\n{hint}"
+    assert told == f"error: some/model: no such folder, not cached, and the hub cannot be reached\n{hint}"
     assert connections == 1
 
 

@@ -30,7 +30,12 @@ class Post(msgspec.Struct):
 
 def check_field(record: Mapping[str, Any], where: str, name: str, form: Any = Text) -> None:
     """Raise UserError unless a field has this form, a type as msgspec takes it; objects may have more fields."""
-    check_form(record.get(name), form, where, name)
+    try:
+        check_form(record.get(name), form, where, name)
+    except UserError:
+        if name in record:
+            raise
+        raise UserError(f"{where}: no field {name!r}") from None
 
 
 def check_form(value: Any, form: Any, where: str, name: str = "") -> None:

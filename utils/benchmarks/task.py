@@ -11,6 +11,7 @@ from typing import Any, TypedDict
 from prompts import History, Messages, Prompt, join_posts
 from utils.benchmarks.checks import check_field
 from utils.benchmarks.published import Published
+from utils.cli.errors import UserError
 from utils.parsing import Parsed
 from utils.scoring.means import Pooled
 from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_probability
@@ -298,6 +299,17 @@ class Task:
                 check_field(record, where, name, form)
                 if name in self.checks:
                     self.checks[name](record, where)
+        if wanted & self.fields_for(self.metrics):  # it is scored
+            self._check_group(record, where)
+
+    def _check_group(self, record: Record, where: str) -> None:
+        """Raise UserError if the record's group is not one of the task's; None, an unknown group, is allowed."""
+        try:
+            group = self.group_of(record)["group"]
+        except KeyError as error:
+            raise UserError(f"{where}: no field {error}") from None
+        if group is not None and group not in self.groups:
+            raise UserError(f"{where}: the group {group!r} is not one of {', '.join(self.groups)}")
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
         """Return the fields that needs stand for."""

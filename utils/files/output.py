@@ -192,7 +192,7 @@ class Output:
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
         print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
-        print("  with other settings, give another output or --overwrite", file=sys.stderr)
+        print("  if you change settings, give another output or add --overwrite", file=sys.stderr)
         return 1
 
     def _failed(self) -> list[Key]:

@@ -155,7 +155,7 @@ def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
         return {"type": kind}
     fields = {
         name: {key: value for key, value in field.items() if key != "minLength"}
-        for name, field in schema["properties"].items()
+        for name, field in schema.get("properties", {}).items()
     }
     return {"type": kind, kind: {"name": "output", "schema": {**schema, "properties": fields}, "strict": True}}
 

@@ -25,7 +25,7 @@ NOT_FETCHED = ["*/*", "consolidated*"]
 # API models; no model on the hub has such a name without an owner.
 API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
-NOT_TO_BE_HAD = "not cached, and the hub cannot be reached; give a folder"
+NOT_TO_BE_HAD = "no such folder, not cached, and the hub cannot be reached"
 GB = 10**9  # bytes: hashing more takes seconds
 
 

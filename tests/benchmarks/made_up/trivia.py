@@ -21,13 +21,15 @@ class Note(msgspec.Struct):
     note: str
 
 
+Choices = Annotated[dict[str, str], msgspec.Meta(min_length=2)]
+
 METRICS = {
     "exact_match": Metric(
-        ("answer",),
-        lambda record: [record["question"], record["answer"]],
-        lambda record, verdicts: direct.entry(*verdicts),
-        direct.summarize_scores,
-        direct.score_of,
+        needs=("answer",),
+        judge_inputs=lambda record: [record["question"], record["answer"]],
+        entry=lambda record, verdicts: direct.entry(*verdicts),
+        summarize=direct.summarize_scores,
+        score_of=direct.score_of,
         compute=lambda record, response: float(response.casefold() == record["answer"].casefold()),
     )
 }
@@ -37,7 +39,7 @@ TASK = Task(
     groups=("Colours", "Animals"),
     group_of=lambda record: {"group": record["kind"]},
     group_field="kind",
-    fields={"profile": list[Note], "answer": str, "options": Annotated[dict[str, str], msgspec.Meta(min_length=2)]},
+    fields={"kind": str, "profile": list[Note], "answer": str, "options": Choices},
     prompts={"none": str(FOLDER / "ask"), "rag": str(FOLDER / "ask_with_notes")},
     output=Output(r"\w+", parse_word),
     metrics=METRICS,
