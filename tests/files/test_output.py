@@ -201,7 +201,7 @@ def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed,
     first, reason, tried, last = capsys.readouterr().err.splitlines()
     again = "; a higher --max_retries asks for them again" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
-    assert re.match(r"  2: .*; such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
+    assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
     assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # nobody was asked that one
     assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0

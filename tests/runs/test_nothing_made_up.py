@@ -269,7 +269,7 @@ async def answer(record, ask):
     assert runs.run("--max_retries", 1, code=1) == 2 * len(IDS)
     errors = capsys.readouterr().err
     assert "13 of 13 answers are unusable; a higher --max_retries asks for them again" in errors
-    assert "13: the method's parser found nothing usable; such as" in errors
+    assert "13 × the method's parser found nothing usable, such as" in errors
     runs.server.reply = lambda request: Reply("yes")
     assert runs.run("--max_retries", 2) == len(IDS)
     assert {answer["output"] for [answer] in runs.answers.values()} == {"yes"}

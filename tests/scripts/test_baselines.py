@@ -215,9 +215,9 @@ def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, fla
     told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries asks for them again\n"
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
-    assert told in printed and f"  2: content_filter: Not this.; such as '{IDS[0]}'\n" in printed
+    assert told in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
     assert (
-        f"  5: no personalized_answer in the text; such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
+        f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     )
     run(flags, output, "--max_retries", 1, "--overwrite")  # said by a run that has nothing to do
     assert capsys.readouterr() == (f"{output}: already finished, left alone\n", told)

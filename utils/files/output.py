@@ -223,7 +223,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
         first = pieces[keys[0]]
         text = first.get("raw") or first.get("reasoning", first.get("raw"))
         wrote = f": {quote(text)}" if text is not None else ""
-        lines.append(f"  {len(keys)}: {quote(first.get('reason'))[1:-1]}; such as {quote(keys[0][0])}{wrote}")
+        lines.append(f"  {len(keys)} × {quote(first.get('reason'))[1:-1]}, such as {quote(keys[0][0])}{wrote}")
         lines.append(f"     try {remedy}")
     return lines
 
