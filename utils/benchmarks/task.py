@@ -114,7 +114,7 @@ class Metric:
     # What each verdict is on, texts that are unknown empty; None: the response.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # a question, where there are no `parts`
-    num_verdicts: int = 1  # verdicts per part, which are averaged
+    num_samples: int = 1  # verdicts per part, which are averaged
     by_probability: bool = False  # a verdict is the expectation over the judge's scale, by their likelihoods
     num_systems: int = 1  # response files that it compares
     judge: Judge | None = None  # who gives the verdicts; None: `compute` does
@@ -135,20 +135,20 @@ class Metric:
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
         """Of a question's verdicts: (question id, number of the verdict), behind the first draw with its number."""
         count = self.num_verdicts if self.parts is None else len(self.parts(record))
-        draws = [(), *((draw,) for draw in range(1, self.num_verdicts))]
+        draws = [(), *((draw,) for draw in range(1, self.num_samples))]
         return [(record["id"], i, *draw) for i in range(count) for draw in draws]
 
     def merge_draws(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
         """Verdicts in the order of `keys`, those of one part as one."""
-        if self.num_verdicts == 1:
+        if self.num_samples == 1:
             return list(verdicts)
-        return [average(verdicts[i : i + self.num_verdicts]) for i in range(0, len(verdicts), self.num_verdicts)]
+        return [average(verdicts[i : i + self.num_samples]) for i in range(0, len(verdicts), self.num_samples)]
 
     def describe_uncertainty(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
         """Return what a score file's head says of verdicts that are not counted once each."""
         if self.by_probability:
             return summarize_probability(per_question)
-        return summarize_drawn(per_question, self.num_verdicts) if self.num_verdicts > 1 else {}
+        return summarize_drawn(per_question, self.num_samples) if self.num_samples > 1 else {}
 
 
 @dataclass(frozen=True)
@@ -277,7 +277,7 @@ class Task:
 
     def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
         """Return the task with the metric `name` changed as --verdicts and --num_verdicts say."""
-        metric = replace(self.metrics[name], num_verdicts=num_verdicts, by_probability=verdicts == "probability")
+        metric = replace(self.metrics[name], num_samples=num_verdicts, by_probability=verdicts == "probability")
         return replace(self, metrics={**self.metrics, name: metric})
 
     def metric_names(self, official: bool) -> list[str]:
