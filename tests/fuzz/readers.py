@@ -177,6 +177,9 @@ OPTIONAL = (
     "*responses.json dropped q?",
     "plans.json null *.aspects", "made/scores.json dropped *.parsed",
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
+    # Columns that the exported table only repeats.
+    f"made/{MEMORY}.json * *.num_irrelevant_tokens", f"made/{MEMORY}.json * *.context_length*",
+    f"made/{MEMORY}.json retyped *.topic",
     "data.json dropped *.narrative",
     "data.json null *.narrative", f"made/{TOPIC}.json retyped *.id",
     "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
