@@ -125,5 +125,5 @@ def texts_of(task: Task, record: Record) -> list[str]:
 
 
 def dates_of(task: Task, record: Record) -> "list[Date | None]":
-    """Return the dates of a profile's items, None where unknown."""
+    """Return the dates of a profile's items, None if unknown."""
     return [task.item_date and task.item_date(item) for item in record["profile"]]

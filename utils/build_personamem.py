@@ -253,7 +253,7 @@ class Building:
                 print(f"  {number}: {reason}")
 
     def describe(self) -> int:
-        """Print each step's first calls, as far as the file before it exists (--dry_run)."""
+        """Print the first calls of each step whose earlier file exists (--dry_run)."""
         for name in self._wanted():
             before = BEFORE.get(name)
             if before and not (self.folder / f"{before}.json").exists():

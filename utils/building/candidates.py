@@ -11,7 +11,7 @@ from typing import Any
 from utils.building.index import PostIndex
 from utils.building.posts import Post
 
-# When a post is a repost. The paper drops none, so both numbers are guesses.
+# Limits for reposts; the paper drops none, so both numbers are guesses.
 SHINGLE = 5  # words
 MOST = 0.5  # share of the shorter post's shingles
 SPLITS = ("train", "validation", "test")

@@ -110,7 +110,7 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Yield a table's rows, a JSON array's items, or those of `golds`, where LaMP's builder puts emails' test rows."""
+    """Yield the rows of a table, a JSON array, or the `golds` that LaMP's builder of emails wraps test questions in."""
     if path.suffix in (".parquet", ".csv"):
         yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return

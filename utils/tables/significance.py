@@ -219,7 +219,7 @@ def t_test(strata: Strata, clusters: Clusters | None = None) -> float | None:
     if clusters is not None:
         its = robust_mean(strata, clusters)
         return None if its is None else float(2 * stdtr(its.degrees, -abs(its.mean / its.error)))
-    variances = [variance(stratum) / len(stratum) for stratum in strata]  # exact: 0 where all are equal
+    variances = [variance(stratum) / len(stratum) for stratum in strata]  # exact: 0 if all are equal
     total = math.fsum(variances)
     if total == 0:
         return None
