@@ -1,3 +1,3 @@
-"""Putting the posts of a profile in order, once."""
+"""Rank the posts of every profile, once."""
 
 WITH_ENCODER = ("dense", "hybrid")  # values of --ranker that load a model

@@ -1,4 +1,4 @@
-"""Dense text embeddings by a BERT-like encoder such as Contriever (Izacard et al. 2022) or BGE-M3."""
+"""Embed texts with a BERT-like encoder, such as Contriever (Izacard et al. 2022) or BGE-M3."""
 
 import copy
 import logging
@@ -24,15 +24,16 @@ from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tok
 
 FULL_LENGTH = 512  # tokens in one unit of --batch_size
 GPU_BATCH_SIZE = 64
-# On a CPU more is slower, for buffers outgrow its caches and padding grows: on two cores, BERT-base took 10.5 s with
-# a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Less gains little, and loses where other work shares the cores.
+# On a CPU, larger batches are slower, because buffers outgrow its caches and padding grows: on two cores, BERT-base
+# took 10.5 s with a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Smaller ones gain little, and lose if other
+# work shares the cores.
 CPU_BATCH_SIZE_PER_THREAD = 2
-FULL_ENOUGH = 1 / 4  # of a batch's budget: from there on padding costs more than a batch more
-ALIKE = 0.95  # of the longest text's length: as little padding is taken
-WINDOW = 4096  # texts tokenized and sorted at a time, the next ones while these are embedded: bounds the memory
-QUEUED = 4  # batches for each of several models: so that none waits for the others, or for the next window
-UNUSUAL = "text 漢 \u0378"  # shows whether a vocabulary has a token for unknown characters
-TOKENIZED_AT_ONCE = 512  # texts: a tokenizer takes a hundred bytes and more a token, also for those that are cut off
+FULL_ENOUGH = 1 / 4  # share of a batch's budget above which more padding costs more than another batch
+ALIKE = 0.95  # share of the longest text's length above which padding is negligible
+WINDOW = 4096  # texts tokenized and sorted at a time, while the window before is embedded: bounds the memory
+QUEUED = 4  # batches per model, so that no model waits for the others or for the next window
+UNUSUAL = "text 漢 \u0378"  # fails if a vocabulary has no token for unknown characters
+TOKENIZED_AT_ONCE = 512  # texts; a tokenizer takes over a hundred bytes per token, also for tokens that are cut off
 
 T = TypeVar("T")
 Batch = tuple[list[int], Any, Any]  # rows of B texts, their token ids with padding (B, T), and their lengths (B,)
@@ -44,8 +45,8 @@ class Encoder:
 
     model: Any
     tokenizer: Any
-    max_length: int  # tokens at which texts are cut, special ones included
-    replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; the batches are shared out among all
+    max_length: int  # tokens at which texts are cut, including special ones
+    replicas: tuple[Any, ...] = ()  # copies of the model on further GPUs; batches are distributed over all
     pooling: Pooling = MEAN
 
     @property
@@ -64,26 +65,26 @@ def load_encoder(
     """Load a BERT-like model by hub name or folder; call `utils.models.check_model` first.
 
     Args:
-        device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs where there are any.
-        dtype: "float32" or "bfloat16", of the weights and all activations.
+        device: "cuda" for all visible GPUs, "cpu", or "auto" for GPUs if there are any.
+        dtype: "float32" or "bfloat16", for the weights and all activations.
 
     Raises:
-        UserError: there is no GPU, or one that torch cannot use; the model cannot be loaded, or it reads fewer than
-            `max_length` tokens; or a GPU has no memory left for it.
+        UserError: there is no GPU that torch can use; the model cannot be loaded, or reads fewer than `max_length`
+            tokens; or a GPU has no memory left for it.
     """
-    # A model that has only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, so no
-    # pickled code is run; but transformers would then also ask the hub, from a background thread, to convert the model.
+    # A model with only pytorch_model.bin is read by torch.load(weights_only=True), transformers' default, which runs no
+    # pickled code. But transformers would also ask the hub, from a background thread, to convert the model.
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
     import torch
     import transformers
 
     if logging.getLogger().level >= logging.WARNING:
-        transformers.logging.set_verbosity_error()  # it warns of a missing pooler, for which there is no use here
+        transformers.logging.set_verbosity_error()  # else it warns of a missing pooler, which is not used here
     if not sys.stderr.isatty():
         transformers.logging.disable_progress_bar()
     devices = pick_devices(device)
     source = pinned_source(model_name, cache_dir)
-    # torch's fused attention is slower in bfloat16 on a CPU than the products one after the other (half as fast).
+    # In bfloat16 on a CPU, torch's fused attention is half as fast as the separate products.
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     with skipping_absent_hub(model_name):
@@ -99,7 +100,7 @@ def load_encoder(
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
         raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
     model.eval()
-    # Only a GPU that others use is too small for such a model.
+    # Such a model fits any GPU that others don't use.
     with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
         return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
@@ -124,10 +125,10 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> A
 
 
 def most_tokens(config: Any) -> int | None:
-    """Return the tokens of the longest text that a model reads; None where its transformers config sets no limit.
+    """Return the most tokens that a model reads; None if its transformers config sets no limit.
 
-    The likes of RoBERTa (XLM-R, MPNet) count positions from after the padding token's number: of BGE-M3's 8194 a text
-    can have 8192.
+    Models like RoBERTa (XLM-R, MPNet) count positions from the one after the padding token's id: a text can have 8192
+    of BGE-M3's 8194 positions.
     """
     import torch
     import transformers
@@ -158,14 +159,14 @@ def embed_texts(
     """Embed every text, by pooling its last hidden states.
 
     Args:
-        batch_size: how many texts of 512 tokens a batch may hold (of shorter ones more). None is 64 on a GPU, and
-            2 a thread on a CPU, where a larger one counts as that. It changes scores by no more than rounding.
+        batch_size: how many texts of 512 tokens, or more shorter ones, a batch may hold. The default is 64 on a GPU. On
+            a CPU it is 2 per thread, which is also the maximum. It changes embeddings only by rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
 
     Raises:
-        UserError: the memory does not hold a batch.
+        UserError: a batch does not fit in memory.
     """
     import torch
 
@@ -191,7 +192,7 @@ def embed_texts(
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items of an iterator, each made by a thread while the one before is in use."""
+    """Yield the items of an iterator; a thread makes each while the one before is in use."""
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(next, items, None)
         while (item := pending.result()) is not None:
@@ -200,7 +201,7 @@ def _one_ahead(items: Iterator[T]) -> Iterator[T]:
 
 
 def _token_budget(device_type: str, batch_size: int | None) -> int:
-    """Padded tokens that a batch may hold."""
+    """Return the number of padded tokens that a batch may hold."""
     import torch
 
     if device_type == "cpu":
@@ -210,10 +211,10 @@ def _token_budget(device_type: str, batch_size: int | None) -> int:
 
 
 def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Group texts so that padding is small: indices, longest first, as many as fit `budget` padded tokens.
+    """Yield batches of text indices, longest texts first, within `budget` padded tokens and with little padding.
 
-    Longest first, so that a batch size the memory cannot hold shows in the first batch. A text longer than the
-    budget gets a batch of its own. A batch that holds a quarter of its budget ends where the texts get shorter.
+    With the longest first, a batch size that does not fit in memory fails in the first batch. A text longer than the
+    budget gets its own batch. Once a quarter of the budget is filled, a batch ends where texts get shorter.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
@@ -244,9 +245,9 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 
 
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
-    """Yield each batch's rows and embeddings, in order; each idle replica takes the next batch."""
+    """Yield each batch's rows and embeddings, in order; an idle model or replica takes the next batch."""
     pooling = encoder.pooling
-    if not encoder.replicas:  # in this thread, where a signal ends it at once
+    if not encoder.replicas:  # stay in this thread, where a signal ends the work at once
         yield from ((rows, _embed_batch(encoder.model, pooling, *batch)) for rows, *batch in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()
@@ -274,7 +275,7 @@ def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple
 
 
 def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> np.ndarray:
-    """Embed the token ids of B texts as (B, D); UserError with a smaller --batch_size if they do not fit in memory."""
+    """Embed the token ids of B texts as (B, D); UserError with a remedy if they do not fit in memory."""
     import torch
 
     count, longest = input_ids.shape
@@ -283,7 +284,7 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
     if count > 1 and size > 1:
         remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
     what = f"{count} texts of up to {longest} tokens at a time, on {model.device}"
-    with fitting(what, remedy), torch.inference_mode():  # the latter here, for it holds for one thread
+    with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
         if (highest := input_ids.max()) >= (
             known := getattr(model.config, "vocab_size", math.inf)
         ):  # a GPU would abort

@@ -1,7 +1,7 @@
-"""How an encoder makes one embedding of a text's tokens, which the files of sentence-transformers beside it say.
+"""How an encoder pools a text's tokens into one embedding, according to a model's sentence-transformers files.
 
-`modules.json` lists what a text goes through (Transformer, Pooling, Normalize), `1_Pooling/config.json` says how it is
-pooled. A model without them is pooled by the mean, as Contriever is (Izacard et al. 2022), and not normalized.
+`modules.json` lists the layers (Transformer, Pooling, Normalize); `1_Pooling/config.json` sets the pooling. A model
+without these files is mean-pooled, like Contriever (Izacard et al. 2022), and not normalized.
 """
 
 import json
@@ -15,7 +15,7 @@ from utils.models.hub import model_file
 
 MODES = ("mean", "cls")
 MODULES = {"Transformer", "Pooling", "Normalize"}
-WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # that is known, also where no hub is
+WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
 OVERRIDE = "--pooling mean or --pooling cls pools it so all the same"
 
 T = TypeVar("T")
@@ -23,9 +23,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pooling:
-    """From hidden states (T, D) to an embedding (D,)."""
+    """How hidden states (T, D) become an embedding (D,)."""
 
-    mode: str = "mean"  # of all tokens, or "cls": the first token's
+    mode: str = "mean"  # over all tokens, or "cls", the first token's state
     normalize: bool = False  # to length 1, so that a dot product is a cosine
 
     def __str__(self) -> str:
@@ -38,11 +38,11 @@ MEAN = Pooling()  # Contriever's
 def choose_pooling(
     name: str, cache_dir: str | None = None, mode: str | None = None, normalize: bool | None = None
 ) -> Pooling:
-    """Return the pooling that the user asks for, or else that of the model's files; call `check_model` first.
+    """Return the user's pooling, completed from the model's files; call `check_model` first.
 
     Raises:
-        UserError: they are damaged, or say what `Pooling` cannot do and `mode` does not replace; or the hub is in
-            trouble.
+        UserError: the files are damaged, or name layers or a pooling that are not supported, and `mode` is not given;
+            or the hub fails.
     """
     if name in WITHOUT_FILES or (mode is not None and normalize is not None):
         return Pooling(mode or MEAN.mode, bool(normalize))
@@ -59,7 +59,7 @@ def choose_pooling(
 
 
 def _kind(module: dict[str, str]) -> str:
-    """`sentence_transformers.models.Pooling` -> `Pooling`; where such classes stand has changed with the versions."""
+    """Return a module's class name without its Python module, which differs between versions of the library."""
     return module["type"].rpartition(".")[2]
 
 
@@ -76,7 +76,7 @@ def _read_mode(name: str, path: str, cache_dir: str | None) -> str:
 
 
 def _modes_of(config: dict[str, Any]) -> list[str]:
-    """Return the ways that are switched on: by name in files of today, before that each by a field of its own."""
+    """Return the pooling modes in a config: named in current files, one boolean field per mode in older ones."""
     named = config.get("pooling_mode")
     if named is not None:
         return [str(mode) for mode in ([named] if isinstance(named, str) else named)]
@@ -85,7 +85,7 @@ def _modes_of(config: dict[str, Any]) -> list[str]:
 
 
 def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T]) -> T | None:
-    """Return `read` of a JSON file of the model, None if it has no such file."""
+    """Return `read` applied to one of the model's JSON files; None if there is no such file."""
     path = model_file(name, file, cache_dir)
     if path is None:
         return None

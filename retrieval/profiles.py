@@ -1,4 +1,4 @@
-"""Profiles for ranking: which user's profile each question gets, texts and dates."""
+"""Profiles for ranking: which user's profile each question gets, and the items' texts and dates."""
 
 import argparse
 import random
@@ -14,17 +14,17 @@ from utils.records.datasets import DatasetFile
 if TYPE_CHECKING:
     from retrieval.rankers import Date
 
-WITH_DATES = ("recency", "hybrid")  # rankers that go by an item's date
+WITH_DATES = ("recency", "hybrid")  # rankers that use items' dates
 
 
 class Source:
-    """Return the questions to rank; with --random_profile none has its own profile.
+    """The questions to rank; with --random_profile, each has another user's profile.
 
-    They stay on disk, for a file may be larger than the memory.
+    They stay on disk, because a file may be larger than the memory.
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError if it is not one, or its profiles cannot be swapped or were swapped before."""
+        """Check the dataset; UserError if it is invalid, or its profiles should be swapped and cannot be."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
@@ -36,7 +36,7 @@ class Source:
             users.append(user_of(self.dataset.task, record))
             if "profile_owner" in record:
                 swapped.append(record["id"])
-        self._owners = list(range(len(sizes)))  # by number, the question that has the profile
+        self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
         if args.random_profile:
             if self.dataset.task.history is not None:
                 shared = "several questions share a user's history, so another question's may be the same user's"
@@ -52,8 +52,8 @@ class Source:
                 same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
                 raise UserError(f"{path}: {same}; --random_profile needs another user's profile")
             self._owners = draw_owners(users, args.seed)
-        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts of each question's profile
-        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # without a date
+        self.sizes = [sizes[owner] for owner in self._owners[: args.limit]]  # posts in each question's profile
+        self.undated = [undated[owner] for owner in self._owners[: args.limit]]  # those without a date
         self.by_date = goes_by_date(args, self.dataset.task)
 
     def read(self, number: int) -> Record:
@@ -72,7 +72,7 @@ def goes_by_date(args: argparse.Namespace, task: Task) -> bool:
 
 
 def with_dates(task: Task) -> Task:
-    """Return a task with each item's date after its text, as in LaMP's code; items without a date stay the same."""
+    """Return the task with each item's date after its text, as in LaMP's code, if the item has one."""
 
     def item_text(item: Item) -> str:
         date = f" date: {item[task.date_field]}" if task.item_date(item) else ""
@@ -82,7 +82,7 @@ def with_dates(task: Task) -> Task:
 
 
 def describe_dates(path: str, counts: dict[str, int]) -> str:
-    """Return how the latest items of a profile are found."""
+    """Return a note on how many items have a readable date, and how the others are ordered."""
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
         return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
@@ -91,16 +91,16 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
 
 
 def user_of(task: Task, record: Record) -> tuple[str, str]:
-    """Return the user who asks a question; without a name in the record, a user of its own."""
+    """Return a key for the user who asks a question; each question without a known user counts as its own user."""
     name = record.get(task.user_field) if task.user_field else None
     return ("question", record["id"]) if name is None else ("user", str(name))
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw for each question another user's question: one cycle over all, with draws of the same user repeated.
+    """Draw another user's question for each: by one cycle over all, then again while the user is the same.
 
     Args:
-        users: by question, of at least two users.
+        users: each question's user; at least two differ.
     """
     owners, generator = random_cycle(len(users), seed), random.Random(f"{seed}, drawn again")
     for number, user in enumerate(users):
@@ -110,7 +110,7 @@ def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
 
 
 def random_cycle(size: int, seed: int) -> list[int]:
-    """Return a random permutation of range(size) that is one single cycle (Sattolo 1986): none stays in its place."""
+    """Return a random permutation of range(size) that is a single cycle (Sattolo 1986), so that every number moves."""
     generator = random.Random(seed)
     cycle = list(range(size))
     for last in range(size - 1, 0, -1):
@@ -120,10 +120,10 @@ def random_cycle(size: int, seed: int) -> list[int]:
 
 
 def texts_of(task: Task, record: Record) -> list[str]:
-    """Return the texts to compare: the question, then its profile's items in the order of the file."""
+    """Return the texts to compare: the question, then its profile's items in file order."""
     return [task.query(record), *map(task.item_text, record["profile"])]
 
 
 def dates_of(task: Task, record: Record) -> "list[Date | None]":
-    """Return the dates of a profile's items, None where unknown."""
+    """Return the dates of a profile's items, None if unknown."""
     return [task.item_date and task.item_date(item) for item in record["profile"]]

@@ -1,4 +1,4 @@
-"""Rank every question's profile by relevance to the question, once: later scripts read the ranked file.
+"""Rank every question's profile by relevance to the question, once; later scripts read the ranked file.
 
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_ranked.json \\
       --model_name "facebook/contriever-msmarco"
@@ -8,10 +8,9 @@ The control with another user's posts (the paper's "random profile") is a ranked
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_random_ranked.json \\
       --random_profile --seed 0
 
---ranker recency goes by the items' dates where the benchmark has any, the latest first, and of the same date by the
-file's order, its last item first; items without a readable date come last and are counted.
---ranker hybrid alternates between the dense and the recency order, as in LaMP, and skips items already taken; the dense
-order comes first.
+--ranker recency puts the latest items first, by their dates if the benchmark has any. Items of the same date are in
+reversed file order; items without a readable date come last and are counted. --ranker hybrid alternates between the
+dense and the recency order, as in LaMP, beginning with dense, and skips items already taken.
 
 Repeat the command to resume: the orders are kept in `orders/` beside the output.
 """
@@ -19,7 +18,7 @@ Repeat the command to resume: the orders are kept in `orders/` beside the output
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees retrieval/ only
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only retrieval/
 
 import argparse
 import hashlib
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 
 SCRIPT = "retrieval/rank_dataset.py"
 WITHOUT_TEXTS = ("recency", "random")
-BLOCK = 16_384  # texts embedded before their questions' orders are kept
+BLOCK = 16_384  # texts embedded before their questions' orders are stored
 
 
 def build_parser() -> FlagParser:
@@ -114,7 +113,7 @@ def build_parser() -> FlagParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Rank one dataset; returns 0. Raises UserError, before a model is loaded where that is possible."""
+    """Rank one dataset and return 0; UserError, if possible before a model is loaded."""
     args = build_parser().parse_args(argv)
     set_up_logging(args.log_level)
     set_up_allocator()
@@ -160,9 +159,9 @@ def order_all(
     pooling: "Pooling | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with the order of every profile, from the store or newly ranked and then stored.
+    """Fill `ranked` with every profile's order, from the store or newly ranked and stored, and return the device.
 
-    Returns the device; `counts` gets what was embedded.
+    `counts` gets the numbers of embedded texts.
     """
     for key in ranked.keys:
         if (found := store.get(id_hash(*key))) is not None:
@@ -176,7 +175,7 @@ def order_all(
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
-    with closing(orders):  # its progress ends before an error is printed
+    with closing(orders):  # so that its progress line ends before an error is printed
         for record, order in orders:
             store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
             ranked.pieces[record["id"],] = {"value": order}
@@ -184,7 +183,7 @@ def order_all(
 
 
 def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> dict[str, int]:
-    """Return the manifest's counts, and print notes on the use of dates."""
+    """Return counts for the manifest, and print notes on the use of dates."""
     counts = {"posts": sum(source.sizes), "empty_profiles": source.sizes.count(0)}
     if source.by_date or use_date:
         counts["undated_posts"] = sum(source.undated)
@@ -197,7 +196,7 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
 
 
 def check_embedder(args: argparse.Namespace) -> None:
-    """Raise UserError if the encoder cannot read texts."""
+    """Raise UserError if the encoder's tokenizer cannot be used."""
     if args.ranker in WITH_ENCODER:
         from retrieval.encoder import open_tokenizer
 
@@ -205,7 +204,7 @@ def check_embedder(args: argparse.Namespace) -> None:
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
-    """Say what would be ranked, and what this machine has and lacks for it."""
+    """Print what would be ranked, and what this machine has and lacks for it."""
     texts = sum(source.sizes)
     print(f"{questions} questions with {texts} {source.dataset.task.item_words}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
@@ -216,7 +215,7 @@ def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) ->
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """Return how the encoder pools, also for the manifest; UserError if there is no such model."""
+    """Return the encoder's pooling and set its flags, for the manifest; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
     check_model(args.model_name, args.cache_dir)
@@ -226,7 +225,7 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
-    """Return the settings that decide the order of the posts."""
+    """Return the settings that decide the posts' order."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
@@ -236,9 +235,9 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Return whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
+    """Tell whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
 
-    UserError where the flag asks for it and the benchmark's items have no dates to add.
+    UserError if the flag asks for dates and the benchmark's items have none.
     """
     if args.use_date and task.date_field is None:
         raise UserError(f"{args.input_dataset_addr}: --use_date: {task.name} has no dates to add; leave it out")
@@ -251,7 +250,7 @@ def uses_dates(args: argparse.Namespace, task: Task) -> bool:
 def order_by_ranker(
     task: Task, records: Iterable[Record], num_records: int, args: argparse.Namespace
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with the order of its profile (best first), by a ranker that needs no model."""
+    """Yield each record with its profile's order (best first), by a ranker that needs no model."""
     from retrieval import rankers
 
     with closing(Progress(num_records, "questions")) as progress:
@@ -286,16 +285,16 @@ def order_by_embeddings(
     batch_size: int | None,
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with the order of its profile; every distinct text of a block of questions is embedded once.
+    """Yield each record with its profile's order; each distinct text of a block of questions is embedded once.
 
     Args:
-        num_texts: questions and posts of all records together, repeated ones included.
-        counts: gets "texts_embedded" and "texts_cut" (of those).
+        num_texts: the number of questions and posts of all records, including repeated texts.
+        counts: gets "texts_embedded" and, of these, "texts_cut".
     """
     from retrieval.encoder import WINDOW, embed_texts
     from retrieval.rankers import rank_by_embedding
 
-    # Batches of long texts come first, so an ETA waits for as many texts as are put in order of length.
+    # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(task, records):
             embeddings, num_cut = embed_texts(encoder, list(row_of), batch_size, progress)
@@ -308,7 +307,7 @@ def order_by_embeddings(
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:
-    """Yield each record with half of that order and half by recency."""
+    """Yield each record with its order alternating with the order by recency."""
     from retrieval.rankers import alternate, rank_by_recency
 
     with closing(orders):
@@ -317,7 +316,7 @@ def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> I
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
-    """Questions in file order with the rows of their distinct texts, in blocks of `BLOCK`: a killed run loses one."""
+    """Yield blocks of questions, in file order, with a row number for each of the block's `BLOCK` or more texts."""
     block, row_of = [], {}
     for record in records:
         block.append(record)
@@ -331,14 +330,14 @@ def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[l
 
 
 def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
-    """Yield the records with whole profile items in these orders, as `output` holds them."""
+    """Yield the records with their profiles in these orders, in the form that `output` stores."""
     for number in range(len(orders)):
         record = source.read(number)
         yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}
 
 
 def id_hash(question_id: str) -> str:
-    """Return the key of an order in the store, which has a folder for its other settings."""
+    """Return the key of a question's order in the store, whose folder depends on all other settings."""
     return hashlib.sha256(question_id.encode()).hexdigest()[:32]
 
 

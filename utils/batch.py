@@ -4,9 +4,9 @@
       --inputs_addr test.json --output_addr none.json
 
 The command is baselines.py, planpers.py, evaluate_responses.py, utils/build_dataset.py or utils/build_personamem.py,
-with its own flags. It runs until it has no more requests to record. They are sent in batches, then the command runs
-again with the answers, until it ends. Each batch takes up to a day. Run the same command again to wait for batches
-already sent; none is sent twice.
+with its own flags. It runs once to record its requests, which are sent in batches, and then again with the answers,
+until it is finished. Each batch takes up to a day. Run the same command again to wait for batches already sent; none is
+sent twice.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 from utils import cli
 from utils.cli import UserError
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(script: str, words: list[str]) -> int:
-    """Run a command as often as it notes requests; returns its exit code."""
+    """Run a command again until it notes no more requests, and return its exit code."""
     from utils.generation.batches import Asked, BatchEngine  # imports openai
 
     command = import_module(script.removesuffix(".py").replace("/", "."))

@@ -5,11 +5,11 @@
   python utils/build_dataset.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt --output_dir built \\
       --posts_addr SE-PQA/train/data.jsonl SE-PQA/val/data.jsonl SE-PQA/test/data.jsonl
 
-Steps, each with a file in --output_dir: all posts (posts.sqlite); candidates.json; factoid_filter.json, whether a good
-answer depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is found
-in the post; splits.json; and <category>_<split>.json, which every other script reads. counts.json has what each step
-kept and dropped, to_read.html a few records of each to read. Run the same command again to resume; with
-more --posts_addr asks only for what is new. --dry_run makes the steps up to candidates.json, which ask no model.
+The steps' files in --output_dir: posts.sqlite, all posts; candidates.json; factoid_filter.json, whether a good answer
+depends on who asks; aspects.json, what the asker cares about; evidence.json, the aspects whose evidence is found in the
+post; splits.json; and <category>_<split>.json, which every other script reads. counts.json counts what each step kept
+and dropped; to_read.html shows a few records of each. Run the same command again to resume; with more --posts_addr, it
+asks only about new posts. --dry_run makes the files up to candidates.json, which need no model.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from utils.files.writing import Lock, check_writable, write_array, write_synced
 from utils.parsing import building as parsing
 
 SCRIPT = "utils/build_dataset.py"
-Files = dict[str, list[str]]  # by a file to make, its communities
+Files = dict[str, list[str]]  # communities by the name of the file to make
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence up to white space and quotation marks",
@@ -148,7 +148,7 @@ class _Category(msgspec.Struct):
 
 
 def read_communities(path: Path) -> dict[str, list[str]]:
-    """Return the communities of each file to make; UserError where they are not such."""
+    """Return the communities of each file to make; UserError if the TOML file is invalid."""
     files: dict[str, list[str]] = {}
     for name, table in (tables := read_toml(path)).items():
         check_field(tables, str(path), name, _Category)
@@ -163,17 +163,17 @@ def read_communities(path: Path) -> dict[str, list[str]]:
 
 
 def note_communities(path: str | None, found: list[str], files: Files) -> None:
-    """Name the communities that have posts but no category, and those of the user's file that have no posts."""
+    """Print the communities that have posts but no category, and those in the user's file that have no posts."""
     wanted = {one for its in files.values() for one in its}
     if unplaced := [one for one in found if one not in wanted]:
         remedy = "" if path else "; --communities_addr takes other categories"
         print(f"note: in no category, so in profiles alone: posts of {first_five(unplaced)}{remedy}", file=sys.stderr)
     absent = sorted(wanted - {*found})
-    if path and absent and found:  # of the paper's 47 the inputs may have any
+    if path and absent and found:  # without a file, inputs may have any of the paper's 47
         print(f"note: {path}: the inputs have no posts of {first_five(absent)}", file=sys.stderr)
 
 
-# The steps that ask no model
+# The steps that need no model
 
 
 def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> Counts:
@@ -200,7 +200,7 @@ def as_candidate(post: Post) -> Record:
 
 
 def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
-    """Write evidence.json: the posts with the aspects that have evidence in them, without profiles."""
+    """Write evidence.json: posts with the aspects whose evidence they contain, without profiles."""
     folder, said = Path(args.output_dir), asking.said(ASPECTS)
 
     def write(target: Path) -> Counts:
@@ -227,7 +227,7 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
 
 
 def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
-    """splits.json: by author the split that all of their questions are in."""
+    """Write splits.json: by author, the split of all their questions."""
     folder = Path(args.output_dir)
 
     def write(target: Path) -> Counts:
@@ -246,7 +246,7 @@ def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
 
 
 def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> dict[str, Counts]:
-    """<category>_<split>.json: the dataset, each question with its author's earlier posts."""
+    """Write <category>_<split>.json: the dataset, each question with its author's earlier posts."""
     folder, counts = Path(args.output_dir), {}
     records, splits = read_json(folder / "evidence.json"), read_json(folder / "splits.json")
     made_from = {name: file_hash(folder / f"{name}.json") for name in ("evidence", "splits")}
@@ -259,7 +259,7 @@ def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files:
                 write = partial(write_file, index, its, args.max_profile_posts)
                 counts[path.name] = steps.make(path, {**settings, "communities": communities, "split": split}, write)
     for path in sorted(path for split in SPLITS for path in folder.glob(f"*_{split}.json")):
-        if path.name not in counts:  # of a split that is empty now, or of a category that is no more
+        if path.name not in counts:  # its split is empty now, or its category was removed
             steps.remove(path)
     return counts
 
@@ -277,11 +277,11 @@ def write_file(index: PostIndex, records: list[Record], most: int, target: Path)
     return counts
 
 
-# What each step kept and dropped
+# Counts and the page
 
 
 def write_counts(args: argparse.Namespace, steps: Steps, counts: dict[str, Any]) -> None:
-    """counts.json: of each step, and of each input."""
+    """Write counts.json: the counts of each step and of each input."""
 
     def write(target: Path) -> Counts:
         write_synced(target, json.dumps(counts, ensure_ascii=False, indent=2) + "\n")
@@ -291,7 +291,7 @@ def write_counts(args: argparse.Namespace, steps: Steps, counts: dict[str, Any])
 
 
 def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], candidates: list[Record]) -> None:
-    """to_read.html: records of each step, drawn for reading, as the paper's authors read 500 and 100."""
+    """Write to_read.html: a sample of each step's records to check, as the paper's authors read 500 and 100."""
     folder = Path(args.output_dir)
 
     def write(target: Path) -> Counts:

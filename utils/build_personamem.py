@@ -6,9 +6,9 @@
       --output_dir built --personas_addr personas.jsonl --topics_addr topics.toml --size 128k --filter_questions
 
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
-(small_talk.json), `questions` (questions.json), and `assemble`, which asks no model. It writes questions_<size>.csv and
-its histories, shared_contexts_<size>.jsonl, which utils/download_datasets.py --source_dir reads, validity_<size>.json:
-how many questions can be answered without a history, and more, and to_read_<size>.html, which shows some questions. Run
+(small_talk.json), `questions` (questions.json), and `assemble`, which needs no model. It writes questions_<size>.csv
+and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json, with
+how many questions can be answered without a history, and more; and to_read_<size>.html, which shows some questions. Run
 the same command again to resume; nothing is requested twice.
 """
 
@@ -48,7 +48,7 @@ from utils.runs.shared import Shared, Step
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
-BEFORE = {"conversations": "personas", "questions": "conversations"}  # the file that a step reads
+BEFORE = {"conversations": "personas", "questions": "conversations"}  # the earlier file that each file is made from
 UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "topics asked on"}
 MOST_REASONS = 5  # to print
 Value = dict[str, Any] | list[Any] | None
@@ -148,7 +148,7 @@ class Building:
         }
 
     def _output(self, name: str, keys: Iterable[str], given: str | None = None, **settings: Any) -> Output:
-        """A step's output; `given` is the user's file that it is made from, besides the file of the step before."""
+        """Return a file's output; `given` is the user's file that it depends on, besides the step before."""
         models = {role: its.model.identity for role, its in self.shared.roles.items()}
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(self.prompts.values())}
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
@@ -156,14 +156,14 @@ class Building:
         return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
 
     def _wanted(self) -> list[str]:
-        """List the files of the wanted steps, in order."""
+        """Return the names of the wanted steps' files, in order."""
         steps = {*self.args.step, *(["personas"] if "conversations" in self.args.step else [])}
         return [name for name in self.outputs if name in steps]
 
-    # What each step asks for
+    # The steps' requests
 
     def make(self) -> int:
-        """Make the files of the wanted, unfinished steps; returns how many records a server failed on."""
+        """Make the wanted, unfinished files, and return how many records a server failed on."""
         left: dict[str, Step] = {}
         for name in self._wanted():
             output, before = self.outputs[name], BEFORE.get(name)
@@ -186,7 +186,7 @@ class Building:
         return Step(answer, partial(self._records, name), output.unit, output.pieces, **how)
 
     def _records(self, name: str) -> dict[Key, Record]:
-        """A step's records by key; `made_from` is the value of the step before. Records without one are left out."""
+        """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing."""
         output = self.outputs[name]
         if name not in BEFORE:
             return {key: {"id": key[0]} for key in output.keys}
@@ -199,7 +199,7 @@ class Building:
         return records
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
-        """Return a piece of an output: a record's value, dropped parts, and the figures of its calls."""
+        """Return a record's value, the counts of dropped parts, and the figures of its calls."""
         asking = Asking(ask, self.args, self.prompts)
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
@@ -253,7 +253,7 @@ class Building:
                 print(f"  {number}: {reason}")
 
     def describe(self) -> int:
-        """Print each step's first calls, as far as the file before it exists (--dry_run)."""
+        """Print the first calls of each step whose earlier file exists (--dry_run)."""
         for name in self._wanted():
             before = BEFORE.get(name)
             if before and not (self.folder / f"{before}.json").exists():
@@ -267,7 +267,7 @@ class Building:
 
 
 def assemble(args: cli.Arguments) -> None:
-    """Write the table, histories, validity figures and page of --size."""
+    """Write the table, histories, validity figures and page for --size."""
     folder, size, addr = Path(args.output_dir), args.size, args.tokenizer or args.model_addr
     names = (f"questions_{size}.csv", f"shared_contexts_{size}.jsonl", f"validity_{size}.json", f"to_read_{size}.html")
     table, contexts, validity, page = paths = [folder / name for name in names]
@@ -288,7 +288,7 @@ def assemble(args: cli.Arguments) -> None:
     rows: list[assembly.Row] = []
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
     print(f"{table}: {format_counts(counts)}")
-    if args.filter_questions:  # the figures are of all questions: the filter itself determines those of the rest
+    if args.filter_questions:  # figures cover all questions, because the filter determines those of the rest
         unfiltered = {**settings, "filter_questions": False}
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
@@ -299,7 +299,7 @@ def assemble(args: cli.Arguments) -> None:
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:
-    """Return a function that counts the tokens of texts, with --tokenizer or the generator's."""
+    """Return a function that counts texts' tokens, with --tokenizer or the generator's tokenizer."""
     if args.tokenizer is None and args.openai:
         chat = APIChat(addr)
         return lambda texts: list(map(chat.count, texts))
@@ -308,7 +308,7 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
 
 
 def _collect(pieces: Pieces) -> dict[str, Any]:
-    """{id: piece} in the order of the records."""
+    """Return {id: piece} in the order of the records."""
     return {key[0]: piece for key, piece in pieces.items()}
 
 

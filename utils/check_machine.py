@@ -1,9 +1,9 @@
-"""Can this machine run what requirements*.txt name? `make setup` asks before it downloads anything.
+"""Check that this machine can run the packages of a requirements file; `make setup` does so before it downloads them.
 
   python3 utils/check_machine.py requirements-cpu.txt
 
-Prints nothing if it can, else one line on stderr with the problem and a remedy; exit code 1. It uses old syntax,
-because old Pythons run it to find out that they are too old.
+Prints nothing if it can, else one line on stderr with the problem and a remedy, and exits with code 1. The syntax is
+old, so that old Pythons can run this file and report that they are too old.
 """
 
 import os
@@ -11,16 +11,16 @@ import platform
 import shutil
 import sys
 
-PYTHONS = ((3, 11), (3, 14))  # oldest and newest that every pinned package has a wheel for, or takes
-GLIBC = (2, 28)  # of torch's and vllm's wheels (manylinux_2_28)
-DISK = {"cpu": 8, "gpu": 13}  # GB for .venv, the demo and pip's downloads: measured, and rounded up
+PYTHONS = ((3, 11), (3, 14))  # the oldest and newest that all pinned packages support
+GLIBC = (2, 28)  # required by torch's and vllm's wheels (manylinux_2_28)
+DISK = {"cpu": 8, "gpu": 13}  # GB for .venv, the demo and pip's downloads: measured and rounded up
 CONTAINER = "use a Linux machine or container with glibc 2.28 or newer, Python 3.11 to 3.14 with pip and venv, and make"
 
 
 def find_problem(kind, system, glibc, python, has_avx2, has_venv, free):
-    """What keeps the packages of a `kind` ("cpu" or "gpu") from running, and what to do; None if nothing does.
+    """Return what keeps the packages of a `kind` ("cpu" or "gpu") from running, with a remedy; None if nothing does.
 
-    `glibc` and `python` are versions as tuples (glibc None if there is none), `free` is GB of disk.
+    `glibc` (or None) and `python` are versions as tuples; `free` is disk space in GB.
     """
     if system != "Linux" or glibc is None or glibc < GLIBC:
         here = "glibc %d.%d" % glibc if glibc else "no glibc"
@@ -40,7 +40,7 @@ def find_problem(kind, system, glibc, python, has_avx2, has_venv, free):
 
 
 def has_avx2():
-    """Does this processor have what vllm's CPU build needs? Processors other than x86 have it all."""
+    """Tell whether this processor has AVX2, which vllm's CPU build needs on x86-64; True on other processors."""
     if platform.machine() != "x86_64":
         return True
     with open("/proc/cpuinfo") as file:
@@ -48,13 +48,13 @@ def has_avx2():
 
 
 def main(argv):
-    """Returns the exit code."""
+    """Check this machine and return the exit code."""
     with open(argv[0]) as file:
         kind = "cpu" if any(line.startswith("torch==") and "+cpu" in line for line in file) else "gpu"
     name, version = platform.libc_ver()
     glibc = tuple(int(number) for number in version.split(".")[:2]) if name == "glibc" else None
     try:
-        import ensurepip  # Debian has it in a package of its own
+        import ensurepip  # Debian ships it in a separate package
     except ImportError:
         ensurepip = None
     system, free = platform.system(), shutil.disk_usage(os.curdir).free // 10**9

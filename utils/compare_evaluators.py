@@ -1,18 +1,18 @@
-"""How well strategies and judges agree with human preferences, and with each other (paper section 5.2, Figure 4).
+"""Measure how well strategies and judges agree with humans and with each other (paper, section 5.2, figure 4).
 
   python utils/compare_evaluators.py --human_addr preferences.json --output_addr evaluators.json \\
       --evaluator "Aspects, 32B" planpers_scores.json rag_scores.json \\
       --evaluator "Direct, 32B" planpers_direct.json rag_direct.json \\
       --evaluator "Pairwise, 32B" planpers_rag_pairs.json
 
-An evaluator is a name and the score files that evaluate_responses.py wrote for two systems, or its one pairwise file;
-where there is a file a category, give --evaluator with the same name once a category. First and second are the same
-systems for all evaluators and for the humans. Their file is what utils/human_evaluation.py collects, or a choice a
-question, or a list with a choice of each rater:
+An evaluator is a name and the score files that evaluate_responses.py wrote for two systems, or its one pairwise file.
+If each category has its own files, repeat --evaluator with the same name for each category. First and second must be
+the same systems for all evaluators and for the humans. The humans' file is the output of utils/human_evaluation.py
+--collect, or an object with one choice per question, or with a list of the raters' choices:
 
   {"question id": "first", "another id": ["tie", "second"], "a third": ["second", "second"]}
 
-The humans' outcome of a question is what more than half of the raters say, else a tie. The tables go to stdout.
+The humans' outcome on a question is the choice of more than half of the raters, else a tie. The tables go to stdout.
 """
 
 import sys
@@ -48,8 +48,8 @@ from utils.tables.system_scores import (
 )
 
 SCRIPT = "utils/compare_evaluators.py"
-RESULTS = {"win": 1, "tie": 0, "loss": -1}  # a pairwise result, which is the first system's, as a preference
-PAPER_KAPPA = 0.726  # of the paper's two raters (section 5.2)
+RESULTS = {"win": 1, "tie": 0, "loss": -1}  # the preference that the first system's pairwise result means
+PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
 
 
 def build_parser() -> cli.FlagParser:
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def check_files(args: argparse.Namespace) -> list[str]:
-    """Return all files that are read; UserError if an evaluator has none, or a file is given twice."""
+    """Return all input files; UserError if an evaluator has none or is alone, or a file is given twice."""
     inputs = [] if args.human_addr is None else [args.human_addr]
     for name, *paths in args.evaluator:
         if not paths:
@@ -106,7 +106,7 @@ def check_files(args: argparse.Namespace) -> list[str]:
 
 
 def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[Evaluator]:
-    """Read the evaluators of every `[name, file, ...]`, in the order of their names' first appearance."""
+    """Read the evaluators of lists `[name, file, ...]`, in the order in which their names first appear."""
     evaluators: dict[str, Evaluator] = {}
     read: dict[str, Scores] = {}
     for name, *paths in arguments:
@@ -125,7 +125,7 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
 
 
 def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Raise UserError unless these are files of the evaluator's strategy, one if it is pairwise, else two."""
+    """Raise UserError unless all files are of the evaluator's strategy: one if it is pairwise, else two."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if len(strategies) > 1 or len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         raise UserError(
@@ -136,7 +136,7 @@ def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
 
 
 def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Add what one pairwise file, or the files of two systems, say of their questions; UserError where one has two."""
+    """Add preferences and scores from a pairwise file or two systems' files; UserError for a repeated question."""
     systems = [{entry["id"]: entry for entry in scores["per_question_scores"]} for scores in files.values()]
     for path, scores in files.items():
         ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
@@ -156,7 +156,7 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
 
 
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError where manifests tell that two evaluators, or the humans, had other systems or another order."""
+    """Raise UserError if evaluators and humans judged different systems, or in another order, by their manifests."""
     seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:
@@ -165,7 +165,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
             raise UserError(f"{human.path}: has {both}\n  give the choices on the questions that these files score")
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
-            # The humans' file has no responses of categories they were not asked about.
+            # The humans' file lacks the responses of categories that they were not asked about.
             if seen and not any(digest in seen for _, digest in its):
                 raise UserError(
                     f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
@@ -181,7 +181,7 @@ def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
 
 
 def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
-    """Return the score file and the hash of the responses judged in it, of both systems; nothing if not known."""
+    """Return both systems' (score file, hash of the judged responses); empty if unknown."""
     found = []
     for path in paths:
         responses = settings_of(path).get("responses")

@@ -1,10 +1,10 @@
-"""Put dataset files into the shape of the paper's Table 1.
+"""Make a table of datasets' statistics, like the paper's Table 1.
 
   python utils/dataset_statistics.py --inputs_addr data/*_train.json data/*_validation.json data/*_test.json
 
-A column a file. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by category
-and have what the paper prints in a row below; others go by their name. Cells are mean ± population standard deviation
-over the questions of a file; lengths are in words, which is what white space separates.
+Each file is a column. Files named <category>_<split>.json, as utils/download_datasets.py names them, are grouped by
+category, with the paper's numbers in rows below; other files are shown by name. Cells are means ± population standard
+deviations over a file's questions. Lengths are in words, separated by white space.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Return each row's label, and a number or mean and deviation of this file and of it in the paper."""
+    """Yield each row's label, this file's number or mean and deviation, and the paper's; None if unknown."""
     printed, task, users = column.paper.get("questions"), column.task, len(column.users)
     label = "Questions" if has_users else "Questions (users)"
     yield label, (column.num_questions,), None if printed is None else (printed,)
@@ -52,7 +52,7 @@ def statistics(
 
 
 def make_table(columns: list[Column], notes: list[str]) -> Table:
-    """Make a row a statistic; where the paper has something to compare, its row follows."""
+    """Return a table with one row per statistic, followed by the paper's row if the paper prints any."""
     rows = []
     has_users = any(column.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
@@ -68,7 +68,7 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 
 
 def make_notes(columns: list[Column]) -> list[str]:
-    """Print notes for comparing the numbers."""
+    """Return notes on the numbers, and on their differences from the paper's."""
     notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
     if columns[0].task.paper_files():
         notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."

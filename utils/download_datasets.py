@@ -1,4 +1,4 @@
-"""Download a benchmark: fetch its own files, check them, and write one file a split that every command reads.
+"""Download a benchmark: fetch its original files, check them, and write one file per split for the other commands.
 
   python utils/download_datasets.py --output_dir data                                     LaMP-QA
   python utils/download_datasets.py --dataset LaMP-4 --setting time --output_dir data     LaMP-1 to LaMP-7: user, time
@@ -6,12 +6,12 @@
   python utils/download_datasets.py --dataset PersonaMem-32k --output_dir data            32k, 128k, 1M
   python utils/download_datasets.py --dataset PersonaMem-v2-32k --output_dir data         32k, 128k
 
-LaMP-QA is three categories x three splits, a JSON array each, named <category>_<split>.json; of LaMP and LongLaMP it is
-<dataset>_<setting>_<split>.json, of PersonaMem PersonaMem_<size>.json, with the histories that its questions share in
-PersonaMem_<size>_contexts.jsonl beside it; PersonaMem-v2's names begin with PersonaMem-v2. A finished file is left
-alone, so the same command again fetches what is missing. <file>.manifest.json beside each holds where it is from (of a
-dataset on the hub the commit), how many questions there are, and hashes. Without internet: --source_dir takes the
-original files from a folder; or set HF_HUB_OFFLINE=1 where --cache_dir holds what an earlier run has fetched.
+LaMP-QA's files, one for each of three categories and three splits, are JSON arrays named <category>_<split>.json. LaMP
+and LongLaMP have <dataset>_<setting>_<split>.json. PersonaMem has PersonaMem_<size>.json, with the histories that its
+questions share in PersonaMem_<size>_contexts.jsonl; PersonaMem-v2's names begin with PersonaMem-v2. Finished files are
+left alone, so the same command again fetches the missing ones. Each file's <file>.manifest.json holds its origin (for a
+dataset on the hub, the commit), the number of questions, and hashes. Without internet, --source_dir takes the original
+files from a folder, or HF_HUB_OFFLINE=1 takes the files that an earlier run has fetched to --cache_dir.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if not args.overwrite:
         check_commits(outputs, source)
-    run = describe_run(vars(args), {}, None)  # it takes longer than a small file
+    run = describe_run(vars(args), {}, None)  # once, because it takes longer than writing a small file
     for path, (part, split) in outputs.items():
         check_writable(path)
         lock = Lock(path)
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parts_of(dataset: str, setting: str | None) -> list[Published]:
-    """What is published of a dataset in this setting, the first one if None; UserError where it has no such setting."""
+    """Return a dataset's published parts in this setting, the first one if None; UserError for an unknown setting."""
     published = tasks()[dataset].published()
     if setting is None:
         setting = next(iter(published))
@@ -114,7 +114,7 @@ def parts_of(dataset: str, setting: str | None) -> list[Published]:
 
 
 def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
-    """Return where the original files are; UserError where they cannot be had."""
+    """Return the source of the original files; UserError if there is none."""
     if args.source_dir is not None:
         return find_folder(args.source_dir, "--source_dir", args.revision)
     place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
@@ -131,7 +131,7 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
 
 
 def is_the_users_own(path: Path) -> bool:
-    """Return whether a file exists without a manifest, so not written by this script; print a note if so."""
+    """Tell, and print, whether a file exists without a manifest, and so was not written by this script."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
         print(f"{path}: already there, left alone; without a manifest nothing is known of its origin")
@@ -139,7 +139,7 @@ def is_the_users_own(path: Path) -> bool:
 
 
 def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
-    """Raise UserError where finished files are of another commit than the source: no mix is made of two."""
+    """Raise UserError if finished files are from another commit than the source, so that commits are never mixed."""
     manifests = {path: read_manifest(path) for path in outputs if path.exists()}
     commits = {path: found["settings"].get("commit") for path, found in manifests.items() if found}
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]

@@ -1,11 +1,11 @@
-"""Write answers into the files that a benchmark's own scorer, or its leaderboard, takes.
+"""Write answers in the format of a benchmark's own scorer or leaderboard.
 
   python utils/export_predictions.py --output_dir export \\
       --inputs_addr LaMP-3_user_test.json LaMP-4_user_test.json --response_addr lamp3.json lamp4.json
 
-One file a task; LaMP's leaderboard takes a zip of all seven. The first response to each question is exported; a
-question without an answer gets an empty one, and is counted. A dataset's own answers are not read, but
-for PersonaMem's result table, which has each question's right letter and score.
+Each task gets one file; LaMP's leaderboard takes a zip of all seven. The first response to each question is exported; a
+question without an answer gets an empty one, and is counted. The dataset's right answers are read only for PersonaMem's
+result table, which has each question's right letter and score.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
-    """Return the file's name, its text, and a line with counts."""
+    """Return the exported file's name and text, and a line with counts."""
     records = read_questions(inputs_addr, ["export"])
     task = task_of(inputs_addr, records)
     if task.export is None:

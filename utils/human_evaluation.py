@@ -1,16 +1,17 @@
-"""Ask people: one HTML file in which raters compare answers or rate aspects, and what their result files say.
+"""Ask people: make an HTML page on which raters compare answers or rate aspects, and collect their result files.
 
   python utils/human_evaluation.py --ask pairs --inputs_addr test.json --output_addr study.html --raters Ann Bo \\
       --system PlanPers planpers.json --system RAG rag.json
   python utils/human_evaluation.py --collect ratings_ann.json ratings_bo.json --key_addr study_key.json \\
       --output_addr preferences.json
 
-Every rater gets the same file, says there who they are, and sends back the result that it downloads. Which answer is
-The key is study_key.json, beside study.html: keep it to yourself, --collect needs it.
+Every rater gets the same page, enters who they are, and sends back the result file that the page saves. The page does
+not tell which system gave an answer; the key, study_key.json beside study.html, does. Keep the key to yourself;
+--collect needs it.
 
 --ask pairs: which of two systems' answers is better, for utils/compare_evaluators.py. --ask verdicts: how well one
-system's answers cover each aspect, 0, 1 or 2 as the judge has it. --ask aspects: whether each aspect is valid and
-important and its evidence fits, and how complete they are, 1 to 5. docs/asking_people.md says more.
+system's answers cover each aspect, 0, 1 or 2 like the judge's verdicts. --ask aspects: whether each aspect is valid and
+important and its evidence fits, and how complete all aspects are, 1 to 5. See docs/asking_people.md.
 """
 
 import sys
@@ -38,7 +39,7 @@ from utils.tables.rating_study import NUM_SYSTEMS
 from utils.tables.system_scores import files_by_name
 
 SCRIPT = "utils/human_evaluation.py"
-COLLECTING = f"{SCRIPT} --collect"  # another one to manifests: it replaces no page and no key, and they nothing of its
+COLLECTING = f"{SCRIPT} --collect"  # another script to manifests, so that results and pages never replace each other
 TEMPLATE = Path(rating_study.__file__).with_name("rating_template.html")
 SHOWN = ["question", "details", "aspects"]
 NEEDS = {"pairs": "answers of both systems", "verdicts": "an answer and aspects", "aspects": "aspects"}
@@ -147,7 +148,7 @@ def publish(
 
 
 def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
-    """Read the questions of all datasets by id, all of one task."""
+    """Read the questions of all datasets, which are of one task, by id."""
     files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
     refuse_shared_ids(files)
     records = {question_id: record for its in files.values() for question_id, record in its.items()}
@@ -155,7 +156,7 @@ def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
 
 
 def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
-    """Read a system's answers by question id; those that are missing are left out."""
+    """Read a system's answers by question id, without missing ones."""
     found: dict[str, str] = {}
     for path in paths:
         responses = read_responses(path)
@@ -165,7 +166,7 @@ def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:
-    """Return the parts of a question on the page."""
+    """Return a question as it is shown on the page."""
     shown = SHOWN.index(args.show) if args.ask == "pairs" else len(SHOWN)
     return {
         "id": record["id"],

@@ -1,13 +1,13 @@
-"""Read the prompts of LaMP-QA's public code from a clone of it, into a folder for --prompts_dir.
+"""Extract the prompts of LaMP-QA's public code from a clone into a folder for --prompts_dir.
 
   git clone https://github.com/LaMP-Benchmark/LaMP-QA
   git -C LaMP-QA checkout 504410d
   python utils/import_prompts.py --code_dir LaMP-QA --output_dir prompts_paper
 
-The clone's files are read as text: nothing of them is imported or run. With --prompts_dir prompts_paper, baselines.py,
-train_planner.py, planpers.py and evaluate_responses.py (for aspects) then ask what that code asks, character for
-character; train_planner.py --planner_target reference also learns that code's targets. A note names the prompts that
-are not as in that commit.
+The clone's files are read as text; none of them is imported or run. With --prompts_dir prompts_paper, baselines.py,
+train_planner.py, planpers.py and evaluate_responses.py (for aspects) use that code's prompts, character for character.
+train_planner.py --planner_target reference also learns that code's targets. A note names the prompts that differ from
+that commit's.
 """
 
 import sys
@@ -29,7 +29,7 @@ from utils.files.writing import fill_folder, write_synced
 
 COMMIT = "504410d"
 FORMATTERS, EVALUATOR = "data/formetters.py", "evaluation/evaluator.py"
-FUNCTIONS = {  # file and function that build the messages of each of our prompts
+FUNCTIONS = {  # by our prompt's name, the file and function that build its messages
     "no_personalization": (FORMATTERS, "get_baseline_no_rag_formatter"),
     "rag": (FORMATTERS, "get_baseline_rag_formatter"),
     "planpers": (FORMATTERS, "get_generation_with_plan_rag_formatter"),
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(output: Path, files: dict[str, str]) -> bool:
-    """Say whether the folder holds these files; UserError where it holds anything else."""
+    """Tell whether the folder holds these files; UserError if it holds anything else."""
     paths = {output / f"{name}.txt": text for name, text in files.items()}
     if all(path.is_file() and read_text(path) == text for path, text in paths.items()):
         return True
@@ -75,16 +75,16 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
 
 
 def read_prompts(code_dir: Path) -> dict[str, str]:
-    """Read the text of each prompt's file, by the prompt's name; UserError where the code has another shape."""
+    """Return the text of each prompt's file, by the prompt's name; UserError if the code has changed."""
     return {name: read_prompt(name, code_dir, *place) for name, place in FUNCTIONS.items()}
 
 
 def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str:
-    """Read one prompt; our placeholders have the names of the records' fields in the public code."""
+    """Return one prompt's text; placeholders have the field names of the public code."""
     try:
         messages = read_messages(read_text(code_dir / path), function_name)
         parts = {role: messages[role] for role in ("system", "user")}
-        if name == "planner":  # its target is a lead-in and the variable that collects the lines of the plan
+        if name == "planner":  # its target is a lead-in and the variable with the plan's lines
             parts["assistant"] = messages["assistant"].rpartition("{")[0] + "{plan}"
     except (UserError, LookupError, SyntaxError, ValueError) as error:
         what = f"{code_dir / path}: the prompt of {function_name} cannot be read without running it: {error!r}"
@@ -97,7 +97,7 @@ def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str
 
 
 def read_messages(source: str, function_name: str) -> dict[str, str]:
-    """Read the content of the chat messages that a function writes out, by role; LookupError or ValueError if not."""
+    """Return by role the content of the chat messages that a function builds; LookupError or ValueError if unknown."""
     tree = ast.parse(source)
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
     if not functions:
@@ -117,13 +117,13 @@ def read_messages(source: str, function_name: str) -> dict[str, str]:
 
 
 def assigned(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
-    """Return the value assigned to each name."""
+    """Return the value last assigned to each name."""
     found = [node for node in nodes if isinstance(node, ast.Assign)]
     return {target.id: node.value for node in found for target in node.targets if isinstance(target, ast.Name)}
 
 
 def text_of(node: ast.expr, values: dict[str, ast.expr]) -> str:
-    """Return the text that an expression builds, with `{name}` for each field or variable that is filled in."""
+    """Return the text that an expression builds, with `{name}` for each field or variable in it."""
     match node:
         case ast.Constant(value=str(text)):
             return text

@@ -1,16 +1,16 @@
-"""Make responses that a sound judge must place, and place right: what its scores of systems are worth shows on them.
+"""Make control responses with a known rank, to test a judge.
 
   python utils/make_controls.py --inputs_addr test.json --response_addr rag.json --output_dir controls
 
-Five files of responses, made from a dataset and one system's responses, and judged as any system's are:
+It writes five files of responses, made from a dataset and one system's responses, to be judged like any system's:
 
   question.json      the question repeated, and nothing else
-  other_answer.json  the system's answer to another question, drawn with --seed; no question has its own
+  other_answer.json  the system's answer to another question, drawn with --seed
   half.json          the first half of the system's answer, by characters
-  ceiling.json       the asker's wishes as the judge sees them, as if they were an answer
+  ceiling.json       the asker's wishes, as the judge sees them, in place of an answer
   orders.json        a text that tells the judge to give the highest score
 
-docs/trusting_the_judge.md says what to expect of each.
+docs/trusting_the_judge.md says which scores to expect.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     files = {Path(args.output_dir) / f"{name}.json": one for name, one in controls.items()}
     cli.check_outputs(list(map(str, files)), [args.inputs_addr, args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
-    # Settings as a model's answers have them: of this dataset, without a prompt.
+    # The settings that a model's answers have too, except for the prompt.
     made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
     texts = {path: json.dumps(one, ensure_ascii=False, indent=2) + "\n" for path, one in files.items()}
     contents = {path: text.encode() for path, text in texts.items()}
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
 def make_controls(
     questions: list[Record], answers: dict[str, str | None], controls: Controls, seed: int, response_addr: str
 ) -> dict[str, Responses]:
-    """Make by a file's name its responses; `answers` are the system's by question, None where it has none."""
+    """Return the control responses by file name; `answers` are the system's by question, None for missing ones."""
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
         raise UserError(f"{response_addr}: answers {len(answered)} of the questions; another's takes two at least")
@@ -97,13 +97,13 @@ def make_controls(
 
 
 def draw_others(ids: list[str], seed: int) -> dict[str, str]:
-    """Draw another id for each, each once: they are shuffled into a ring, and each has the one before it."""
+    """Draw another id for each id, each once: ids are shuffled into a ring, and each gets the one before it."""
     ring = random.Random(seed).sample(ids, len(ids))
     return {question_id: ring[place - 1] for place, question_id in enumerate(ring)}
 
 
 def halve(answer: str) -> dict[str, str]:
-    """Return an answer's first half, and where it was cut."""
+    """Return an answer's first half, and whether it was cut at a sentence, word or character."""
     answer = answer.strip()
     half = max(1, len(answer) // 2)
     ends = [end for found in SENTENCE_END.finditer(answer) if half / 2 <= (end := found.end()) <= half]
@@ -111,7 +111,7 @@ def halve(answer: str) -> dict[str, str]:
         return {"output": answer[: ends[-1]].rstrip(), "cut_at": "sentence"}
     if words := re.match(r"(.*\S)\s", answer[: half + 1], re.DOTALL):
         return {"output": words[1], "cut_at": "word"}
-    return {"output": answer[:half], "cut_at": "character"}  # as of a script without spaces
+    return {"output": answer[:half], "cut_at": "character"}  # such as in a script without spaces
 
 
 def describe(responses: Responses) -> str:

@@ -9,9 +9,10 @@
       --system RAG rag_scores.json --output_addr distance
   python utils/make_figures.py --figure training --training_dir planner --output_addr planner/training
 
-2 (test) and 16 (validation): the score by the number of posts. 3: systems side by side, and the last one's score in
-percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the questions of
-every community. groups: every system's score in each group of questions. training: losses and evaluations by step.
+2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score in
+percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
+questions per community. groups: every system's score in each group of questions. training: losses and evaluations by
+step.
 """
 
 import argparse
@@ -41,20 +42,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCRIPT = "utils/make_figures.py"
-SOURCES = {  # by figure the flag that it is drawn from
+SOURCES = {  # the input flag of each figure
     "2": "--system", "3": "--system", "4": "--agreement_addr", "5": "--inputs_addr", "16": "--system",
     "groups": "--system", "training": "--training_dir",
 }  # fmt: skip
 LARGEST_K = 9_999
 NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
-# By the field of training_log.jsonl: the panel from above, the label of its axis, and how it is drawn.
+# By field of training_log.jsonl: the panel's number from the top, its axis label, and the curve's style.
 CURVES = {
     "loss": (0, "cross-entropy a target token (nats)", {"label": "training", "color": "0.6", "linewidth": 0.8}),
     "eval_loss": (0, "cross-entropy a target token (nats)", {"label": "validation", "color": "black", "marker": "o"}),
     "eval_aspect_recall": (1, "aspect recall (0 to 1)", {"color": "black", "marker": "s"}),
     "eval_score": (1, "metric in validation", {"color": "black", "marker": "s"}),
 }
-LARGEST = 1e30  # far beyond any loss, and within what an axis can show
+LARGEST = 1e30  # far beyond any loss, and small enough for an axis
 
 
 def build_parser() -> cli.FlagParser:
@@ -103,14 +104,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def output_files(address: str) -> dict[Path, str]:
-    """Return the PNG and the PDF to write, with their kinds."""
+    """Return the PNG and PDF paths to write, with their kinds."""
     path = Path(address)
     name = path.stem if path.suffix.lower() in (".png", ".pdf") else path.name
     return {path.with_name(f"{name}.{kind}"): kind for kind in ("png", "pdf")}
 
 
 def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
-    """Read the input of the figure and draw it; the notes are what its readers must know."""
+    """Read the figure's input and draw it; return notes for its readers too."""
     if args.figure == "training":
         return training_figure(args.training_dir), []
     if args.figure == "5":
@@ -135,7 +136,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
 
 
 def check_names(figure: str, names: list[str]) -> None:
-    """Raise UserError over a wrong number of systems, and over names that are not numbers of posts."""
+    """Raise UserError for a wrong number of systems, or for a name that should be a number of posts and is not."""
     least, most = NUM_SYSTEMS[figure]
     if not least <= len(names) <= most:
         raise UserError(f"--system: given {counted(len(names), 'time')}; figure {figure} has {least} to {most} systems")
@@ -145,7 +146,7 @@ def check_names(figure: str, names: list[str]) -> None:
 
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
-    """Read the systems, and notes on them; UserError too where no question of any system has a score."""
+    """Return the systems and notes on them; UserError also if no question of any system has a score."""
     board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
@@ -164,18 +165,18 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
 
 
 class AgreementFile(TypedDict):
-    """What figure 4 needs of the file that utils/compare_evaluators.py wrote."""
+    """The part of utils/compare_evaluators.py's output file that figure 4 needs."""
 
     evaluators: list[Evaluator]
 
 
 def read_evaluators(path: str) -> list[Evaluator]:
-    """Read the evaluators of the file that utils/compare_evaluators.py wrote, unchanged."""
+    """Read the evaluators from the file that utils/compare_evaluators.py wrote; UserError if it is invalid."""
     import msgspec  # here, so that --help needs no package
 
     try:
         evaluators = msgspec.convert(read_json(path), AgreementFile)["evaluators"]
-    except (msgspec.ValidationError, UnicodeError) as error:  # half a character cannot be written as UTF-8
+    except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
         raise UserError(f"{path}: {error}\n  give the file that utils/compare_evaluators.py wrote") from None
     for number, one in enumerate(evaluators):
         shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
@@ -191,7 +192,7 @@ def read_evaluators(path: str) -> list[Evaluator]:
 
 @paper_figures.figure_style()
 def training_figure(folder: str) -> "Figure":
-    """Draw the losses by step, and below them what evaluations found; UserError where there is no loss yet."""
+    """Draw losses by step, and other evaluation figures below them; UserError if no loss is logged yet."""
     log = read_log(Path(folder) / "training_log.jsonl")
     if not log.keys() & {"loss", "eval_loss"}:
         raise UserError(f"{folder}/training_log.jsonl: holds no loss yet; draw it once a step is logged")
@@ -209,7 +210,7 @@ def training_figure(folder: str) -> "Figure":
 
 
 def read_log(path: Path) -> dict[str, dict[int, float]]:
-    """Read the values of each field of `CURVES` by step; UserError over a damaged line that is not the last one."""
+    """Read the values of each field of `CURVES` by step; UserError for a damaged line other than the last."""
     found: dict[str, dict[int, float]] = {name: {} for name in CURVES}
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""Put score files into the shape of a paper's table: a row a system, a column a category, or a task by a metric.
+"""Make a table of scores like a paper's: a row per system, a column per category, or per task and metric.
 
   python utils/make_table.py --system RAG rag_arts.json rag_lifestyle.json rag_society.json \\
       --system "No personalization" none.json
@@ -6,25 +6,25 @@
   python utils/make_table.py --system RAG rag.json --format latex --output_addr table.tex
   python utils/make_table.py --system BM25 LaMP-2_accuracy.json LaMP-2_f1.json LaMP-3_MAE.json --system Recency ...
 
-The score files of a system are pooled and its questions sorted into the groups of their benchmark, such as LaMP-QA's
-three categories. Group columns are means of question scores, the last one is the unweighted mean of the groups. Of
-LaMP and of LongLaMP several tasks may share a table, with a column per task and metric, as the files
-tell them; where a system has no file of one there is a dash. PersonaMem's last column is the accuracy over all
-questions; --by topic or --by distance gives other columns than its types.
+A system's score files are pooled, and its questions are sorted into the groups of their benchmark, such as LaMP-QA's
+three categories. Group columns are means of question scores; the last column is the unweighted mean of the groups.
+Several tasks of LaMP or of LongLaMP may share a table, with a column per task and metric; a dash means that a system
+has no file for a column. PersonaMem's last column is the accuracy over all questions; --by topic or --by distance
+replaces its question types by other columns.
 
 A question without an answer has the worst score; one without a verdict of the judge is left out, unless
---unscored_as_zero. The best of a column is bold, with all that show the same four decimals; of errors (MAE, RMSE) the
-lowest is best.
+--unscored_as_zero is given. The best score of a column is bold, as are all scores with the same four decimals; for
+errors (MAE, RMSE) the lowest is best.
 
-With --baseline, a dagger marks systems better than every baseline named: by a two-sided paired t-test, p < 0.05, in
-the same column, over the questions that both have a score of; if a score is not a mean (macro F1,
-RMSE), by a permutation test.
+With --baseline, a dagger marks systems that are better than every named baseline: by a two-sided paired t-test,
+p < 0.05, in the same column, over the questions that both have a score on; if a score is not a mean (macro F1, RMSE),
+by a permutation test.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 import argparse
 
@@ -73,8 +73,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
-    """Read the paper's numbers for the shown metrics, by the paper's rule."""
-    # A task's name is its only group's, too.
+    """Read the paper's numbers for the metrics in the table, also if they are scored by the public code's rule."""
+    # A task's only group has the task's name.
     shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
     task, names = boards[0].task, boards[0].rows
     return read_paper(task, args.paper, args.paper_table, names, shown if task.benchmark else None)
@@ -83,8 +83,8 @@ def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
 def make_tables(
     args: argparse.Namespace, boards: list[Board], comparisons: list[Comparison], paper: Paper | None
 ) -> list[Table]:
-    """Make the tables of means, one unless the page is narrow, with the notes below the last one."""
-    marked = args.format != "csv"  # with nothing but numbers in its cells
+    """Return the tables of means, one unless the page is narrow, with the notes below the last one."""
+    marked = args.format != "csv"  # CSV cells hold only numbers
     notes = [*notes_on(boards, args.unscored_as_zero), *score_table.dagger_notes(comparisons, marked)]
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
     notes += [] if args.intervals else score_table.left_out_notes(comparisons)
@@ -131,7 +131,7 @@ def build_parser() -> cli.FlagParser:
 
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
-    """Raise UserError where flags name no rows or too few; puts the names of --baseline into one line each."""
+    """Raise UserError if flags name unknown or too few rows; bring the names of --baseline into the tables' form."""
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))

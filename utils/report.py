@@ -1,17 +1,17 @@
-"""Make one HTML file to read: table and figures, and every question with its answers, verdicts, plans and posts.
+"""Make an HTML report: table and figures, and every question with its answers, verdicts, plans and posts.
 
   python utils/report.py --inputs_addr test_ranked.json --output_addr report.html \\
       --system RAG rag.json rag_scores.json \\
       --system PlanPers planpers.json planpers_scores.json planpers.json.plans.json
 
-A system's files are told apart by what they hold: responses, which it needs, and where there are any its scores and
-its plans, each in any number of files. The report opens in a browser from disk and asks no network.
+A system's files may be responses, which are required, scores and plans, each in any number of files; their content
+shows which is which. The report opens in a browser from disk and needs no network.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python sees utils/ only
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file, Python finds only utils/
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -65,11 +65,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-# What is read
+# Reading
 
 
 def read_datasets(paths: list[str]) -> Datasets:
-    """Read the datasets, all of one task; a question may be in several, ranked differently."""
+    """Read the datasets, which are of one task; a question may be in several, ranked differently."""
     files = {path: read_dataset(path, needs=["profile", "gold_plan"]) for path in paths}
     task = task_of(", ".join(paths), (record for records in files.values() for record in records))
     datasets = Datasets(task)
@@ -88,7 +88,7 @@ def read_datasets(paths: list[str]) -> Datasets:
 
 
 def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
-    """Read the responses and plans of every `[name, file, ...]`; the scores, which a table needs at once, wait."""
+    """Read the responses and plans of lists `[name, file, ...]`; `read_scores_into` reads all scores together."""
     sides: dict[str, Side] = {}
     for name, paths in files_by_name(arguments).items():
         kinds = {path: kind_of(path) for path in paths}
@@ -100,7 +100,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
             content = read_plans(path) if is_plans else read_responses(path, datasets.task)
             check_known(content, datasets, path)
             add_new(side.plans if is_plans else side.responses, content, path)
-            if not is_plans and Path(path).suffix != TABLE:  # a table doesn't say what its prompts held
+            if not is_plans and Path(path).suffix != TABLE:  # a CSV file does not name its dataset
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
     return list(sides.values())
 
@@ -127,7 +127,7 @@ def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
 
 
 def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board], list[str]]:
-    """Read the score files into the sides, as utils/make_table.py does: the boards of its table, and notes on them."""
+    """Add the score files' verdicts to the sides; return the boards of utils/make_table.py's table, and notes."""
     arguments = [[side.name, *side.scores] for side in sides if side.scores]
     if not arguments:
         return [], []
@@ -142,7 +142,7 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
 
 
 def check_scores(system: System, datasets: Datasets) -> None:
-    """Raise UserError where a system's scores are of another task or other questions, or by other aspects."""
+    """Raise UserError if a system's scores are of another task, or of other questions or aspects."""
     where = ", ".join(system.files)
     if system.task != datasets.task:
         raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
@@ -155,7 +155,7 @@ def check_scores(system: System, datasets: Datasets) -> None:
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
-    """Print the systems without plans, or without the posts that they used."""
+    """Yield notes on answers without a plan, and on answers whose posts are not shown."""
     for side in sides:
         if side.plans and (lacking := len(side.responses.keys() - side.plans.keys())):
             yield f"{side.name}: its files have no plan for {counted(lacking, 'question')} that it answers."

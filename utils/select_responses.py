@@ -1,4 +1,4 @@
-"""Select the best of several sampled responses to each question by their scores, and the worst for training on pairs.
+"""Select the best of several sampled responses per question by their scores, and the worst for training on pairs.
 
   python utils/select_responses.py --response_addr rag_16.json --split_dir samples
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr train.json \\
@@ -6,8 +6,8 @@
   python utils/select_responses.py --response_addr rag_16.json --score_addr samples/scores_{00..15}.json \\
       --output_addr best.json --worst_addr worst.json
 
-The judge sees the rubric, which no system does: as responses to a test set the selected ones are an upper bound, and
-every score file, table and report of them says so. docs/evaluation.md says what is dropped and counted.
+The judge sees the rubric, which no system sees. On a test set, selected responses are therefore an upper bound, and
+their score files, tables and reports say so. docs/evaluation.md tells what is dropped and counted.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from utils.tables.notes import describe_selection
 from utils.tables.system_scores import check_same_judge, few
 
 SCRIPT = "utils/select_responses.py"
-ROUNDING = 1e-9  # 0.6 - 0.4 is slightly less than 0.2
+ROUNDING = 1e-9  # in floats, 0.6 - 0.4 is slightly less than 0.2
 ADDRESS = {"best": "output_addr", "worst": "worst_addr"}
 
 Responses = dict[str, list[dict[str, Any]]]
@@ -79,7 +79,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def split(responses: Responses) -> list[Responses]:
-    """Make a response file per sample; a question with fewer samples is missing from the last ones."""
+    """Return one response file per sample; a question with fewer samples is missing from the last files."""
     count = max(map(len, responses.values()), default=0)
     return [
         {key: [{**outputs[number], "sample": number}] for key, outputs in responses.items() if number < len(outputs)}
@@ -98,7 +98,7 @@ def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
 
 
 def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
-    # The best last: where it is, its counterpart is too.
+    # The best is written last, so that if its file exists, the other one does too.
     paths = {which: path for which in ("worst", "best") if (path := getattr(args, ADDRESS[which])) is not None}
     cli.check_different("--output_addr, --worst_addr", list(paths.values()))
     cli.check_outputs([*paths.values()], [args.response_addr, *args.score_addr])
@@ -123,7 +123,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
 
 
 def read_sample_scores(paths: list[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
-    """Read the score files, in the samples' order; UserError unless there is one of each sample, judged alike."""
+    """Read the score files in the samples' order; UserError unless each sample has one and all were judged alike."""
     numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
     check_same_judge(scores)
@@ -146,7 +146,7 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
 def select(
     responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """Select the best and the worst response to each question that is kept, by each sample's scores, and count."""
+    """Return the best and the worst response to each kept question, by the samples' scores, and counts."""
     pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
     counts, most = Counter(), max(map(len, responses.values()))
@@ -168,7 +168,7 @@ def select(
 
 
 def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
-    """Say why a question with these scores is dropped; None if it is kept."""
+    """Return why a question with these scores is dropped; None if it is kept."""
     if not scores:
         return "no scored answer"
     if args.worst_addr is not None and min(scores) == max(scores):
@@ -179,20 +179,20 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
-    """Return the judge (None if the metric needs none) and the fields that it saw and no system may see."""
+    """Return the judge, None if the metric needs none, the strategy, and the fields that only the scorer sees."""
     manifest = manifest_of(score_addr)
     judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["settings"].get("judge"))
     return {"judge": judge, "strategy": strategy_in_words(scores), "saw": list(metric.needs)}
 
 
 def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
-    """Return the settings of the responses, for score files and tables, and of the selection."""
+    """Return the settings of the responses, which score files and tables read, and those of the selection."""
     return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
 
 
 def encode(responses: Responses) -> bytes:
     text = json.dumps(responses, ensure_ascii=False, indent=2) + "\n"
-    return text.encode(errors="backslashreplace")  # half characters in fields of others stay escaped
+    return text.encode(errors="backslashreplace")  # lone surrogates in other people's fields stay escaped
 
 
 def in_words(counts: dict[str, int]) -> str:

@@ -19,7 +19,7 @@ from utils.records.responses import read_responses
 from utils.records.scores import read_scores
 from utils.scoring.aspects import in_words
 
-WIDTH = 100  # characters a line
+WIDTH = 100  # characters per line
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) -> str:
-    """Write one question with its answer, its aspects and their verdicts, as lines of at most `WIDTH` characters."""
+    """Return a question with its answer, score and verdicts on aspects, the answer wrapped at `WIDTH` characters."""
     lines = [f"{printable(question)}  [{printable(entry['id'])}]", ""]
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]

@@ -1,6 +1,6 @@
 """Fine-tune a generator on a task with references, such as LaMP's: FlanT5 with items of the profile in its prompt.
 
-With --lora_rank it trains an adapter of a chat model.
+With --lora_rank, it trains an adapter on a chat model.
 
   python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 4 --trim_items \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
@@ -12,9 +12,9 @@ With --lora_rank it trains an adapter of a chat model.
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
-After each epoch it is evaluated by the task's metric on what it writes with 4 beams, a chat model greedily; the best
-checkpoint is linked as <output_dir>/best, which is a model for baselines.py. The last one is kept too. Run the
-same command again to resume; on SIGTERM or Ctrl-C the current step is finished and saved.
+After each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a chat model. The
+best checkpoint is linked as <output_dir>/best, a model for baselines.py; the last one is kept too. Run the same command
+again to resume; on SIGTERM or Ctrl-C, the current step is finished and saved.
 """
 
 import argparse
@@ -57,9 +57,9 @@ from utils.training.launch import (
 )
 
 SCRIPT = "utils/train_generator.py"
-WARMUP = 0.05  # of all steps
-PAPER_BATCH = 64  # questions a step
-TRAINED_BYTES = 16  # a weight that is learnt, its gradient and AdamW's two averages, float32 each
+WARMUP = 0.05  # share of all steps
+PAPER_BATCH = 64  # questions per step
+TRAINED_BYTES = 16  # per trained weight: the weight, its gradient and AdamW's two averages, all float32
 
 
 def build_parser() -> cli.FlagParser:
@@ -145,7 +145,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """Return the data and the batches of a training."""
+    """Return a description of a training's data and batches."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
@@ -162,7 +162,7 @@ def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
 
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
-    """Raise UserError where the task has no references to learn from, or another than the validation's."""
+    """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
     if "target" not in task.fields or task.history is not None:
         raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from")
     if validation and task_of(args.validation_addr, validation) is not task:
@@ -172,7 +172,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
 
 
 def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
-    """Return the model for building examples; UserError if it is not of the kind that is trained."""
+    """Return the model that examples are built for; UserError if it is not of the kind to train."""
     check_base(args)
     written, fused = args.max_target_length, args.fusion == "decoder"
     if args.lora_rank is None:
@@ -187,7 +187,7 @@ def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
 
 
 def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:
-    """Raise UserError where a question alone is too long; an encoder-decoder's is cut instead."""
+    """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
     if too_long := [record["id"] for record in records if record["id"] not in {one.record["id"] for one in examples}]:
         raise UserError(
             f"--max_input_length {args.max_input_length}: too small for {len(too_long)} of {len(records)} questions, "
@@ -200,7 +200,7 @@ def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
 
 
 def choose_batch(args: argparse.Namespace) -> None:
-    """Set the batch's defaults: what a GPU with 24 GB holds, and the paper's questions per step."""
+    """Set the batch's defaults: a size that fits a GPU with 24 GB, and the paper's questions per step."""
     if args.per_device_train_batch_size is None:
         args.per_device_train_batch_size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.gradient_accumulation_steps is None:
@@ -208,7 +208,7 @@ def choose_batch(args: argparse.Namespace) -> None:
 
 
 def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
-    """Set the steps from the epochs: a checkpoint and an evaluation each."""
+    """Set the numbers of steps from the epochs, with a checkpoint and an evaluation after each epoch."""
     batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
     epoch = math.ceil(batches / args.gradient_accumulation_steps)
     args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
@@ -216,12 +216,12 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
 
 
 def chosen_by(args: argparse.Namespace, task: Task) -> str:
-    """Return the metric that chooses the best checkpoint: the task's first, of an encoder-decoder by LaMP's rule."""
+    """Return the metric that chooses the best checkpoint: the first, by LaMP's rule for an encoder-decoder."""
     return task.metric_names(official=args.lora_rank is None)[0]
 
 
 def score_texts(task: Task, name: str, records: list[Record], texts: dict[str, tuple[str, bool]]) -> float:
-    """Return a metric of texts by question, each with whether it was cut, as evaluate_responses.py has it."""
+    """Score texts as evaluate_responses.py would; `texts` holds each question's text and whether it was cut."""
     metric = task.metrics[name]
     entries = []
     for record in records:

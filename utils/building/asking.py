@@ -1,4 +1,4 @@
-"""A model's questions about each post: does the answer depend on the asker, and what does the asker care about?"""
+"""Ask a model about each post: whether the answer depends on the asker, and what the asker cares about."""
 
 from argparse import Namespace
 from collections import Counter
@@ -22,27 +22,27 @@ from utils.runs.command import calls_of, writing
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared, Step
 
-FIGURES = {field.name for field in fields(Fitted)}  # of a prompt's profile, which these have not
+FIGURES = {field.name for field in fields(Fitted)}  # about a prompt's profile; prompts here have none
 
 
 @dataclass(frozen=True)
 class Question:
-    """One thing that is asked of posts."""
+    """A question that is asked about posts."""
 
-    step: str  # its file is called so
-    prompt: str  # as `load_prompt` takes it
+    step: str  # also the name of its file
+    prompt: str  # a name for `load_prompt`
     schema: dict[str, Any]
     parse: Parser
-    field: str  # what an output is called in the file
+    field: str  # the output's field in the file
     unit: str  # plural noun for the outputs
-    describe: Callable[[Any], str]  # what became of a post, by the output
+    describe: Callable[[Any], str]  # tells from the output what became of a post
 
 
 class Asking:
-    """Two questions, the second one of those posts for which the first one's output is true: by one engine.
+    """Asks two questions by one engine; the second only about posts for which the first one's output is true.
 
-    What is asked of a post depends on model, prompt and its text, and not on which other posts there are: with more of
-    them, or with other terms for candidates, nothing is asked twice.
+    A request depends only on the model, the prompt and the post's text. With more posts, or with other terms for
+    candidates, nothing is asked twice.
     """
 
     def __init__(self, args: Namespace, questions: tuple[Question, Question], script: str):
@@ -59,7 +59,7 @@ class Asking:
 
     @cached_property
     def _shared(self) -> Shared:
-        """The one model, under a name for each question."""
+        """What all requests share; the model has one role per question, with that question's schema."""
         args, questions = self._args, self._questions
         model = choose_generator(args, self._identity, questions[0].schema)
         models = {one.step: replace(model, policy=replace(model.policy, schema=one.schema)) for one in questions}
@@ -77,7 +77,7 @@ class Asking:
     def describe(self, records: list[Record]) -> None:
         """Print a run's requests, and what the machine lacks (--dry_run).
 
-        The second question is counted for all posts, since the first is still to be asked.
+        The second question is counted for all posts, because the first one's outputs are not known yet.
         """
         for question, note in zip(self._questions, ("", ", at most: the step before leaves fewer"), strict=True):
             model = self._shared.roles[question.step].model
@@ -88,7 +88,7 @@ class Asking:
         print_machine(self._args, [model], paths, 2 * len(records))
 
     def ask(self, records: list[Record]) -> int:
-        """Ask for all that is not there, and publish it; returns how many outputs a server failed to give."""
+        """Make and publish the missing outputs, and return how many a server failed to give."""
         steps: list[Step] = []
         for question, its in zip(self._questions, (lambda: records, lambda: self._passed(records)), strict=True):
             self._look(question, its())
@@ -100,7 +100,7 @@ class Asking:
         return sum(len(output.missing()) for output in self.outputs.values() if not output.finished)
 
     def _step(self, question: Question, records: Callable[[], list[Record]], before: Step | None = None) -> Step:
-        """Ask this about the posts known when its turn comes, and write its file."""
+        """Return the step that asks this about the posts known when it begins, and writes its file."""
         name, output = question.step, self.outputs[question.step]
 
         async def ask_it(record: Record, ask: Ask) -> Piece:
@@ -111,7 +111,7 @@ class Asking:
             return {} if output.finished else keyed
 
         def finish(device: str | None) -> None:
-            if not output.finished:  # its manifest counts what a server failed to give
+            if not output.finished:
                 args, model = self._args, self._shared.roles[name].model
                 told = {"openai": args.openai, "prices": prices_of(args), "found": reported(args, model.completions)}
                 publish_records(output, device, self.counts()[name], **told, token_counter=model.chat.counter)
@@ -119,7 +119,7 @@ class Asking:
         return Step(ask_it, left, question.unit, output.pieces, name, finish=finish, after=before)
 
     def _look(self, question: Question, records: list[Record]) -> dict[Key, Record]:
-        """Have a question's file be of these posts, see if it is finished, and return the posts by key."""
+        """Set the keys of a question's output to these posts, check if it is finished, and return the posts by key."""
         keyed = {text_key(one["id"], *asked_of(one).values()): one for one in records}
         output = self.outputs[question.step]
         output.keys = [*keyed]
@@ -132,7 +132,7 @@ class Asking:
         return [record for record in records if said.get(record["id"], {}).get(question.field)]
 
     def said(self, question: Question) -> dict[str, Any]:
-        """Return a question's file by id; some ids may still be missing."""
+        """Return the content of a question's file by id; some ids may still be missing."""
         output = self.outputs[question.step]
         return read_json(output.path) if output.finished else output.content()
 
@@ -147,7 +147,7 @@ class Asking:
 
 
 def asked_of(record: Record) -> dict[str, str]:
-    """Return the values for the prompts of figures 6 and 7, which see what no system sees."""
+    """Return the values for the prompts of figures 6 and 7, which include the post that no system sees."""
     return {"question": record["question"], "post": record["narrative"]}
 
 

@@ -1,4 +1,4 @@
-"""Which posts may become questions of a dataset: long enough, and by an author with enough earlier ones."""
+"""Choose the posts that may become questions: long enough, and by an author with enough earlier posts."""
 
 import hashlib
 from bisect import bisect_left
@@ -11,7 +11,7 @@ from typing import Any
 from utils.building.index import PostIndex
 from utils.building.posts import Post
 
-# The paper drops no reposts, so both numbers are guesses.
+# Limits for reposts; the paper drops none, so both numbers are guesses.
 SHINGLE = 5  # words
 MOST = 0.5  # share of the shorter post's shingles
 SPLITS = ("train", "validation", "test")
@@ -19,15 +19,15 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Terms:
-    """What a candidate has to have."""
+    """The conditions for a candidate."""
 
-    min_words: int  # of its body, separated by white space
-    min_posts: int  # that its author wrote before it
-    per_author: int  # candidates an author may have: the newest ones, which have the longest profiles
+    min_words: int  # in its body, separated by white space
+    min_posts: int  # by its author, before it
+    per_author: int  # most candidates of an author; the newest are taken, because they have the longest profiles
 
 
 def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tuple[list[int], Counter[str]]:
-    """The candidates' places in the index, in order of authors and time, and how many posts were dropped for what."""
+    """Return the candidates' places in the index, by author and newest first, and counts of dropped posts by reason."""
     chosen, counts = [], Counter(candidates=0)
     for _, posts in groupby(index.authors_posts(), key=lambda row: row[1]):
         posts = list(posts)
@@ -52,15 +52,15 @@ def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tupl
 
 
 def draw_order(posts: Iterable[Post]) -> list[Post]:
-    """Posts in an order that no community or author has a say in, so that the first N are a sample of all."""
+    """Return the posts in the order of their ids' hashes, so that the first N are a random sample of all."""
     return sorted(posts, key=lambda post: hashlib.sha256(post.id.encode()).digest())
 
 
 def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the profile of a question with this author, date and body, and how many reposts were left out of it.
+    """Return the profile for a question with this author, date and body, and how many reposts were left out of it.
 
     The profile is the author's newest `most` earlier posts, the latest one last. A repost, such as the question's first
-    version, would tell what only the judge may see.
+    version, would reveal what only the judge may see.
     """
     own, posts = shingles(body), index.earlier(author, date, most)
     kept = [post for post in posts if not is_repost(own, shingles(post.body))]
@@ -78,24 +78,24 @@ def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -
 
 
 def shingles(text: str) -> set[tuple[str, ...]]:
-    """Return all runs of `SHINGLE` words of a text, upper and lower case alike."""
+    """Return all runs of `SHINGLE` words in a text, ignoring case."""
     words = text.casefold().split()
     return set(zip(*(words[start:] for start in range(SHINGLE)), strict=False))
 
 
 def is_repost(one: set[tuple[str, ...]], other: set[tuple[str, ...]]) -> bool:
-    """Do two posts, by their shingles, share most of the shorter one?"""
+    """Tell whether two posts, given by their shingles, share most of the shorter one."""
     return len(one & other) > MOST * min(len(one), len(other))
 
 
 def text_key(record_id: str, *texts: str) -> tuple[str, int]:
-    """Return the key of a model's judgment of a post, which changes with the post's text."""
+    """Return the key of a model's output about a post, which changes with the post's text."""
     found = hashlib.sha256("\0".join(texts).encode()).digest()
-    return record_id, int.from_bytes(found[:6], "big")  # fits a float's integers, as JSON's readers have them
+    return record_id, int.from_bytes(found[:6], "big")  # exact as a float, which JSON readers may use
 
 
 def split_of(author: str, seed: int, validation_share: float, test_share: float) -> str:
-    """Draw a split by a hash of seed and author, so that it stays when data are added."""
+    """Draw an author's split by a hash of seed and author, so that it does not change when data are added."""
     found = hashlib.sha256(f"{seed}:{author}".encode()).digest()
     drawn = int.from_bytes(found[:8], "big") / 2**64
     if drawn < test_share:

@@ -1,8 +1,8 @@
-"""Check that a model's quotes are in the post. Pure."""
+"""Check that a model's quotations are in the post. Pure."""
 
 import re
 
-OMISSION = " [...] "  # between the parts of evidence that leaves out some of its post
+OMISSION = " [...] "  # joins the parts of evidence that leaves out some of the post
 _QUOTES = frozenset("'‘’‚‛′`´\"“”„‟″«»")
 _ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])]")
 
@@ -10,10 +10,10 @@ _ELLIPSIS = re.compile(r"[\[(]?(?:\.{3,}|\.(?:\s\.){2,}|…)[\])]?|[\[(]\.\.[\])
 def find_evidence(evidence: str, post: str) -> tuple[str, str]:
     """Return the post's own words for a quotation, and how they were found.
 
-    "exact": as it stands. "tolerant": but for white space and quotation marks. "shortened": what its ellipses (...,
-    […], [..], . . . and the like) separate is there in this order, found in the tolerant way; the post's words for each
-    part are joined by `OMISSION`. "nowhere": not found, with no words. But for the exact ones, words are whole: "in" is
-    not found in "within".
+    "exact": verbatim. "tolerant": except for white space and quotation marks. "shortened": the parts between its
+    ellipses (..., […], [..], . . . and the like) are found in this order, in the tolerant way; the post's words for the
+    parts are joined by `OMISSION`. "nowhere": not found; the words are empty. Except for exact ones, only whole words
+    match: "in" is not found in "within".
     """
     evidence = evidence.strip()
     if evidence and evidence in post:
@@ -25,7 +25,7 @@ def find_evidence(evidence: str, post: str) -> tuple[str, str]:
 
 
 def _find_in_order(parts: list[str], post: str) -> list[str]:
-    """Return the post's words for each part with a word; empty unless each part follows the one before."""
+    """Return the post's words for each part that has a word; empty unless each part follows the one before."""
     text, places = _simplify(post)
     found, begin = [], 0
     for part in (_simplify(part)[0].strip() for part in parts):
@@ -40,14 +40,14 @@ def _find_in_order(parts: list[str], post: str) -> list[str]:
 
 
 def _simplify(text: str) -> tuple[str, list[int]]:
-    """Return the text without quotation marks, its runs of white space as one space, and where each character was."""
+    """Return the text without quotation marks and repeated white space, and the original index of each character."""
     kept = [(" " if mark.isspace() else mark, place) for place, mark in enumerate(text) if mark not in _QUOTES]
     kept = [one for before, one in zip([("", 0), *kept], kept, strict=False) if (before[0], one[0]) != (" ", " ")]
     return "".join(mark for mark, _ in kept), [place for _, place in kept]
 
 
 def keep_found(aspects: list[dict[str, str]], post: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return the aspects with evidence in the post, in its words, and how each aspect's evidence was found."""
+    """Return the aspects with evidence in the post, in the post's words, and how each aspect's evidence was found."""
     found = [find_evidence(aspect["evidence"], post) for aspect in aspects]
     kept = [{**aspect, "evidence": text} for aspect, (text, _) in zip(aspects, found, strict=True) if text]
     return kept, [how for _, how in found]

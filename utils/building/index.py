@@ -1,6 +1,6 @@
-"""All questions of all inputs in one file of SQLite: an author's earlier ones are found without holding any in memory.
+"""An SQLite file of all inputs' questions, which finds an author's earlier ones without holding any in memory.
 
-All inputs are one transaction: a killed run starts over.
+All inputs are added in one transaction, so a killed run starts over.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from utils.files.json_files import check_readable
 from utils.files.writing import check_regular
 from utils.parsing.plans import one_line
 
-VERSION = 2  # of what is kept of a post, and of how its text is cleaned
+VERSION = 2  # of the posts' content: which fields are kept, and how texts are cleaned
 LAYOUT = 5  # of the file's tables
 _TABLES = """
 CREATE TABLE inputs (place INTEGER PRIMARY KEY, identity TEXT, counts TEXT);
@@ -30,24 +30,24 @@ CREATE TABLE posts (
     words INTEGER, digest BLOB, UNIQUE (community, number)
 );
 """
-# Made when all posts are there: one by one each would have to be sorted in.
+# Created after all posts are added, which is faster than updating the indexes for each post.
 _ORDERS = (
     "CREATE INDEX by_author ON posts (author, date, community, number, words, digest)",
     "CREATE INDEX by_text ON posts (digest, date, community, number)",
 )
-# Of posts with the same body the first one counts: a post asked twice, or in two communities, would be in its own
-# asker's profile; and one that two authors have could be in two splits.
+# Of posts with the same body, all but the first are copies. Else a post asked twice, or in two communities, would be in
+# its own asker's profile, and one by two authors could be in two splits.
 _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
-_TWICE = "a number that was there before"  # in another input, or in this one
+_TWICE = "a number that was there before"  # in the same or another input
 _REMEDY = "if it is damaged, delete it: the posts are read again"
 _COLUMNS = "community, number, author, date, title, body, licence"
 
 
 class PostIndex:
-    """Open the file at `path`, or make it."""
+    """The index in the file at `path`, which is created if it does not exist."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -69,14 +69,14 @@ class PostIndex:
         self._file.close()
 
     def fill(self, paths: Sequence[Path]) -> None:
-        """Have the posts of exactly these inputs, in this order; nothing is read where they are there."""
+        """Fill the file with exactly these inputs' posts, in this order; do nothing if it has them already."""
         wanted = [_identity(path) for path in paths]
         if (there := self._identities()) == wanted:
             return
         if there:
             announce(f"{self._path}: is of other inputs, and made again")
         self._clear()
-        with self._telling(), self._file:  # rolls back where an error leaves it
+        with self._telling(), self._file:  # rolls back after an error
             self._file.execute("BEGIN")
             for place, path in enumerate(paths):
                 announce(f"reading {path}")
@@ -89,24 +89,24 @@ class PostIndex:
                 self._file.execute(order)
 
     def identity(self) -> list[Any]:
-        """Differs where an input does."""
+        """Return a value that differs if any input, or the version of the posts' content, differs."""
         return [VERSION, *self._identities()]
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return counts by input: kept, and dropped by reason."""
+        """Return counts by input: questions kept, and posts dropped by reason."""
         found: dict[str, Counter[str]] = {}
         for identity, counts in self._inputs():
             found.setdefault(identity[0], Counter()).update(counts)
         return {name: dict(counts) for name, counts in found.items()}
 
     def communities(self) -> list[str]:
-        """Those with posts, sorted."""
+        """Return the communities that have posts, sorted."""
         return [name for (name,) in self._file.execute("SELECT DISTINCT community FROM posts ORDER BY community")]
 
     def authors_posts(self) -> Iterator[tuple[int, str, str, str, int, bool]]:
-        """Of every post its place in the file, author, date, community, number of words, and whether it is a copy.
+        """Yield each post's place, author, date, community, number of words, and whether it is a copy.
 
-        In the order of authors, and of time.
+        Posts are sorted by author and date.
         """
         order = "ORDER BY author, date, community, number"
         return self._rows(f"SELECT rowid, author, date, community, words, {_IS_COPY} FROM posts {order}")
@@ -118,7 +118,7 @@ class PostIndex:
             yield Post(*row)
 
     def earlier(self, author: str, date: str, most: int) -> list[Post]:
-        """An author's posts before a date, without copies: the newest ones where there are more; the oldest first."""
+        """Return the newest `most` of an author's posts before a date, without copies, oldest first."""
         order = "ORDER BY date DESC, community DESC, number DESC LIMIT ?"
         where = f"WHERE author = ? AND date < ? AND NOT {_IS_COPY}"
         rows = self._rows(f"SELECT {_COLUMNS} FROM posts {where} {order}", author, date, most)
@@ -133,17 +133,17 @@ class PostIndex:
         return [identity for identity, _ in self._inputs()]
 
     def _inputs(self) -> list[tuple[list[Any], dict[str, int]]]:
-        """Of each input its identity and its counts."""
+        """Return each input's identity and counts."""
         rows = self._rows("SELECT identity, counts FROM inputs ORDER BY place")
         return [(json.loads(identity), json.loads(counts)) for identity, counts in rows]
 
     def _clear(self) -> None:
         drop = "DROP TABLE IF EXISTS inputs; DROP TABLE IF EXISTS posts;"
-        # With the version, by which the file is known as ours: a run that is killed leaves both or neither.
+        # The version marks the file as ours; in one transaction, a killed run leaves tables and version or neither.
         self._file.executescript(f"BEGIN; {drop} {_TABLES} PRAGMA user_version = {LAYOUT}; COMMIT; VACUUM;")
 
     def _add(self, path: Path) -> dict[str, int]:
-        """Add an input's posts; return counts of kept and dropped ones."""
+        """Add an input's posts, and return counts of kept and dropped ones."""
         counts: Counter[str] = Counter(questions=0)
         posts = read_sepqa(path, counts) if path.suffix == ".jsonl" else read_dump(path, _read_users(path), counts)
         for post in posts:
@@ -163,7 +163,7 @@ class PostIndex:
             yield
         except sqlite3.ProgrammingError:
             raise
-        except sqlite3.DatabaseError as error:  # a full disk, another process that has it, or damage
+        except sqlite3.DatabaseError as error:  # a full disk, a lock of another process, or damage
             raise UserError(f"{self._path}: cannot be read or written: {one_line(str(error))}\n  {_REMEDY}") from None
 
 
@@ -181,12 +181,12 @@ def _read_users(path: Path) -> dict[int, User]:
 
 
 def users_of(path: Path) -> Path:
-    """Return where a dump's users stand, if they are there."""
+    """Return the path of a dump's Users.xml, which may not exist."""
     return path.with_name("Users.xml")
 
 
 def _identity(path: Path) -> list[Any]:
-    """Return what tells an input from another, or from itself after a change: a hash would have to read it all."""
+    """Return an input's name, sizes and modification times, which identify it; hashing would take too long."""
     if path.is_dir():
         raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
     try:

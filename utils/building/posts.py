@@ -1,7 +1,7 @@
-"""Questions as StackExchange's dumps and SE-PQA hold them, read one by one: a file of gigabytes takes a few megabytes.
+"""Read the questions in StackExchange's dumps and in SE-PQA one by one, so that gigabytes take a few megabytes.
 
-A dump is a folder of a community with its Posts.xml and, beside it, its Users.xml: that one says which accounts of the
-network its authors are. SE-PQA is JSON Lines, whose texts have no markup any more and whose authors are accounts.
+A dump is a community's folder with Posts.xml and Users.xml, which maps the community's users to network accounts.
+SE-PQA is JSON Lines; its texts have no markup, and its authors are accounts.
 """
 
 import json
@@ -19,21 +19,19 @@ from utils.files.json_files import read_lines
 from utils.parsing import writable
 from utils.parsing.plans import one_line
 
-NETWORK = ".stackexchange.com"  # suffix of the dumps' folders after the community's name
-# From when on a post is under which version of the licence, where the dump doesn't say (older dumps don't).
+NETWORK = ".stackexchange.com"  # suffix of dumps' folder names, after the community's name
+# The licence's version by a post's date, for older dumps, which don't name it.
 LICENCES = (("2018-05-02", "CC BY-SA 4.0"), ("2011-04-08", "CC BY-SA 3.0"), ("", "CC BY-SA 2.5"))
-# Behind these a line ends; the sites' own markup has a line break there, and is not changed.
+# Tags after which a line ends; the sites' own markup has a line break there, and is not changed.
 _LINE_ENDS = re.compile(
     r"(</(?:p|li|h[1-6]|pre|blockquote|div|tr|ul|ol|dl|dt|dd|table)>|<[bh]r\s*/?>)(?!\n)", re.IGNORECASE
 )
 _BETWEEN_CELLS = re.compile(r"(?<=</t[dh]>)(?=\S)", re.IGNORECASE)
-_ALTERED = re.compile(
-    r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE
-)  # text with parts that are removed or marked
-# References to control characters and the like: XML forbids them, so no parser takes them, but real dumps have some.
+_ALTERED = re.compile(r"<(?:s(?:cript|tyle|trike|up|ub)?|del)\b", re.IGNORECASE)  # tags whose text is removed or marked
+# References to control characters and the like, which XML forbids and parsers refuse, but which real dumps contain.
 _FORBIDDEN = re.compile(rb"&#x(?:0?[0-8BCEF]|1[0-9A-F]|D[89A-F][0-9A-F]{2}|FFF[EF]);", re.IGNORECASE)
-_SHIFTED = {"sup": "^", "sub": "_"}  # by tag what is put before its text: 10<sup>2</sup> is not 102
-_ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # 1<sup>st</sup> is 1st
+_SHIFTED = {"sup": "^", "sub": "_"}  # by tag, the sign put before its text: 10<sup>2</sup> is not 102
+_ORDINAL = re.compile(r"st|nd|rd|th", re.IGNORECASE)  # gets no sign: 1<sup>st</sup> is 1st
 COMMUNITY = r"^[\w.-]+$"
 _NUMBER = re.compile(r"\d{1,18}")  # SQLite holds no larger ones
 _SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
@@ -41,15 +39,15 @@ _SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 @dataclass(frozen=True)
 class Post:
-    """A question: texts without markup, `date` in ISO 8601 (UTC), so that its order is that of time."""
+    """A question, with texts without markup, and `date` in ISO 8601 (UTC), which sorts by time."""
 
     community: str
     number: int  # in its community
-    author: str  # the same person has the same one in every community, as far as that is known
+    author: str  # the same for a person in all communities, if known
     date: str
     title: str
     body: str
-    licence: str  # version, author and link: what the licence asks for
+    licence: str  # version, author and link, as the licence requires
 
     @property
     def id(self) -> str:
@@ -57,14 +55,14 @@ class Post:
 
 
 class User(NamedTuple):
-    """A community's user: the account of the network (None if unknown), and the name there."""
+    """A community's user: the network account (None if unknown), and the display name."""
 
     account: str | None
     name: str
 
 
 def community_of(path: Path) -> str:
-    """Return the community of a dump, by its folder's name; UserError if that is not a name."""
+    """Return a dump's community, by its folder's name; UserError if that is not a community's name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
     if not re.fullmatch(COMMUNITY, name):
         raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
@@ -79,7 +77,7 @@ def read_users(path: Path) -> Iterator[tuple[int, User]]:
 
 
 def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a Posts.xml; `counts` gets the other rows, by what they lack."""
+    """Yield the questions in a Posts.xml; `counts` counts the other rows, by what they lack."""
     community = community_of(path)
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
@@ -88,7 +86,7 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
             continue
         number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
         title = one_line(row.get("Title", ""))
-        if not _NUMBER.fullmatch(owner):  # an account that was deleted; -1 is nobody's too
+        if not _NUMBER.fullmatch(owner):  # a deleted account, or -1, which is nobody's
             counts["no author"] += 1
         elif not title or date is None or not _NUMBER.fullmatch(number):
             counts["no title, date or number"] += 1
@@ -102,17 +100,17 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
 
 
 def read_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the attributes of each row of a dump's file; UserError if it is not complete XML or declares entities.
+    """Yield the attributes of each row of a dump's file; UserError for incomplete XML or a document type.
 
-    References to characters that XML has not are left out. A dump has no document type: one that does could make
-    gigabytes of a few bytes, so nothing after it is read.
+    References to characters that XML forbids are left out. Dumps have no document type, which could expand a few bytes
+    into gigabytes, so reading stops at one.
     """
     from lxml import etree
 
     parser = etree.XMLPullParser(("end",), tag="row", resolve_entities=False, no_network=True)
     try:
         with open(path, "rb") as file:
-            for line in read_lines(file):  # a row each
+            for line in read_lines(file):  # one row per line
                 if b"<!DOCTYPE" in line:
                     raise UserError(f"{path}: declares a document type, which no dump does; it is not read")
                 parser.feed(_FORBIDDEN.sub(b"", line))
@@ -127,7 +125,7 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
 
 
 def read_sepqa(path: Path, counts: Counter[str]) -> Iterator[Post]:
-    """Yield the questions in a file of SE-PQA, as `read_dump` gives them."""
+    """Yield the questions in a file of SE-PQA, as `read_dump` does for a dump."""
     try:
         with open(path, "rb") as file:
             for line_number, line in enumerate(read_lines(file), 1):
@@ -160,12 +158,12 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
         host = community if "." in community else community + NETWORK
         link = f"https://stackexchange.com/users/{account}"
         signed = attribution(licence_of(date), f"account {account}", link, f"https://{host}/q/{number}")
-        body = text.removeprefix(title).strip()  # its texts are title and body
+        body = text.removeprefix(title).strip()  # SE-PQA's text is title and body
         yield Post(community, int(number), f"account:{account}", date, one_line(title), body, signed)
 
 
 def _date_of(seconds: int) -> str | None:
-    """As `iso_date`, from the seconds since 1970; None where no calendar has them."""
+    """Return a date in the form of `iso_date` from seconds since 1970; None if out of range."""
     try:
         found = datetime.fromtimestamp(seconds, UTC)
     except (ValueError, OverflowError, OSError):
@@ -174,7 +172,7 @@ def _date_of(seconds: int) -> str | None:
 
 
 def iso_date(text: str) -> str | None:
-    """Return a dump's date, always to the millisecond; None if it is not a date."""
+    """Return a dump's date with milliseconds; None if it is not a date."""
     try:
         return datetime.fromisoformat(text).replace(tzinfo=None).isoformat(timespec="milliseconds")
     except ValueError:
@@ -193,7 +191,8 @@ def attribution(licence: str, name: str, user_link: str, post_link: str) -> str:
 def text_of(markup: str) -> str:
     """Return the text of a post's HTML.
 
-    Paragraphs, items of lists, rows of tables and lines of code stay lines; links, pictures and struck-out text go.
+    Paragraphs, list items, table rows and lines of code become lines; link targets, pictures and struck-out text are
+    dropped.
     """
     from lxml import etree
 
@@ -201,7 +200,7 @@ def text_of(markup: str) -> str:
         return ""
     broken = _BETWEEN_CELLS.sub(" ", _LINE_ENDS.sub("\\1\n", markup))
     root = etree.fromstring(broken.encode("utf-8", "replace"), _html_parser())
-    if root is None:  # nothing but comments
+    if root is None:  # only comments
         return ""
     if _ALTERED.search(markup):
         etree.strip_elements(root, "script", "style", "s", "strike", "del", with_tail=False)
@@ -215,7 +214,7 @@ def text_of(markup: str) -> str:
 
 
 def _mark_shifted(element: Any) -> None:
-    """Put a sign before the text of a superscript or subscript, and parentheses around several words or signs."""
+    """Put a sign before a superscript's or subscript's text, and parentheses around it unless it is one word."""
     text = "".join(element.itertext()).strip()
     for child in list(element):
         element.remove(child)

@@ -1,4 +1,4 @@
-"""The page for reading what each step kept, as the paper's authors did: static HTML, in which all text is escaped."""
+"""A static HTML page for reading each step's kept records, as the paper's authors did; all text is escaped."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from utils.building.evidence import OMISSION
 
-NUM_DRAWN = 30  # records a step
+NUM_DRAWN = 30  # records per step
 TEMPLATE = Path(__file__).with_name("reading_page.html")
 
 
 class Shown(NamedTuple):
-    """A record as the page has it."""
+    """A record, as the page shows it."""
 
     id: str
     title: str
@@ -31,7 +31,7 @@ class Section(NamedTuple):
 
 
 def make_page(sections: Sequence[Section], seed: int) -> str:
-    """Return the page, with records of each step drawn by the seed."""
+    """Return the page, with a seeded sample of each step's records."""
     from jinja2 import Environment
 
     shown = []
@@ -44,7 +44,7 @@ def make_page(sections: Sequence[Section], seed: int) -> str:
 
 
 def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a record's text, and whether an aspect quotes them there first; quotations may overlap."""
+    """Yield the parts of a record's text, and whether an aspect's evidence quotes them; quotations may overlap."""
     end = 0
     for begin, stop in sorted(span for aspect in shown.aspects for span in _spans(shown.body, aspect["evidence"])):
         begin = max(begin, end)
@@ -56,7 +56,7 @@ def marked(shown: Shown) -> Iterator[tuple[str, bool]]:
 
 
 def _spans(text: str, quoted: str) -> Iterator[tuple[int, int]]:
-    """Return begin and end of a quote in the text: of the whole, or of its parts one after another."""
+    """Yield begin and end of a quotation's first occurrence in the text, or those of its parts in order."""
     end = 0
     for part in [quoted] if quoted in text else quoted.split(OMISSION):
         begin = text.find(part, end)

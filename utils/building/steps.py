@@ -1,4 +1,4 @@
-"""A step's file that no model is asked for: made from the file of the step before, and again where that is another."""
+"""Files of steps without a model: made from the files of earlier steps, and made again if these have changed."""
 
 import argparse
 import sys
@@ -14,17 +14,17 @@ Counts = Mapping[str, int]
 
 
 class Steps:
-    """Makes the files of a run of `script`, each whole or not at all, with a manifest that has its counts."""
+    """Makes the files of a run of `script` atomically, each with a manifest that holds its counts."""
 
     def __init__(self, script: str, args: argparse.Namespace):
         self.script, self._args = script, args
         self._run: dict[str, Any] | None = None
-        self.written: list[Path] = []  # by this run, not by an earlier one
+        self.written: list[Path] = []  # files written by this run
 
     def make(self, path: Path, settings: dict[str, Any], write: Callable[[Path], Counts]) -> Counts:
-        """The step's counts; `write` makes its file, beside its name, unless it was made with these very settings.
+        """Make a step's file by `write`, unless it exists with the same settings, and return its counts.
 
-        UserError where something else wrote the file and it is not to be replaced.
+        UserError if something else wrote the file, and --overwrite is not given.
         """
         prepare_derived([path], self.script, bool(self._args.overwrite))
         its = {"script": self.script, **settings}
@@ -40,7 +40,7 @@ class Steps:
         return counts
 
     def remove(self, path: Path) -> None:
-        """Take away what an earlier run wrote, where this one has nothing for it."""
+        """Delete a file that an earlier run wrote and that this run has no content for, and print a note."""
         if path.exists() and is_own(path, self.script):
             print(f"note: {path}: there is nothing for it any more, so it is deleted", file=sys.stderr)
             path.unlink()

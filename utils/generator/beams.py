@@ -1,8 +1,8 @@
-"""Texts that an encoder-decoder writes by beam search, a batch of like length at a time. It loads torch.
+"""Beam search with an encoder-decoder, in batches of prompts of similar length. It imports torch.
 
-Fusion in decoder: a prompt of several passages, each encoded by itself, and one decoder that attends to all of them. A
-passage is the question with one item of the profile. What the encoder does grows with their number, not with its
-square, and a weight is shared by all of them: any encoder-decoder of transformers does it, and is saved as it is.
+Fusion in decoder: a prompt has several passages, each encoded separately, and one decoder attends to all of them. A
+passage is the question with one item of the profile. The encoder's work grows linearly with the number of passages.
+The weights are unchanged, so that any encoder-decoder of transformers can do this and is saved as usual.
 """
 
 import math
@@ -16,13 +16,13 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from utils.generator.plain_text import Passages, passages_of
 
-CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # a GPU is idle with less
-CUDA_SHARE = 1 / 2  # of the free memory: the rest is for a step's computation and gaps between tensors
-SCORES = 3  # of attention scores in the encoder: with the positions' bias, the softmax and its input
+CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # smaller batches do not keep a GPU busy
+CUDA_SHARE = 1 / 2  # share of the free memory to use; a step's computation and fragmentation need the rest
+SCORES = 3  # copies of the encoder's attention scores: the positions' bias, the softmax and its input
 
 
 def pad_passages(prompts: Sequence[Sequence[Sequence[int]]], pad: int, device: Any) -> dict[str, torch.Tensor]:
-    """Prompts of passages as one batch: `input_ids` and `attention_mask`, both (prompts, passages, tokens).
+    """Return prompts of passages as one batch: `input_ids` and `attention_mask`, both (prompts, passages, tokens).
 
     Prompts with fewer passages are filled up with empty ones, masked by 0.
     """
@@ -38,7 +38,7 @@ def pad_passages(prompts: Sequence[Sequence[Sequence[int]]], pad: int, device: A
 
 
 def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, Any]:
-    """Return what a model is called with in place of a batch of `pad_passages`, or asked to `generate` from.
+    """Encode a batch of `pad_passages`, as arguments for the model's forward pass or `generate`.
 
     Returns:
         `encoder_outputs`, with all passages of a prompt concatenated (B, P * T, width), and their `attention_mask`
@@ -57,17 +57,17 @@ def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> d
 
 @dataclass(frozen=True)
 class Room:
-    """What a batch may hold; of one prompt more."""
+    """The limits of a batch; a batch of one prompt may exceed them."""
 
     prompts: int = 64
-    tokens: int = 16_384  # that are read, with their padding
-    memory: float = math.inf  # bytes for the larger of the two below, which follow each other
-    cache_bytes: int = 0  # of a token, read or written, in the decoder's caches: each beam has its own
-    score_bytes: int = 0  # in the encoder, of a token times the length of its passage
-    written: int = 0  # tokens of an answer
+    tokens: int = 16_384  # tokens read, including padding
+    memory: float = math.inf  # bytes, for the larger of caches and scores, which are not needed at the same time
+    cache_bytes: int = 0  # in the decoder's caches, per token read or written, over all beams
+    score_bytes: int = 0  # in the encoder, per token and token of its passage
+    written: int = 0  # most tokens of an answer
 
     def holds(self, prompts: Sequence[Sequence[Sequence[int]]]) -> bool:
-        """Return whether it holds these prompts of passages together."""
+        """Tell whether these prompts of passages fit together."""
         longest = max(len(part) for parts in prompts for part in parts)
         tokens = len(prompts) * max(map(len, prompts)) * longest
         cache = (tokens + len(prompts) * self.written) * self.cache_bytes
@@ -76,10 +76,10 @@ class Room:
 
 
 def room_of(model: Any, num_beams: int, written: int) -> Room:
-    """Return a CPU's caches are small; on a GPU it is what half of the memory holds that is free now.
+    """Return a batch's limits: fixed ones on a CPU, whose caches are small, else by half of the GPU's free memory.
 
-    That is computed from the model's shape: a token read has a key and a value in each decoder layer, and its encoder's
-    state, for each beam; a token written likewise.
+    The memory per token follows from the model's shape: for each beam, a key and a value in each decoder layer, and an
+    encoder state.
     """
     if model.device.type != "cuda":
         return Room()
@@ -89,19 +89,19 @@ def room_of(model: Any, num_beams: int, written: int) -> Room:
     names = ("num_decoder_layers", "decoder_layers", "num_hidden_layers")
     layers = next(getattr(config, name) for name in names if getattr(config, name, None))
     free, _ = torch.cuda.mem_get_info(model.device)
-    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # held, but unused
+    free += torch.cuda.memory_reserved(model.device) - torch.cuda.memory_allocated(model.device)  # reserved but unused
     cache_bytes = num_beams * (2 * layers * width + config.hidden_size) * size
     return Room(CUDA_PROMPTS, CUDA_TOKENS, free * CUDA_SHARE, cache_bytes, SCORES * heads * size, written)
 
 
 def padded_length(prompt: Any) -> int:
-    """Tokens that a prompt takes alone in a batch."""
+    """Return the number of tokens, including padding, that a prompt takes alone in a batch."""
     parts = passages_of(prompt)
     return len(parts) * max(map(len, parts))
 
 
 def batches(prompts: Sequence[Any], room: Room) -> Iterator[list[int]]:
-    """The numbers of the prompts, the longest first, in batches that have room for as many of the first one's shape."""
+    """Yield batches of prompts' numbers, longest prompts first, each as large as `room` allows."""
     order = sorted(range(len(prompts)), key=lambda number: -padded_length(prompts[number]))
     while order:
         parts = [passages_of(prompts[number]) for number in order[: room.prompts]]
@@ -121,9 +121,9 @@ def write(
     max_tokens: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[int], bool]]:
-    """Return the likeliest text of each prompt by beam search, as token ids without padding, and whether it was cut.
+    """Return each prompt's likeliest text by beam search, as token ids without padding, and whether it was cut.
 
-    The batch does not change the texts, except for rounding where two are equally likely.
+    A text does not depend on the rest of the batch, except by rounding if two texts are equally likely.
 
     Args:
         stop: called at each token; generation ends once it returns True.
@@ -145,7 +145,7 @@ def write(
     found = model.generate(
         **fuse(model, **batch), generation_config=config, stopping_criteria=StoppingCriteriaList([is_stopped])
     )
-    texts = [ids[1:] for ids in found.tolist()]  # after the token that begins all texts
+    texts = [ids[1:] for ids in found.tolist()]  # without the decoder's start token
     ended = [tokenizer.eos_token_id in ids for ids in texts]
     kept = [
         ids[: ids.index(tokenizer.eos_token_id)] if has_end else ids for ids, has_end in zip(texts, ended, strict=True)

@@ -1,6 +1,6 @@
-"""Answers by an encoder-decoder, such as a fine-tuned FlanT5: vLLM does not serve these, so transformers does.
+"""Answers by an encoder-decoder, such as a fine-tuned FlanT5, run by transformers because vLLM does not serve these.
 
-`choose` is the door: utils/generation/engines.py imports this module where a model's config says encoder-decoder.
+`choose` is the entry point: utils/generation/engines.py imports this module if a model's config says encoder-decoder.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from utils.models.hub import model_folder
 from utils.models.machine import describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
 
-NUM_BEAMS = 4  # as LaMP's code has it
-INPUT_TOKENS, TARGET_TOKENS = 512, 128  # LaMP's paper: lengths of input and output
-WAITING = 4  # times the prompts of a batch: requests that one of like length is chosen from
+NUM_BEAMS = 4  # as in LaMP's code
+INPUT_TOKENS, TARGET_TOKENS = 512, 128  # lengths of input and output in LaMP's paper
+WAITING = 4  # times a batch's prompts: requests among which prompts of similar length are chosen
 ANY_LENGTH = 2**31  # tokens
 
 
 @dataclass(frozen=True)
 class TextModel(Model):
-    """An encoder-decoder, which reads plain text; `fused` by fusion in decoder."""
+    """An encoder-decoder, which reads plain text; `fused` means fusion in decoder."""
 
     fused: bool = False
 
@@ -61,10 +61,10 @@ class TextModel(Model):
         return self._fit(partial(fit_trimmed, prompt, chat=self.chat, join=join, **values), entries)
 
     def _fit(self, fit: Callable[..., Any], items: Sequence[Any]) -> Trimmed:
-        """Fit a prompt into the budget, or each passage of a fused one.
+        """Fit a prompt, or each passage of a fused one, into the budget.
 
-        A question that is over the budget without any item is cut at its end, as by LaMP's tokenizer: an email may be
-        longer than all the model reads.
+        A question that exceeds the budget without any item is cut at its end, as by LaMP's tokenizer, because an email
+        may be longer than the model's input.
         """
         budget = self.length - self.policy.max_tokens
         groups = [[item] for item in items] if self.fused and items else [items]
@@ -90,13 +90,13 @@ class TextModel(Model):
 def text_model(
     addr: str, identity: str, chat: PlainText, read: int, written: int, fused: bool, schema: Any
 ) -> TextModel:
-    """Make a model with these lengths; beam search draws nothing, so outputs are never retried."""
+    """Return a model with these lengths; outputs are never retried, because beam search is deterministic."""
     policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
     return TextModel(addr, identity, chat, read + written, policy, fused=fused)
 
 
 def choose(args: Namespace, identity: str, schema: dict[str, Any] | str) -> TextModel:
-    """Return the encoder-decoder that `args` asks for, before it is loaded, and say that it is one."""
+    """Return the encoder-decoder that `args` names, not loaded yet, set its lengths, and print how it is run."""
     refuse_flags(args)
     trained = trained_settings(args.model_addr, args.cache_dir)
     chat = PlainText(args.model_addr, args.cache_dir)
@@ -116,7 +116,7 @@ def choose(args: Namespace, identity: str, schema: dict[str, Any] | str) -> Text
 
 
 def refuse_flags(args: Namespace) -> None:
-    """Raise UserError over what beam search by one process of transformers cannot do."""
+    """Raise UserError for flags that beam search in a single process of transformers does not support."""
     for flag, has_it, why in (
         ("--choose", args.choose is not None, "its options cannot be scored"),
         ("--num_generated_outputs", args.num_generated_outputs > 1, "beam search writes one answer"),
@@ -131,7 +131,7 @@ def refuse_flags(args: Namespace) -> None:
 
 
 class TransformersEngine:
-    """An encoder-decoder in this process; requests that wait are answered in batches of like length."""
+    """An encoder-decoder in this process, which answers waiting requests in batches of similar length."""
 
     def __init__(self, args: Namespace, model: TextModel):
         announce(f"loading {model.addr}")
@@ -170,7 +170,7 @@ class TransformersEngine:
         from utils.generator.beams import batches
 
         while True:
-            await asyncio.sleep(0)  # for all that have an answer, to write it down and to ask for the next
+            await asyncio.sleep(0)  # lets answered requests be stored and new ones be made
             if not self._waiting:
                 return
             numbers = next(batches([prompt for prompt, *_ in self._waiting], self._room))
@@ -183,7 +183,7 @@ class TransformersEngine:
                     answer.set_exception(error)
                 return
             for (*_, answer), completion in zip(batch, completions, strict=True):
-                if not answer.done():  # a run that leaves has cancelled it
+                if not answer.done():  # a leaving run cancels it
                     answer.set_result(completion)
 
     def _write(self, batch: list[tuple[Any, int, asyncio.Future]]) -> list[Completion]:
@@ -203,4 +203,4 @@ class TransformersEngine:
         ]
 
     async def close(self) -> None:
-        self._is_closed = True  # a batch under way ends at its next token
+        self._is_closed = True  # a running batch ends at its next token

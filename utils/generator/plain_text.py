@@ -1,4 +1,4 @@
-"""What an encoder-decoder reads: plain text without a chat template, as one passage or as one for each item."""
+"""Prompts of an encoder-decoder: plain text without a chat template, in one passage or in one per item."""
 
 from array import array
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from utils.models.loading import check_special_tokens
 
 @dataclass(frozen=True)
 class Passages:
-    """A prompt for fusion in decoder: the question with one item each, as token ids."""
+    """A prompt for fusion in decoder: passages of the question with one item each, as token ids."""
 
     parts: tuple[array, ...]
 
     def __len__(self) -> int:
-        """Return the number of tokens in all of them."""
+        """Return the number of tokens in all passages."""
         return sum(map(len, self.parts))
 
 
@@ -24,7 +24,7 @@ def passages_of(prompt: array | Passages) -> tuple[array, ...]:
 
 
 class PlainText(LocalChat):
-    """Renders the user's part of a prompt alone, with the token that ends a text: training had no instructions."""
+    """Renders only the last message of a prompt, with the end-of-text token; training had no instructions."""
 
     def __init__(self, model_addr: str, cache_dir: str | None = None):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)

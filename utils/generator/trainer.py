@@ -1,6 +1,6 @@
-"""The generator's training loop: transformers' Trainer, evaluated by the model's texts.
+"""The generator's training loop: transformers' Trainer, evaluated by scoring the model's texts.
 
-Imported by utils/train_generator.py once everything is checked, for it loads torch and transformers.
+It imports torch and transformers, so utils/train_generator.py imports it only after all checks.
 """
 
 from argparse import Namespace
@@ -26,7 +26,7 @@ from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
-Score = Callable[[dict[str, tuple[str, bool]]], float]  # from texts by question, and whether each was cut
+Score = Callable[[dict[str, tuple[str, bool]]], float]  # takes, by question, a text and whether it was cut
 Written = tuple[Example, Any, bool]  # the example, the token ids written for it, and whether they were cut
 
 
@@ -44,14 +44,14 @@ def train(
     """Train from the base model or the run's checkpoint, up to --max_steps or until patience runs out.
 
     Returns:
-        steps, best_step, best_score (None where nothing was evaluated).
+        steps, best_step and best_score; the latter two are None if nothing was evaluated.
     """
     base_model.quiet_libraries()
     bf16 = devices.has_bf16()
     recorder = Recorder(run, manifest, selection)
     if args.lora_rank is None:
         kind = EncoderDecoderTrainer
-        # Steps of 5e-5 need float32 weights; computing is in bf16.
+        # Steps of 5e-5 need float32 weights; with bf16, only the computation is in bfloat16.
         model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
     else:
         kind, model = CausalTrainer, load_with_lora(args, source, bf16)
@@ -65,7 +65,7 @@ def train(
 
 
 def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-    """Return a batch: passages as `pad_passages` has them, of plain inputs one each, and `labels` (B, T)."""
+    """Return a batch: prompts as in `pad_passages`, a plain one as a single passage, and `labels` (B, T)."""
     batch = pad_passages([passages_of(example.prompt) for example in examples], pad, "cpu")
     targets = [torch.tensor(list(example.target)) for example in examples]
     labels = torch.nn.utils.rnn.pad_sequence(targets, batch_first=True, padding_value=NO_LOSS)
@@ -74,7 +74,7 @@ def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
 
 @contextmanager
 def in_own_type(model: Any) -> Iterator[Any]:
-    """A model that accelerate has made to compute in bf16, in its weights' type: so its checkpoint answers later."""
+    """Make a model that accelerate has wrapped for bf16 compute in its weights' type, as its checkpoint will later."""
     wrapped = vars(model).pop("forward", None)
     try:
         yield model
@@ -88,14 +88,14 @@ def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
     dtype = torch.bfloat16 if bf16 else torch.float32
     attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, dtype, attention)
-    model.enable_input_require_grads()  # else nothing below the first adapter is recomputed by checkpointing
+    model.enable_input_require_grads()  # gradient checkpointing needs it, because the embeddings are frozen
     settings = args.replaced(lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
-    set_seed(args.seed)  # the adapter is drawn here, before Trainer sets it
+    set_seed(args.seed)  # adapter weights are drawn here, before Trainer sets the seed
     return get_peft_model(model, base_model.make_lora_config(settings, model))
 
 
 class GeneratorTrainer(Resumable, Trainer):
-    """Trainer with loss on the target alone, evaluated by the task's metric on the model's texts.
+    """Trainer with a loss on the targets only, evaluated by the task's metric on the model's texts.
 
     Subclasses define how a batch is made (`collate`), its loss (`summed_loss`), and how texts are written
     (`write_all`).
@@ -126,7 +126,7 @@ class GeneratorTrainer(Resumable, Trainer):
             data_collator=partial(self.collate, pad=tokenizer.pad_token_id),
         )
         self.follow(recorder, [example.length for example in examples])
-        # The loss below is a share of the step's: Trainer is not to divide it again by the batches of a step.
+        # `compute_loss` returns a share of the step's loss, so Trainer must not divide it by the step's batches.
         self.model_accepts_loss_kwargs = True
         self._chat, self._tokenizer, self._validation, self._score = chat, tokenizer, validation, score
         self._written = flags.max_target_length
@@ -134,8 +134,8 @@ class GeneratorTrainer(Resumable, Trainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """A batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences."""
-        # The step's targets are those of all processes, over which the gradients are averaged.
+        """Return a batch's share of the step's mean cross-entropy (nats) over all its target tokens."""
+        # The number of targets is that of all processes, but the gradients are averaged over processes.
         return self.summed_loss(model, inputs) / num_items_in_batch * self.accelerator.num_processes
 
     def figures(self) -> dict[str, float]:
@@ -177,7 +177,7 @@ class EncoderDecoderTrainer(GeneratorTrainer):
 class CausalTrainer(GeneratorTrainer):
     @staticmethod
     def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
-        """Return a batch: input_ids, attention_mask and labels, (B, T) each; no prompt has a label."""
+        """Return a batch: input_ids, attention_mask and labels, each (B, T); prompt tokens have no loss."""
         columns = {
             "input_ids": ([[*one.prompt, *one.target] for one in examples], pad),
             "attention_mask": ([[1] * one.length for one in examples], 0),

@@ -1,4 +1,4 @@
-"""The calls of one record: checked JSON replies, in conversations of several turns, and counts of what was dropped."""
+"""One record's calls: checked JSON replies, in conversations of several turns, and counts of what was dropped."""
 
 import random
 from argparse import Namespace
@@ -20,8 +20,8 @@ class Asking:
     """One record's calls.
 
     Attributes:
-        values: fill the prompts, besides each call's own values.
-        dropped: what was dropped after all attempts, counted by reason.
+        values: values for all prompts, in addition to each call's own.
+        dropped: counts, by reason, of what was dropped after all attempts.
     """
 
     def __init__(self, ask: Ask, args: Namespace, prompts: Mapping[str, Prompt]):
@@ -32,7 +32,7 @@ class Asking:
         self._small = SMALL if args.model else GENERATOR
 
     def random(self, what: str) -> random.Random:
-        """A generator seeded by the record and `what`, so that the order in which calls finish does not matter."""
+        """Return a generator seeded by the record and `what`, so that the order of finished calls does not matter."""
         return random.Random(f"{self._args.seed}:{self.id}:{what}")
 
     async def json(

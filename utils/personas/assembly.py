@@ -29,8 +29,8 @@ FILES = ("personas", "conversations", "small_talk", "questions")
 FULL = 0.9  # share of a size's tokens that a history may have
 NAMESPACE = uuid.UUID("6f1d7c0e-54b5-4e0c-9a51-0d6c3f0c8a27")  # fixed: the same question has the same id in every run
 UNFILTERED = "track_full_preference_evolution"
-MOST_GUESSED = 1  # right ones of three tries without the history
-KEPT_SHARE = 0.5  # of questions about earlier blocks of a long history
+MOST_GUESSED = 1  # right tries, of three without the history, that the filter allows
+KEPT_SHARE = 0.5  # share of the questions about earlier blocks that is kept in a long history
 COLUMNS = (
     "persona_id", "question_id", "question_type", "topic", "context_length_in_tokens", "context_length_in_letters",
     "distance_to_ref_in_blocks", "distance_to_ref_in_tokens", "num_irrelevant_tokens",
@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 Settings = Mapping[str, Any]  # the flags --size, --n_blocks, --n_variants, --seed and --filter_questions
-Inputs = dict[str, dict[str, Any]]  # by file of an earlier step its values by key
+Inputs = dict[str, dict[str, Any]]  # by an earlier step's file, its values by key
 Entry = Mapping[str, Any]  # a question in questions.json
 
 
@@ -60,7 +60,7 @@ class Assembled(NamedTuple):
 
 
 class History:
-    """A variant's messages, with the number of each one's block and sums over the messages before each place."""
+    """A variant's messages, with each message's block number and cumulative sums over the messages before it."""
 
     def __init__(self, messages: list[Message]):
         self.messages = [{"role": message.id.role, "content": message.content} for message in messages]
@@ -79,7 +79,7 @@ def read_inputs(folder: Path) -> Inputs:
 
 
 def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
-    """Yield a part per persona, so that only one persona's histories are in memory; each message is counted once."""
+    """Yield one part per persona, so that only one persona's histories are in memory; each text is tokenized once."""
     without = {f"entries of {name}.json without a value": [*its.values()].count(None) for name, its in inputs.items()}
     yield Assembled({}, [], Counter(without))
     values = {name: {key: one for key, one in its.items() if one is not None} for name, its in inputs.items()}
@@ -102,7 +102,7 @@ def assemble_persona(
     questions: Mapping[str, list[Entry]],
     settings: Settings,
 ) -> Assembled:
-    """Make a persona's histories and rows; a persona without any row has no histories either."""
+    """Return a persona's histories and rows; a persona without any row has no histories either."""
     size, key = settings["size"], f"{settings['seed']}:{persona}:{settings['size']}"
     limit, counts = round(FULL * SIZES[size][0]), Counter({"personas": 1})
     chosen = blocks.choose_blocks(topics, settings["n_blocks"], limit, key)
@@ -131,27 +131,27 @@ def assemble_persona(
     return Assembled(contexts, rows, counts)
 
 
-# Which questions are asked
+# Choosing the questions
 
 
 class Asked(NamedTuple):
-    """A question, the message that it is asked before (None: at the end) and the one that it refers to."""
+    """A question, the message that it is asked before (None: at the end), and the one that it refers to."""
 
     topic: str
     entry: Entry
     place: MessageId | None
     reference: MessageId
-    is_of_last: bool  # of T's last block
+    is_of_last: bool  # whether it is about T's last block (see blocks.py)
 
 
 def is_guessed(entry: Entry) -> bool:
-    """Say whether the filter drops a question: more than one of its tries without the history was right."""
+    """Tell whether the filter drops a question: more than `MOST_GUESSED` tries without the history were right."""
     exempt = entry["type"] == UNFILTERED or entry["is_line"]
     return not exempt and (entry["blind"] or []).count(True) > MOST_GUESSED
 
 
 def find_questions(persona: str, questions: Mapping[str, list[Entry]], topics: Topics, far: str) -> list[Asked]:
-    """List the questions of all topics, in an order that does not depend on the files'."""
+    """Return the questions of all topics, each topic's sorted by id."""
     found = []
     for topic, entries in questions.items():
         for entry in sorted(entries, key=lambda entry: entry["id"]):
@@ -163,9 +163,9 @@ def find_questions(persona: str, questions: Mapping[str, list[Entry]], topics: T
 
 
 def drop_reason(one: Asked, topics: Topics, places: Mapping[MessageId, int], filter_questions: bool) -> str:
-    """Say why a question cannot be asked, or nothing; `places` are those of the messages in any variant.
+    """Return why a question cannot be asked, or ""; `places` are the messages' places in any variant.
 
-    A topic's periods are in the same order in all variants, so one decides for all.
+    A topic's periods are in the same order in all variants, so one variant decides for all.
     """
     if one.entry["period"] not in {block.period for block in topics.get(one.topic, ())}:
         return "block not in the history"
@@ -187,15 +187,15 @@ def drop_reason(one: Asked, topics: Topics, places: Mapping[MessageId, int], fil
 def choose_questions(
     found: list[Asked], topics: Topics, order: list[Block], places: Mapping[MessageId, int], filter_: bool, key: str
 ) -> tuple[list[Asked], Counter[str]]:
-    """Choose the questions to ask, and count the others by reason.
+    """Return the questions to ask, and counts of the others by reason.
 
-    Of T's last block all are asked. Of each earlier block one per type is asked, at the end of the history, and only if
-    the same thing does not change later.
+    All questions about T's last block are asked. About each other block, one per type is asked, at the end of the
+    history, and only if the same thing does not change later.
 
     Args:
-        order: the first variant's blocks. In a long history, questions about earlier blocks are kept with probability
-            KEPT_SHARE, except about those of the topic that it begins with.
-        places: of the first variant's messages.
+        order: the first variant's blocks. In a long history, questions about other blocks are kept with probability
+            KEPT_SHARE, unless they are about the topic that the history begins with.
+        places: the places of the first variant's messages.
     """
     groups, kept, counts = defaultdict(list), [], Counter[str]()
     for one in found:
@@ -218,11 +218,11 @@ def choose_questions(
 
 
 def make_row(persona: str, one: Asked, history: History, variant: str) -> Row:
-    """Make a row of the table.
+    """Return a row of the table.
 
-    Lengths are those of the messages before the question. The distance to the reference counts its first user message
-    and all that follows; in blocks it counts the reference's block and the one in which the question is asked, so it
-    is 1 within a block.
+    Lengths are those of the messages before the question. The distance to the reference includes the reference's first
+    user message and all that follow. In blocks, it counts the reference's block and the question's, so it is 1 within a
+    block.
     """
     entry, begin = one.entry, history.places[one.reference]
     end = len(history.messages) if one.place is None else history.places[one.place]
@@ -246,8 +246,8 @@ def write_files(
 ) -> Counter[str]:
     """Write both files with a manifest each, add the table's rows to `rows`, and return counts.
 
-    Nothing is renamed before both are on disk. The histories come first, so a new table never lacks its own. UserError
-    if no question is left.
+    Nothing is renamed before both are on disk. Histories are renamed first, so that a new table never lacks its own.
+    UserError if no question is left.
     """
     counts = Counter[str]()
     with open_whole(staged_path(questions)) as table, open_whole(staged_path(contexts)) as lines:

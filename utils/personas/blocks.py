@@ -1,8 +1,8 @@
 """Draw the blocks of a persona's history, put them in order and add small talk; seeded, no model.
 
-A block is a period of a topic. A week opens after its topic's first period, a month after the week, a year after the
-month, so the blocks drawn of a topic are always its first ones. T is the topic whose last block the questions are
-mainly about. All draws depend on `key`, which holds the seed, the persona and the size.
+A block is a period of a topic. A topic's periods are drawn in order (first, week, month, year), so the blocks drawn are
+always its first ones. T is the topic whose last block the questions are mainly about. All draws depend on `key`, which
+holds the seed, the persona and the size.
 """
 
 import math
@@ -35,7 +35,7 @@ CountTokens = Callable[[list[str]], Sequence[int]]  # the number of tokens of ea
 
 
 class MessageId(NamedTuple):
-    """Identifies a message; `section` is the date of its event, or its number where the date is not its own."""
+    """Identifies a message; `section` is its event's date, or the section's number if the date is missing or taken."""
 
     persona: str
     topic: str
@@ -64,7 +64,7 @@ Topics = dict[str, list[Block]]  # the blocks of each topic, in the order of PER
 def make_blocks(
     persona: str, card: str, topic: str, conversation: Mapping[str, Any], count_tokens: CountTokens
 ) -> list[Block]:
-    """Make a topic's blocks; they end before the first period without sections."""
+    """Return a topic's blocks; they end before the first period without sections."""
     blocks = []
     for period in PERIODS:
         sections = conversation["periods"].get(period, {}).get("sections")
@@ -84,7 +84,7 @@ def make_blocks(
 
 
 def make_small_talk(small_talk: Mapping[str, Any], count_tokens: CountTokens) -> list[list[Message]]:
-    """Make the messages of each piece of small talk."""
+    """Return the messages of each piece of small talk."""
     pieces = []
     for number, turns in sorted(small_talk.items()):
         texts = {
@@ -106,7 +106,7 @@ def tokens_of(parts: Sequence[Message] | Sequence[Block]) -> int:
 
 
 def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
-    """Draw this many blocks one at a time, or all if there are fewer."""
+    """Draw `number` blocks one at a time, or all if there are fewer."""
     drawn = dict.fromkeys(sorted(topics), 0)
     number = min(number, sum(map(len, topics.values())))
     for done in range(number):
@@ -118,9 +118,9 @@ def draw_blocks(topics: Topics, number: int, rng: random.Random) -> Topics:
 
 
 def choose_blocks(topics: Topics, number: int, limit: int, key: str) -> tuple[Topics, str] | None:
-    """Draw blocks until a topic that fits the limit alone has all periods; returns them and T.
+    """Draw blocks until a topic that fits the limit alone has all periods; return the blocks and T.
 
-    After ATTEMPTS draws the first one with the latest period counts. None if no topic fits alone.
+    After ATTEMPTS draws, take the first draw that reached the latest period. None if no topic fits alone.
     """
     found, latest = None, 0
     for attempt in range(ATTEMPTS):
@@ -147,8 +147,8 @@ def fit_topics(drawn: Topics, far: str, limit: int, key: str) -> Topics:
 def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random) -> list[Block]:
     """Put T's last block at the end or near the beginning; each topic's periods stay in order.
 
-    The other blocks are shuffled within a period. T is before them except for its last block; or, if it
-    `comes_first`, all of T, with a tenth of the others spread in before its last block.
+    Other topics' blocks are shuffled within each period. They come between T's other blocks and its last one. If T
+    `comes_first`, they come after all of T, except for a tenth that is spread among T's blocks before its last one.
     """
     own, others = topics[far], []
     for period in PERIODS:
@@ -166,7 +166,7 @@ def order_blocks(topics: Topics, far: str, comes_first: bool, rng: random.Random
 def add_small_talk(
     blocks: Sequence[Block], small_talk: list[list[Message]], limit: int, rng: random.Random
 ) -> tuple[list[Message], Counter[str]]:
-    """Join the blocks' messages with small talk between the blocks; returns counts of pieces too.
+    """Return the blocks' messages with small talk between the blocks, and counts of pieces.
 
     A piece is used again only after all have been used. Pieces that would exceed the limit are left out.
     """

@@ -1,6 +1,6 @@
 """The first steps: personas with a history, their conversations about topics, and small talk.
 
-Follows section 3.1 of the paper (arXiv 2504.14225) and its public code. Unlike there, every prompt contains the
+They follow section 3.1 of the paper (arXiv 2504.14225) and its public code. Unlike there, every prompt contains the
 persona, and all topics of a persona share its general history.
 """
 
@@ -16,9 +16,9 @@ from utils.personas import replies
 from utils.personas.asking import Asking
 from utils.personas.inputs import PERIODS, Topic
 
-LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for a prompt
+LATER = {"next_week": "one or two weeks", "next_month": "one or two months", "next_year": "year"}  # for prompts
 NUM_HOBBIES = 20  # per topic, half of them liked at first
-GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period, and in a later one
+GENERAL_EVENTS, TOPIC_EVENTS, LATER_EVENTS = 10, 20, 10  # in the first period of either history, and in later ones
 MOST_DAYS_LATER = 6  # from a period's last event to its conversation
 
 
@@ -60,7 +60,7 @@ async def make_history(
 async def make_conversations(
     asking: Asking, topic: Topic, persona: dict[str, Any], start: str
 ) -> dict[str, Any] | None:
-    """A topic's hobbies, and by period its events and conversation; None if the first period has no conversation."""
+    """Return a topic's hobbies, and events and conversation by period; None if the first period has none."""
     turns: Messages = []
     check = partial(replies.check_hobbies, number=NUM_HOBBIES)
     hobbies = await asking.json("hobbies", replies.Hobbies, check, turns, number=str(NUM_HOBBIES))
@@ -92,7 +92,7 @@ async def make_conversations(
 
 
 def with_old(events: Sequence[dict[str, Any]], old: dict[str, str]) -> list[dict[str, Any]]:
-    """Return the events, each with the text of the older one that it changes."""
+    """Return the events, each with the text of the older event that it changes, None if it changes none."""
     return [{**event, "old_event": old.get(event["changes"])} for event in events]
 
 
@@ -121,7 +121,7 @@ async def converse(
 
 
 async def expand(asking: Asking, section: dict[str, Any], event: dict[str, Any] | None, today: str) -> dict[str, Any]:
-    """Return a section in more words; unchanged if no usable reply comes."""
+    """Return a section rewritten at greater length; unchanged if no reply is usable."""
     about = "what the user says at first" if event is None else event["event"]
     values = {"section": _lines(section["turns"]), "about": about, "today": today}
     turns = await asking.json("section", replies.Section, replies.check_section, small=True, **values)
@@ -141,5 +141,5 @@ async def make_small_talk(asking: Asking, question: str) -> list[dict[str, str]]
 
 
 def _lines(objects: Sequence[dict[str, Any]]) -> str:
-    """One JSON object per line, for prompts."""
+    """Return one JSON object per line, for prompts."""
     return "\n".join(json.dumps(one, ensure_ascii=False) for one in objects)

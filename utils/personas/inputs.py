@@ -27,7 +27,7 @@ GROUPS = (
 
 
 class Topic(msgspec.Struct):
-    """What users talk about with an assistant."""
+    """A topic that users talk about with an assistant."""
 
     about: str  # for prompts
     speakers: tuple[str, str] = ("User", "Assistant")  # begin the user's and the assistant's lines
@@ -85,7 +85,7 @@ def hash_of_step(path: Path) -> str:
 
 
 def read_values(path: Path) -> dict[str, Any]:
-    """The values in a step's file by key, None for records that gave none; UserError if it is missing or damaged."""
+    """Return the values in a step's file by key, None for records without one; UserError if missing or damaged."""
     hash_of_step(path)
     pieces = read_json(path)
     if not isinstance(pieces, dict) or not all(isinstance(one, dict) and "value" in one for one in pieces.values()):

@@ -1,4 +1,4 @@
-"""Questions about what conversations reveal of a user, following section 3.2 of the paper and its public code.
+"""Questions about what conversations reveal about a user, following section 3.2 of the paper and its public code.
 
 An event may change what the user thinks of a thing. It and all earlier events about the thing are its chain, newest
 first. A question is about the second event of the chain that the conversations mention, and is asked before they
@@ -19,7 +19,7 @@ from utils.personas.asking import Asking
 from utils.personas.inputs import PERIODS
 
 TRIES = 3  # attempts to answer a question without any history
-NUM_IDEAS = 3  # earlier lines of the user, one for each wrong idea
+NUM_IDEAS = 3  # earlier lines of the user, one per wrong idea
 FACTS, IDEAS, LATEST, EVOLUTION, REASONS, RECOMMENDATION, SCENARIO = TYPES
 Entry = dict[str, Any]
 
@@ -29,9 +29,9 @@ class Told(NamedTuple):
 
     chain: list[Entry]  # the event and, if it is a change, all older ones about the same thing, newest first
     told: list[Entry]  # the part of the chain that the conversations mention, newest first
-    lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date the period and turns of its section
-    course: list[Entry]  # the first event and the changes since, oldest first
-    has_turned: bool  # there are two events, and the thing is liked in only one of them
+    lines: Mapping[str, tuple[str, list[dict[str, str]]]]  # by an event's date, the period and turns of its section
+    course: list[Entry]  # the oldest event told and the changes of liking since, oldest first
+    has_turned: bool  # whether the newest two events told differ in liking the thing
 
     @property
     def about(self) -> Entry:
@@ -115,7 +115,7 @@ async def _on_event(asking: Asking, topic: Mapping[str, Any], its: Told) -> list
 
 
 async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | None, hint: str | None) -> Entry | None:
-    """Return a question with its right and wrong answers; a line of the conversation may be the question."""
+    """Return a question with right and wrong answers, None if unusable; `line` is the question if it is given."""
     if line is None:
         check = partial(replies.check_question, hint=hint)
         asked = await asking.json(name, replies.QuestionReply, check, **values)
@@ -131,7 +131,7 @@ async def _ask(asking: Asking, name: str, values: dict[str, str], line: str | No
 
 
 async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
-    """For each attempt without a history, whether the right option was chosen; None if the reply has no letter.
+    """Return, for each attempt without a history, whether the right option was chosen; None without a letter.
 
     The order of the options differs between attempts.
     """
@@ -146,7 +146,7 @@ async def _answer_blind(asking: Asking, entry: Entry) -> list[bool | None]:
 def _values(asking: Asking, its: Told, topic: Mapping[str, Any]) -> dict[str, str]:
     """Return the values for the prompts about an event."""
     event, about = its.chain[0], its.about
-    # Only what is said before the question: a later line would be a new idea there, and so a right answer.
+    # Only lines said before the question: a later one would be a new idea there, and thus a right answer.
     earlier = [" ".join(turns[0]["user"].split()) for date, (_, turns) in its.lines.items() if date < event["date"]]
     others = asking.random(f"others:{event['date']}").sample(earlier, min(NUM_IDEAS, len(earlier)))
     if its.has_turned:

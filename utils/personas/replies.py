@@ -16,7 +16,7 @@ from utils.parsing import Parsed, nothing, writable
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
-LATEST = "2200"  # year from which on a date is a slip: no history of this length gets there
+LATEST = "2200"  # dates from this year on are mistakes, because no history is that long
 NUM_WRONG = 3  # options beside the right one
 _SENTENCE_END = re.compile(r"[.!?…。！？।؟]+")
 _DATE = re.compile(
@@ -27,7 +27,7 @@ Faults = list[str]
 
 
 def _form(name: str, /, *bases: type, **fields: Any) -> type[msgspec.Struct]:
-    """Make the form of a reply; its JSON schema allows no other fields, as servers require."""
+    """Return the form of a reply; its JSON schema allows no other fields, as servers require."""
     return msgspec.defstruct(name, list(fields.items()), bases=bases or None, forbid_unknown_fields=True)
 
 
@@ -57,7 +57,7 @@ def schema_of(form: type) -> dict[str, Any]:
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """Return the reply in a text, without prose or a fence around it, or else the text's fault."""
+    """Return the JSON reply in a text, ignoring prose or a fence around it, or else a text that names the fault."""
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         return "no JSON object"
@@ -75,12 +75,12 @@ def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
 
 
 def parsed(value: Any, faults: Faults) -> Parsed:
-    """Return a usable reply if there are no faults; else it is retried."""
+    """Return a usable reply if there are no faults, else one that is retried."""
     return nothing(faults[0]) if faults else Parsed(value, "strict", None)
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences, each with a word and an end; in linear time, also for a text without any end."""
+    """Count the sentences that have a word and an end, in linear time even for a text without any end."""
     return sum(re.search(r"\w", part) is not None for part in _SENTENCE_END.split(text)[:-1])
 
 
@@ -88,7 +88,7 @@ def count_sentences(text: str) -> int:
 
 
 def check_persona(reply: Any) -> tuple[str | None, Faults]:
-    """Return the card: a few sentences that name the persona."""
+    """Return the card, unless it lacks the persona's name or three sentences."""
     card, name = reply.card.strip(), reply.name.strip()
     faults = [] if name and name in card else ["the card does not have the name"]
     faults += [] if count_sentences(card) >= 3 else ["the card is shorter than three sentences"]
@@ -170,7 +170,7 @@ def _is_date(text: str) -> bool:
 
 
 def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], Faults]:
-    """The usable sections: the turns before the first event, then each event's. `missing_events` finds the rest."""
+    """Return the usable sections: the turns before the first event, then each event's; see `missing_events`."""
     by_date, faults, sections, is_lost = {one["date"]: one for one in events}, [], [], False
     for turn in reply.turns:
         num_faults = len(faults)
@@ -192,7 +192,7 @@ def check_conversation(reply: Any, events: Sequence[dict[str, Any]]) -> tuple[li
                 sections.append({"event": turn.event, "turns": [its]})
             elif not is_lost:
                 sections[-1]["turns"].append(its)
-        if turn.event is not None:  # what follows on a dropped turn would tell of its event in another's section
+        if turn.event is not None:  # turns after a dropped one would put its event into another event's section
             is_lost = len(faults) > num_faults
     return sections, faults
 
@@ -234,7 +234,7 @@ def check_question(reply: Any, hint: str | None) -> tuple[dict[str, str] | None,
 
 
 def check_wrong(reply: Any, answer: str) -> tuple[list[str] | None, Faults]:
-    """Three wrong answers, all distinct and different from the right one."""
+    """Return three wrong answers, unless any are empty, equal to each other or to the right one."""
     wrong = [text.strip() for text in reply.wrong]
     faults = [f"not {NUM_WRONG} wrong answers"] if len(wrong) != NUM_WRONG else []
     faults += ["a wrong answer is empty"] if "" in wrong else []

@@ -1,7 +1,7 @@
 """Measure how far questions give their answers away: without the history, by length, letter or wording.
 
-Figures about a question's texts and its tries without the history count each question once. Letters differ between
-variants, so they count rows. If the questions were filtered, these are figures of the rest.
+Figures about questions' texts and tries without the history count each question once. Letters differ between variants,
+so they are counted over rows. If the rows were filtered, the figures cover only the rest.
 """
 
 from collections import Counter
@@ -23,7 +23,7 @@ Figures = dict[str, dict[str, Any]]
 
 
 def measure(rows: Sequence[Row]) -> Figures:
-    """Return the figures by type and of all types, ready for JSON; None where there is nothing to divide by."""
+    """Return the figures by type and for all types, ready for JSON; shares and means of nothing are None."""
     by_type = {name: [row for row in rows if row.entry["type"] == name] for name in TYPES}
     return {**{name: figures_of(its) for name, its in by_type.items() if its}, ALL: figures_of(rows)}
 
@@ -48,13 +48,13 @@ def figures_of(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def rank_by_length(options: Sequence[str]) -> float:
-    """Return the first option's rank by characters (1: shortest); options of one length share the mean of theirs."""
+    """Return the first option's rank by characters, 1 for the shortest; options of equal length share a mean rank."""
     lengths = list(map(len, options))
     return sum(length < lengths[0] for length in lengths) + (lengths.count(lengths[0]) + 1) / 2
 
 
 def share_in_longest(options: Sequence[str]) -> float:
-    """Return the first option's share in being the longest; the longest ones share 1."""
+    """Return 1 if the first option is the longest, divided by the number of options that tie with it, else 0."""
     lengths = list(map(len, options))
     return (lengths[0] == max(lengths)) / lengths.count(lengths[0])
 
@@ -72,7 +72,7 @@ def sections_of(rows: Sequence[Row]) -> list[Section]:
 
 
 def as_shown(row: Row) -> Shown:
-    """Show a question with its options, the right one first, and its place."""
+    """Return a question with its options, the right one first, and its place, for the page."""
     entry, place = row.entry, row.entry["place"]
     options = "\n".join([f"right: {entry['answer']}", *(f"wrong: {wrong}" for wrong in entry["wrong"])])
     where = f"asked before {place['period']} {place['event']}" if place else "asked at the end"

@@ -1,6 +1,6 @@
 """The planner's training examples: prompts and targets as token ids.
 
-The planner's target, titles alone or with a lead-in, comes from the flag, or from a planner's or its plans' manifest.
+Whether targets are titles alone or have a lead-in comes from the flag, or from the manifest of a planner or of plans.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from utils.training import NO_LOSS
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
-    """Return the chat template's variables in a planner's training; None for any other model."""
+    """Return the chat template's variables that a planner was trained with; None for any other model."""
     settings = folder_settings(planner_model)
     return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
 
@@ -23,10 +23,10 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """Return the lead-in of plans: that of the planner's checkpoint or of a run that planned, else by the flag.
+    """Return the lead-in of plans, from the manifest of the planner or of files of plans, else by the flag.
 
-    UserError where files of plans begin differently, or the flag says otherwise than what is remembered, or needs a
-    prompt that has a lead-in.
+    UserError if files of plans begin differently, if the flag contradicts a manifest, or if it needs a prompt with a
+    lead-in.
     """
     sources = [planner_model] if planner_model else plans_addrs
     found = [_find(planner_target, prompt, one, is_folder=planner_model is not None) for one in sources]
@@ -49,20 +49,20 @@ def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_fol
 class Example:
     """One question to learn from."""
 
-    prompt: array  # token ids of the planner's prompt, up to where it begins to speak
-    target: array  # token ids of the aspects' titles, one a line, and the end of the turn
-    aspects: list[str]  # those titles
+    prompt: array  # token ids of the planner's prompt, up to the beginning of its reply
+    target: array  # token ids of the aspects' titles, one per line, and the end of the turn
+    aspects: list[str]  # the titles
     num_dropped: int  # posts left out so that prompt and target fit
-    is_cut: bool  # the only post was cut at its end
+    is_cut: bool  # whether the only post was cut at its end
 
     @property
     def length(self) -> int:
-        """Tokens of prompt and target."""
+        """The number of tokens in prompt and target."""
         return len(self.prompt) + len(self.target)
 
     @property
     def row(self) -> dict[str, list[int]]:
-        """The trainer's row; the whole prompt is labelled with `NO_LOSS`."""
+        """The example as the trainer's row, with the whole prompt labelled `NO_LOSS`."""
         return {"input_ids": [*self.prompt, *self.target], "labels": [NO_LOSS] * len(self.prompt) + list(self.target)}
 
 

@@ -1,4 +1,4 @@
-"""The planner in planpers.py, with its own flags, local or behind its own API."""
+"""The planner of planpers.py, with its own flags: a local model, or one behind its own API."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -15,21 +15,21 @@ from utils.planner.examples import trained_variables
 
 
 def flags_of_planner(args: Arguments) -> Arguments:
-    """Return the planner's flags: it is local or has its own API, independent of the generator."""
+    """Return the flags for the planner, which is local or has its own API, independently of the generator."""
     openai = bool(args.planner_base_url)
     own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
     own |= {"model_id": None}
-    own |= {"reasoning_parser": None}  # the flag is the generator's, and so is --seed none where it is an API
+    own |= {"reasoning_parser": None}  # the generator's flag, like --seed none, which a local planner does not take
     own |= {} if openai else {"seed": args.seed or 0}
     return args.replaced(**own)
 
 
 def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
-    """Return the planner, by its own flags; it samples as the generator does."""
+    """Return the planner by its own flags; it has the generator's sampling settings."""
     if args.openai:
         chat, told = open_chat(args, args.planner_model), template_flags(args)
     else:
-        trained = trained_variables(args.planner_model)  # another model gets those variables that its template knows
+        trained = trained_variables(args.planner_model)  # if None, only variables that the template knows are set
         variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
         chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
         told = {"chat_template_kwargs": chat.variables} if chat.variables else {}
@@ -42,14 +42,14 @@ def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model
 
 
 def template_flags(args: Namespace) -> dict[str, Any]:
-    """Return the planner's chat template settings, as far as they are known without its tokenizer."""
+    """Return the planner's chat template settings that are known without its tokenizer."""
     if not args.openai and (trained := trained_variables(args.planner_model)) is not None:
         return {"chat_template_kwargs": trained} if trained else {}
     return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}
 
 
 def planner_policy(args: Namespace, lead_in: str | None, told: dict[str, Any]) -> Policy:
-    """Return the generator's policy as the planner has it; `told` are the chat template's variables."""
+    """Return the generator's policy adapted to the planner; `told` holds the chat template's variables."""
     policy = Policy.from_arguments(args, parsing.plan_pattern(lead_in))
     further = {name: policy.further[name] for name in SAMPLED if name in policy.further} | told
     return replace(policy, max_tokens=args.max_tokens_plan, further=further, reasoning_parser=None, opened=None)

@@ -1,6 +1,6 @@
 """The planner's training loop: TRL's SFTTrainer on LoRA, with its own evaluation and resumable checkpoints.
 
-Imported by train_planner.py once everything is checked, for it loads torch, transformers, peft and trl.
+It imports torch, transformers, peft and trl, so train_planner.py imports it only after all checks.
 """
 
 import random
@@ -23,7 +23,7 @@ from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
-PLAN_TOKENS = 256  # a plan may have in an evaluation: three times what one takes, for an untrained model never ends
+PLAN_TOKENS = 256  # limit of a plan in an evaluation, three times a usual plan; an untrained model never ends
 
 
 def train(
@@ -37,16 +37,16 @@ def train(
     selection: Selection,
     lead_in: str | None,
 ) -> dict[str, Any]:
-    """Train from the base model, or on from the run's checkpoint, up to --max_steps.
+    """Train from the base model or the run's checkpoint, up to --max_steps.
 
     Args:
-        source: of the base model, as `pinned_source` gives it.
+        source: the base model's, from `pinned_source`.
         validation: if empty, nothing is evaluated.
-        manifest: what goes beside every adapter.
+        manifest: written beside every adapter.
         lead_in: the beginning of the targets (utils/parsing/plans).
 
     Returns:
-        steps, best_step, best_loss (None where nothing was evaluated).
+        steps, best_step and best_loss; the latter two are None if nothing was evaluated.
     """
     base_model.quiet_libraries()
     bf16 = devices.has_bf16()
@@ -70,7 +70,7 @@ def train(
 
 
 class PlannerTrainer(Resumable, SFTTrainer):
-    """SFTTrainer with the planner's evaluation: loss over the target tokens, and aspect recall of generated plans."""
+    """SFTTrainer with the planner's evaluation: loss over target tokens, and aspect recall of generated plans."""
 
     length_flag = "--max_seq_length"
 
@@ -107,9 +107,9 @@ class PlannerTrainer(Resumable, SFTTrainer):
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Return a batch's share of the step's mean cross-entropy (nats) over the target tokens of all its sequences.
+        """Return a batch's share of the step's mean cross-entropy (nats) over all its target tokens.
 
-        On a GPU it is SFTTrainer's own, which elsewhere sends every position through the vocabulary projection.
+        SFTTrainer's own loss is used on a GPU; elsewhere it would project every position to the vocabulary.
         """
         if self.accelerator.device.type == "cuda" or self.aux_loss_enabled or num_items_in_batch is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -117,12 +117,12 @@ class PlannerTrainer(Resumable, SFTTrainer):
         num_targets = (inputs["labels"][:, 1:] != NO_LOSS).sum()
         num_right, num_targets = self.accelerator.reduce(torch.stack([num_right, num_targets]), "sum").tolist()
         self._metrics["train"]["mean_token_accuracy"].append(num_right / num_targets)  # SFTTrainer logs their mean
-        # The step's targets are those of all processes, over which the gradients are averaged.
+        # The number of targets is that of all processes, but the gradients are averaged over processes.
         return loss / num_items_in_batch * self.accelerator.num_processes
 
     @torch.no_grad()
     def _target_loss(self) -> float:
-        """Mean cross-entropy (nats) over all target tokens of the validation set."""
+        """Return the mean cross-entropy (nats) over all target tokens of the validation set."""
 
         def figures(example: Example) -> tuple[torch.Tensor, int]:
             row = {name: torch.tensor([ids], device=self.accelerator.device) for name, ids in example.row.items()}
@@ -133,7 +133,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
         return loss / num_targets
 
     def _plan_figures(self) -> dict[str, float]:
-        """Aspect recall of the sample's greedy plans: mean share of gold titles that share words with a planned one."""
+        """Return the mean aspect recall of the sample's greedy plans, and counts; empty without a sample."""
         if not self._sample:
             return {}
 

@@ -1,10 +1,10 @@
-"""Contexts: long histories, a line each of a file beside a dataset, that the profiles of many questions refer to.
+"""Contexts: long histories in a file beside a dataset, one per line, that the profiles of many questions refer to.
 
-A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to one is `{"contexts": the file, from the
-dataset's folder, "sha256": its hash, "context": the id, "end": the number of messages before the question}`, of a
-ranked dataset also `{"unit": "message" or "session", "order": the numbers of the items, best first}`. Read, it is a
-sequence of items like any other profile, with messages that are read from the file when needed. A system
-message begins a session; these messages, with the persona card, are not items.
+A line is `{context id: [{"role", "content"}, ...]}`. A profile that refers to a context is `{"contexts": the file's
+path relative to the dataset's folder, "sha256": its hash, "context": the id, "end": the number of messages before the
+question}`. In a ranked dataset it also has `{"unit": "message" or "session", "order": the items' numbers, best first}`.
+Once read, it is a sequence of items like any other profile; its messages are read from the file when needed. A system
+message begins a session. System messages, which hold the persona card, are not items.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from utils.files.writing import open_whole
 
 UNITS = ("message", "session")
 CARD = "system"  # the role of the messages that open a session
-AT_HAND = 4  # contexts in memory: questions of one stand next to each other
+AT_HAND = 4  # decoded contexts in memory; questions of the same context are adjacent in a dataset
 
 
 class _Message(TypedDict):
@@ -42,14 +42,14 @@ class ContextsFile:
     """A file of contexts in memory; each is decoded when needed, and a few stay decoded.
 
     Attributes:
-        sha256: of the file, in hex.
+        sha256: the file's hash, in hex.
     """
 
     def __init__(self, path: Path):
         """Read the file; UserError if it does not exist, or a line is not a context."""
         self.path, digest = path, hashlib.sha256()
-        self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id where it stands, and its messages
-        # The messages of a context, and of each the number of its session; UserError where they are none.
+        self._lines: dict[str, tuple[str, msgspec.Raw]] = {}  # by id: file and line for errors, and the raw messages
+        # Returns a context's messages and each message's session number; UserError if they are invalid.
         self.read = lru_cache(AT_HAND)(self._read)
         if not path.is_file():
             raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
@@ -77,13 +77,13 @@ class ContextsFile:
 
 
 class Profile(Sequence):
-    """The items of a history that ends before a question: messages or sessions, each `{id, text, session, places}`.
+    """The items of a history up to a question: messages or sessions, each `{id, text, session, places}`.
 
-    `places` are the numbers, in `messages`, of those that the item holds; a message has its `role` too.
+    `places` are the indices in `messages` of the item's messages. An item of one message also has its `role`.
     """
 
     def __init__(self, file: ContextsFile, reference: dict[str, Any], where: str):
-        """`where` is what an error begins with."""
+        """Store the reference; errors begin with `where`."""
         self.reference, self._file, self._where = reference, file, where
 
     @property
@@ -95,12 +95,12 @@ class Profile(Sequence):
         return found[:end]
 
     def by(self, unit: str) -> "Profile":
-        """Return the same history in the order of time, with such items."""
+        """Return the same history in chronological order, with items of this unit."""
         reference = {name: value for name, value in self.reference.items() if name not in ("unit", "order")}
         return Profile(self._file, {**reference, "unit": unit}, self._where)
 
     def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
-        """Return the reference to these items in another order, from a dataset in that folder."""
+        """Return the reference to these items in another order, for a dataset in `folder`."""
         contexts = os.path.relpath(self._file.path, folder)
         return {
             **self.reference,
@@ -126,7 +126,7 @@ class Profile(Sequence):
 
     @cached_property
     def _items(self) -> list[tuple[int, ...]]:
-        """By item, in the order of time, the places of its messages; UserError where `order` is of others."""
+        """Each item's message indices, in chronological order; UserError if `order` has another number of items."""
         sessions = self._file.read(self.reference["context"])[1]
         groups: dict[int, list[int]] = {}
         for place, message in enumerate(self.messages):
@@ -148,7 +148,7 @@ class Profile(Sequence):
 
 
 def open_profile(record: Record, dataset: Path) -> Profile:
-    """Return the profile that a record of this dataset refers to; UserError where it cannot be had."""
+    """Return the profile that a record of this dataset refers to; UserError if its context is missing or invalid."""
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
     file = _contexts_file(dataset.absolute().parent / reference["contexts"])
     if reference.get("sha256", file.sha256) != file.sha256:
@@ -162,12 +162,12 @@ def open_profile(record: Record, dataset: Path) -> Profile:
 
 @lru_cache(maxsize=8)
 def _contexts_file(path: Path) -> ContextsFile:
-    """One for all the records that refer to it."""
+    """Return the file, which is read once for all records that refer to it."""
     return ContextsFile(path)
 
 
 def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
-    """A record with the items that are asked for in its profile; UserError where that holds items of one kind."""
+    """Return the record with a profile of this unit; UserError if the profile is a plain list of items."""
     if unit is None:
         return record
     if not isinstance(record["profile"], Profile):
@@ -176,17 +176,17 @@ def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
 
 
 def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> list[Item] | dict[str, Any]:
-    """A profile with whole items in this order, as that dataset holds it: ids, texts and other fields stay together."""
+    """Return the profile with its items in this order, in the form that `dataset` stores: a list or a reference."""
     if isinstance(profile, Profile):
         return profile.reordered(order, dataset.absolute().parent)
     return [profile[number] for number in order]
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:
-    """Return records with profiles that refer to contexts in the file `name`, and how many were left out.
+    """Return records with profiles that refer to contexts in the file `name`, and how many records were left out.
 
-    Those of one context are adjacent, by growing ends, so that an engine computes their shared prefix once.
-    UserError where a context is not there, or an end is none of it; with `skip_invalid` the latter is left out.
+    Records of one context are adjacent, sorted by `end`, so that an engine computes their shared prefix once.
+    UserError if a context is missing or an end lies outside it; with `skip_invalid`, the latter records are left out.
     """
     numbers = {context_id: number for number, context_id in enumerate(file)}
     placed = []
@@ -220,14 +220,14 @@ def _decode(text: bytes, form: Any, where: str) -> Any:
 
 
 def _sessions_of(messages: Messages) -> list[int]:
-    """Of each message the number of its session, from 0; several system messages in a row open one."""
+    """Return each message's session number, from 0; several system messages in a row open one session."""
     roles = ["", *(message["role"] for message in messages)]
     opens = ((role == CARD and before != CARD) or not before for before, role in pairwise(roles))
     return [number - 1 for number in accumulate(opens)]
 
 
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
-    """Writes the messages under this key of JSON files, by context id; UserError if these are not plain texts."""
+    """Write the messages under `key` of JSON files as contexts; UserError if a message's content is not a text."""
     form = msgspec.defstruct("History", [(key, _Messages)])
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):

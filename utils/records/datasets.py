@@ -1,7 +1,7 @@
-"""Reading and checking of datasets, with exact error messages.
+"""Read and check datasets, with exact error messages.
 
-A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of records; each benchmark's file says what its
-records hold. Fields we don't know are kept.
+A dataset is a JSON array (or JSON Lines, in a file named *.jsonl) of records. Each benchmark's module defines its
+records' fields; unknown fields are kept.
 """
 
 import hashlib
@@ -22,25 +22,25 @@ from utils.records.stream import stream_records
 
 
 def read_dataset(path: str | Path, needs: Iterable[str] = ()) -> list[Record]:
-    """Return the records of a dataset in file order, ids as strings, each checked for id, question and needed fields.
+    """Return a dataset's records in file order, with string ids, checked for id, question and needed fields.
 
-    `needs` is what the script uses later, as `Task.check` takes it. A UserError names file, record and field.
+    `needs` names the fields that the script uses, as `Task.check` takes them. A UserError names file, record and field.
     """
     return list(DatasetFile(path).scan(needs))
 
 
 class DatasetFile:
-    """The questions of a dataset on disk, each read when it is asked for by its number."""
+    """The questions of a dataset on disk, each read by its number when needed."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self.ids: list[str] = []  # of the questions, in file order; filled by `scan`
-        self.task: Task | None = None  # their benchmark; likewise
-        self._needs: tuple[str, ...] = ()  # of `scan`
-        self._places: list[tuple[int, int]] = []  # offset and length in bytes of each record
+        self.ids: list[str] = []  # question ids in file order; set by `scan`
+        self.task: Task | None = None  # set by `scan`
+        self._needs: tuple[str, ...] = ()  # set by `scan`
+        self._places: list[tuple[int, int]] = []  # each record's offset and length in bytes
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
-        """Yield every record, checked as by `read_dataset`; afterwards each can be read again by its number."""
+        """Yield every record, checked as by `read_dataset`; afterwards, each can be read again by its number."""
         self.ids, self._places, self._needs = [], [], tuple(needs)
         numbers: dict[str, int] = {}
         announce_file("reading", self.path)
@@ -62,7 +62,7 @@ class DatasetFile:
         return len(self._places)
 
     def __getitem__(self, number: int) -> Record:
-        """Return the record of this number, its id a string; UserError where the file was changed since."""
+        """Return the record with this number and a string id; UserError if the file has changed since."""
         offset, length = self._places[number]
         try:
             with open(self.path, "rb") as file:
@@ -77,10 +77,10 @@ class DatasetFile:
 
 
 def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:
-    """`read_dataset` without unused parts of profiles, which may take gigabytes.
+    """Read a dataset without the unused parts of profiles, which may take gigabytes.
 
     Args:
-        num_items: items, from the first, that are used of a profile; None: all where `needs` names it, else none.
+        num_items: how many of a profile's first items are kept. None: all if `needs` names the profile, else none.
     """
     file, needs, records = DatasetFile(path), tuple(needs), []
     for record in file.scan(needs):
@@ -92,7 +92,7 @@ def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None
 
 
 def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
-    """Check one record as `read_dataset` does, and make its id a string; an error begins with `where`."""
+    """Check one record as `read_dataset` does, and make its id a string; errors begin with `where`."""
     if not isinstance(record, dict):
         raise UserError(f"{where}: {kind(record)} where a question object belongs")
     record["id"] = check_id(record.get("id"), where)
@@ -106,7 +106,7 @@ def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
 def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Record:
     """Return a checked record of this file, with its context if its profile refers to one and is needed.
 
-    UserError where it cannot be had. This is the one place that follows such a reference.
+    UserError if the context is missing or invalid. References to contexts are followed only here.
     """
     if not isinstance(record.get("profile"), dict) or "profile" not in task_of(str(path), [record]).fields_for(needs):
         return record
@@ -114,9 +114,9 @@ def with_profile(record: Record, path: str | Path, needs: Iterable[str]) -> Reco
 
 
 def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
-    """Raise UserError if an id is in two datasets of one table, given by path with their ids.
+    """Raise UserError if an id is in two datasets of one table; `datasets` holds each one's ids by path.
 
-    A table would refuse the scores of both, when all else is done.
+    The table would refuse their scores, but only after all answers are generated and judged.
     """
     for (first, ids), (second, others) in combinations(datasets.items(), 2):
         if shared := [question_id for question_id in ids if question_id in others]:
@@ -130,10 +130,10 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
 def select_questions(
     records: list[Record], limit: int | None = None, num_shards: int = 1, shard_index: int = 0
 ) -> list[Record]:
-    """Return the first `limit` records, and of these the ones in the shard; file order is kept."""
+    """Return those of the first `limit` records that are in the shard, in file order."""
     return [r for r in records[:limit] if shard_of(r["id"], num_shards) == shard_index]
 
 
 def shard_of(question_id: str, num_shards: int) -> int:
-    """Return a question's shard, by a hash of its id, so that it does not depend on the file's order."""
+    """Return a question's shard, by a hash of its id, so that the file's order does not matter."""
     return int.from_bytes(hashlib.sha256(question_id.encode()).digest()[:8], "big") % num_shards

@@ -1,4 +1,4 @@
-"""Downloads: a benchmark's own files become one file of records, with a manifest of their origin."""
+"""Turn a benchmark's published files into one file of records, with a manifest of their origin."""
 
 import os
 import shutil
@@ -31,16 +31,16 @@ def make_file(
     run: dict[str, Any],
     skip_invalid: bool = False,
 ) -> None:
-    """Put one file and its manifest, which begins with `run`, in place, and print a summary.
+    """Write one dataset file and its manifest, which begins with `run`, and print a summary.
 
-    Histories that its questions share are put in place before it, in a file of their own beside it. With `skip_invalid`
-    questions that refer to none of their messages are left out.
+    Histories that questions share are written first, to a file of their own beside the dataset. With `skip_invalid`,
+    questions whose end lies outside their history are left out.
     """
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
     beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts or originals.link else None
-    name = "a folder" if source.is_folder else source.name  # its content alone tells it from another
+    name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
     settings |= {"skip_invalid": True} if skip_invalid else {}
     if source.is_folder:
@@ -67,7 +67,7 @@ def make_file(
 
 
 def describe_figures(figures: dict[str, Any]) -> str:
-    """Return what is worth a note."""
+    """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
     told, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
         told.append(f"{figures['skipped']} left out, which end at none of their messages")
@@ -80,20 +80,20 @@ def describe_figures(figures: dict[str, Any]) -> str:
 
 
 def holds_its_contexts(beside: Path, path: Path) -> bool:
-    """Return whether the histories beside a finished file are those that it was made with."""
+    """Tell whether the histories beside a finished file are those that it was made with."""
     return beside.is_file() and file_hash(beside) == read_manifest(path).get("contexts_sha256")
 
 
 def find_linked(source: Source, originals: Originals) -> dict[str, str]:
-    """Returns each history's path at the source by its link; UserError if it is not there.
+    """Return each history's path at the source by its link; UserError if the source has no such file.
 
-    A link is a path from the folder of the table or one above it; an address or other folders may come before it.
+    A link is a path from the table's folder or one above it; an address or other folders may precede it.
     """
     [table] = originals.questions
     folder, found = PurePosixPath(table).parent, {}
     for number, row in enumerate(table_rows(source.fetch(table))):
         link = row.get(originals.link) or ""
-        parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # whoever nests deeper takes seconds a link
+        parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # deeper nesting would take seconds per link
         ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
         paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
         found[link] = found.get(link) or next((path for path in paths if path in source.sizes), None)
@@ -107,7 +107,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
 
 @contextmanager
 def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterator[None]:
-    """Add what to do about damaged files to a UserError of one line."""
+    """Add to a one-line UserError what to do about the damaged files."""
     try:
         yield
     except UserError as error:
@@ -121,7 +121,7 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
 
 
 def write_questions(task: Task, originals: Originals, files: dict[str, Path], path: Path) -> int:
-    """Stage the records of these files as one JSON array and return their number; UserError where one is damaged."""
+    """Stage the records of these files as one JSON array and return their number; UserError if one is damaged."""
     questions = [files[name] for name in originals.questions]
     announce_file("writing", path, sum(file.stat().st_size for file in questions))
     outputs = originals.outputs and files[originals.outputs]
@@ -137,9 +137,9 @@ def write_with_contexts(
     overwrite: bool,
     skip_invalid: bool,
 ) -> dict[str, Any]:
-    """Put the contexts in place, as they are or made of linked histories, and stage the records; returns counts.
+    """Write the contexts, copied or made of linked histories, stage the records, and return counts.
 
-    UserError where a file is damaged or a question refers to nothing: before anything is written.
+    UserError, before the contexts are replaced, if a file is damaged or a question refers to a missing context.
     """
     shared = staged_path(beside) if originals.link else files[originals.contexts]
     announce_file("reading", files[originals.contexts or originals.questions[0]])
@@ -147,7 +147,7 @@ def write_with_contexts(
         questions = [files[name] for name in originals.questions]
         records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
         if originals.link:
-            records = list(records)  # errors in these are reported first
+            records = list(records)  # so that their errors are reported first
             histories = {link: files[name] for link, name in originals.linked.items()}
             write_contexts(histories, originals.messages, shared)
         contexts = ContextsFile(shared)
@@ -173,7 +173,7 @@ def write_with_contexts(
 
 
 def count_identical(task: Task, records: list[Record]) -> dict[str, int]:
-    """Return how many questions have two options of the same text, and of how many one of these is the right one."""
+    """Count the questions with two options of the same text, and those where one of the two is the right one."""
     twins = {"identical_options": 0, "identical_to_right": 0}
     for record in records:
         texts = task.options.texts(record) if task.options else {}

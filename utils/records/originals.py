@@ -1,8 +1,8 @@
-"""Readers of benchmarks' published files, downloaded or in a user's folder, as records.
+"""Read benchmarks' published files, downloaded or in a user's folder, as records.
 
-LaMP: an array of questions `{id, input, profile}`, and of their right answers `{"task": "LaMP_4", "golds": [{id,
-output}]}`, which are withheld for test sets. LongLaMP's emails: the same, with a bare list of answers. Its other tasks:
-rows `{input, output, profile}`, whose ids are made from what the caller calls the file and from their number.
+LaMP: an array of questions `{id, input, profile}`, and a file of right answers `{"task": "LaMP_4", "golds": [{id,
+output}]}`, which is withheld for test sets. LongLaMP's emails: the same, with a bare list of answers. LongLaMP's other
+tasks: rows `{input, output, profile}`, whose ids are made from a prefix that the caller gives and the row's number.
 PersonaMem: a table of questions, and a file of histories.
 """
 
@@ -22,7 +22,7 @@ from utils.files.json_files import check_readable, read_json
 from utils.records.datasets import check_record
 from utils.records.stream import stream_parquet, stream_records
 
-MOST_IN_FIELD = 10**7  # characters of a field of a table
+MOST_IN_FIELD = 10**7  # characters in a table's field
 
 
 def read_originals(
@@ -32,16 +32,16 @@ def read_originals(
     name: str = "",
     ids_repeat: bool = False,
 ) -> Iterator[Record]:
-    """Yield the records of a file of questions, checked, one in memory at a time.
+    """Yield the checked records of files of questions, one in memory at a time.
 
     Args:
-        questions_addr: or several files, one after the other.
+        questions_addr: one file, or several to read one after the other.
         outputs_addr: the right answers, if they have their own file.
         name: the prefix of ids for rows without ids, such as config and split.
-        ids_repeat: an id that is taken gets the number of its occurrence, from 2.
+        ids_repeat: append to a repeated id the number of its occurrence, from 2.
 
     Raises:
-        UserError: naming the file, the record and the field.
+        UserError: a record is invalid; names the file, the record and the field.
     """
     golds = None if outputs_addr is None else read_golds(task, outputs_addr)
     files = [questions_addr] if isinstance(questions_addr, str | Path) else questions_addr
@@ -57,7 +57,7 @@ def read_originals(
         first, occurrence = record["id"], 2
         while ids_repeat and record["id"] in seen:
             record["id"], occurrence = f"{first}-{occurrence}", occurrence + 1
-        given = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is whole only later
+        given = [] if isinstance(record.get("profile"), dict) else ["profile"]  # a reference is completed later
         check_record(record, where, [*given, *(["target"] if "target" in record else [])])
         if record["id"] in seen:
             before = seen[record["id"]].rpartition(": ")[2]
@@ -83,10 +83,10 @@ class _Golds(msgspec.Struct):
 
 
 def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
-    """Return the answers by question id, right ones or a system's, from a file as LaMP writes it.
+    """Return answers by question id, right ones or a system's, from a file in LaMP's format.
 
-    LongLaMP's builder of emails writes the list of right ones alone. UserError where it is another task's (None: not
-    checked), or no such file.
+    LongLaMP's builder of emails writes a bare list of right answers. UserError if the file is invalid or holds another
+    task's answers; with `task` None, the task is not checked and a bare list is invalid.
     """
     content = read_json(path)
     if isinstance(content, list) and task is not None:
@@ -110,7 +110,7 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
 
 
 def _rows(path: Path) -> Iterator[Any]:
-    """Yield a JSON array's items, or those of the `golds` that LaMP's builder of emails wraps its test questions in."""
+    """Yield the rows of a table, a JSON array, or the `golds` that LaMP's builder of emails wraps test questions in."""
     if path.suffix in (".parquet", ".csv"):
         yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
         return
@@ -124,7 +124,7 @@ def _rows(path: Path) -> Iterator[Any]:
 
 
 def is_wrapped(path: Path) -> bool:
-    """Does a JSON file begin with an object?"""
+    """Tell whether a JSON file begins with an object."""
     if path.suffix == ".jsonl" or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -132,7 +132,7 @@ def is_wrapped(path: Path) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV file by the names in its first line; UserError where a row has not as many columns."""
+    """Yield a CSV file's rows as dicts keyed by its header; UserError if a row has more or fewer columns."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         check_readable(path)  # a pipe would be waited for

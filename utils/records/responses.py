@@ -1,8 +1,8 @@
-"""Files of responses and of plans: put together, read, checked, and held against the dataset.
+"""Files of responses and of plans: assemble, read and check them, and match them with the dataset.
 
 A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file of plans
-`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Fields we don't know are kept. Other people's answers
-are read as a response file too: a CSV file where a benchmark's public code writes one, and LaMP's own format.
+`{question id: [{"aspects": [title, ...] or null, ...}, ...]}`. Unknown fields are kept. Other people's answers are
+also read: CSV files, if a benchmark's public code writes them, and LaMP's own format.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,16 @@ from utils.files.manifest import manifest_of, settings_of
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
-TABLE = ".csv"  # how the name of a table ends
+TABLE = ".csv"
 
 
 def collect_responses(
     records: list[dict[str, Any]], answers: dict[tuple[str, int], dict[str, Any]], field: str = "output"
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the response file: answers by (question id, number of the output), put in the dataset's order.
+    """Return the response file's content from answers by (question id, output number), in the dataset's order.
 
-    A question has its answers up to the first one that is missing: the i-th stays the i-th. With `field` "aspects" the
-    file of plans.
+    A question keeps its answers up to the first missing one, so that the i-th stays the i-th. With `field` "aspects",
+    the content is that of a file of plans.
     """
     responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
     for question_id, number in sorted(answers, key=lambda key: key[1]):
@@ -40,7 +40,7 @@ def collect_responses(
 
 
 def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:
-    """Return what became of the answers, for the manifest and the last line a script prints."""
+    """Count answers by what became of them, for the manifest and a script's last line."""
     outputs = [output for outputs in responses.values() for output in outputs]
     missing = sum(output["output"] is None for output in outputs)
     questions_cut = sum(output.get("question_cut", False) for output in outputs)
@@ -70,22 +70,22 @@ class _Plan(msgspec.Struct):
 def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list[dict[str, Any]]]:
     """Read a response file; UserError unless every question has at least one object with an `output`.
 
-    A file in LaMP's own format, as utils/export_predictions.py writes it, has one response to each question.
+    A file in LaMP's own format, as utils/export_predictions.py writes it, has one response per question.
 
     Args:
-        task: what is answered. None: tables are refused, and of LaMP's files the task is not checked.
+        task: the task that is answered. None: tables are refused, and the task of LaMP's files is not checked.
     """
     if Path(path).suffix == TABLE:
         return _read_table(path, task)
     content = read_json(path)
-    if isinstance(content, dict) and isinstance(content.get("task"), str):  # no question's responses are a text
+    if isinstance(content, dict) and isinstance(content.get("task"), str):  # a question's responses are never a text
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
     return _check_samples(content, path, _Response, "responses are an object {question id: [{output}]}")
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
-    """Read one response per row; UserError that names the line if it is invalid, or its id is repeated."""
+    """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
     if task is None or task.read_answer is None:
         whose = f"; {task.name}'s are JSON" if task else ""
         raise UserError(f"{path}: a table, but no table of responses is read here{whose}")
@@ -103,12 +103,12 @@ def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str,
 
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
-    """Read a file of plans; UserError unless every question has at least one, with a list of titles or null."""
+    """Read a file of plans; UserError unless every question has at least one plan, a list of titles or null."""
     return _check_samples(read_json(path), path, _Plan, "plans are an object {question id: [{aspects}]}")
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, told: str) -> dict[str, list[dict[str, Any]]]:
-    """`samples` with at least one object of this form a question; `told` is what they are."""
+    """Return `samples`; UserError, ending with `told`, unless each question has one or more objects of this form."""
     if not isinstance(samples, dict):
         raise UserError(f"{path}: holds {kind(samples)}; {told}")
     some = Annotated[list[form], msgspec.Meta(min_length=1)]
@@ -124,10 +124,10 @@ def match_responses(
     dataset_ids: Iterable[str],
     allow_partial: bool = False,
 ) -> list[dict[str, Any]]:
-    """Those of `questions` that have a response.
+    """Return those of `questions` that have a response.
 
-    UserError where a question has no response, or a response belongs to no question of the dataset: it names the first
-    five on each side and the remedy. With `allow_partial` only the second is refused.
+    UserError if a question has no response, or a response's id is not in the dataset; the error names the first five
+    of each and the remedy. With `allow_partial`, questions may lack a response, but not all of them.
     """
     known = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]
@@ -145,7 +145,7 @@ def match_responses(
 
 
 def answers_to(responses: list[dict[str, list[dict[str, Any]]]], question_id: str) -> list[str | None]:
-    """What each of the response files has for a question: its first response, which is the one that is judged."""
+    """Return each response file's first response to a question, which is the one that is judged."""
     return [one[question_id][0]["output"] for one in responses]
 
 
@@ -154,7 +154,7 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 
 
 def refuse_gaps(path: str | Path) -> None:
-    """Raise UserError where the manifest beside a response file says that a server failed to give some of it."""
+    """Raise UserError if the manifest beside a response file says that a server failed to give some answers."""
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
         again = "it" if count == 1 else "them"
@@ -165,14 +165,14 @@ def refuse_gaps(path: str | Path) -> None:
 
 
 def is_by_encoder_decoder(path: str | Path) -> bool:
-    """Were these answers made as LaMP's own are, by beam search? By the manifest beside them; False where not known."""
-    return Path(path).is_file() and "num_beams" in settings_of(path)  # who reads the file says that it is not there
+    """Tell by their manifest whether answers were made by beam search, as LaMP's own are; False if unknown."""
+    return Path(path).is_file() and "num_beams" in settings_of(path)  # the file's reader reports a missing file
 
 
 def default_metric(task: Task, paths: Iterable[str]) -> str:
-    """The metric of responses, by their paths: the first one, of an encoder-decoder the first by the public rule.
+    """Return the default metric of these response files: the task's first, or first official one for encoder-decoders.
 
-    UserError where they are of both kinds, and so by no one rule.
+    UserError if the files are of both kinds and their metrics differ.
     """
     ours, official = (task.metric_names(is_official)[0] for is_official in (False, True))
     found = {official if is_by_encoder_decoder(path) else ours for path in paths} if ours != official else {ours}
@@ -185,7 +185,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
 
 
 def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str, list[dict[str, Any]]]:
-    """Return responses with the text that a metric reads as `output`, if they have it."""
+    """Return responses with the text in `field`, which a metric reads, as `output`, if they have one."""
     if field == "output":
         return responses
 
@@ -196,7 +196,7 @@ def as_read(responses: dict[str, list[dict[str, Any]]], field: str) -> dict[str,
 
 
 def origin_of(path: str) -> dict[str, Any] | None:
-    """Return how the responses in a file were asked for, by the manifest beside it; None where that is not known."""
+    """Return how the responses in a file were generated, by the manifest beside it; None if unknown."""
     manifest = manifest_of(path)
     if manifest is None:
         return None
@@ -207,6 +207,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
     told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
     told |= {name: settings[name] for name in ("selected_by",) if name in settings}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
-    # Beam search is held to no schema.
+    # Beam search follows no schema.
     decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")
     return {"prompt": prompts, "constrained_decoding": decoding, **told}

@@ -1,8 +1,8 @@
-"""Score files: put together from verdicts, read, and checked.
+"""Score files: assemble them from verdicts, read and check them.
 
-A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`: `task` where
-it is not the first one's, `strategy` where it is not the first of its metrics. An entry is `{"id", "group", "subgroup",
-"question_sha256", "answered", "score", "details"}`, and `cluster`, the question's user, if the dataset names users.
+A score file is `{"task", "strategy", "score", "num_questions", ..., "per_question_scores": [entry, ...]}`. `task` is
+left out for the first task, `strategy` for a task's first metric. An entry is `{"id", "group", "subgroup",
+"question_sha256", "answered", "score", "details"}`, and has `cluster`, the question's user, if the dataset names users.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ def score_file(
     verdicts: dict[Key, Verdict],
     head: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scores:
-    """Return a score file's content: the questions with all verdicts, in the dataset's order.
+    """Return a score file's content: the questions that have all their verdicts, in the dataset's order.
 
     Args:
-        name: of the metric.
+        name: the metric's name.
         records: the whole dataset.
-        asked: ids of the questions that this run was for; of those without any verdict only these are listed.
-        verdicts: by the metric's keys; where an answer is missing `no_answer`.
-        head: further fields, `carried` and `Metric.over_outputs`.
+        asked: ids of this run's questions; a question that needs no verdicts is listed only if it is among them.
+        verdicts: by the metric's keys; `no_answer` for a missing answer.
+        head: further fields, from `carried` and `Metric.over_outputs`.
     """
     metric = task.metrics[name]
     per_question = [
@@ -62,10 +62,10 @@ def score_file(
 
 
 def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, int]:
-    """Return what a score file's head tells of the responses to questions, where there are any.
+    """Return counts of questions' responses for a score file's head, without the zeros.
 
     Returns:
-        num_truncated: answers that were cut at --max_tokens, and are scored as they are.
+        num_truncated: answers that were cut at --max_tokens and are scored as they are.
         num_selected: responses that were selected by their scores (utils/select_responses.py).
     """
     firsts = [responses[question["id"]][0] for question in questions]
@@ -75,7 +75,7 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
 
 
 def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
-    """Return an entry's question; the hash covers what the judge sees of it, which decides comparability."""
+    """Return an entry's id, groups, cluster and a hash of what the judge sees: only equal hashes are comparable."""
     judged = [*metric.judge_inputs(record), *([] if metric.parts is None else [metric.parts(record)])]
     digest = hashlib.sha256(json.dumps(judged).encode()).hexdigest()
     cluster = {} if (user := record.get(task.user_field)) is None else {"cluster": str(user)}
@@ -83,20 +83,20 @@ def identity(task: Task, metric: Metric, record: Record) -> dict[str, Any]:
 
 
 def metric_of(task: Task, scores: Scores) -> tuple[str, Metric | None]:
-    """Return a score file's metric: its name, and None where there is no such metric."""
+    """Return a score file's metric, by name and itself; None if the task has no metric of that name."""
     name = scores.get("strategy", next(iter(task.metrics)))
     return name, task.metrics.get(name) if isinstance(name, str) else None
 
 
 def strategy_in_words(scores: Scores) -> str:
-    """Return the strategy of a file that was read, with how its verdicts were had unless each was asked for once."""
+    """Return a read file's strategy, and how verdicts were obtained unless the judge gave one verdict each."""
     if "verdicts" in scores:
         return f"{scores['strategy']}, {scores['verdicts']}"
     return scores["strategy"] + (f", {scores['num_verdicts']} verdicts" if "num_verdicts" in scores else "")
 
 
 class _Entry(msgspec.Struct):
-    """What is read of a scored question."""
+    """The fields that are read of every entry."""
 
     question_sha256: str
     group: str | None
@@ -104,7 +104,7 @@ class _Entry(msgspec.Struct):
 
 
 class _Detail(msgspec.Struct):
-    """An object that `Metric.score_of` reads."""
+    """Any object; `Metric.score_of` checks its fields."""
 
 
 class _Scored(_Entry, kw_only=True):
@@ -124,11 +124,11 @@ class _Compared(_Entry, kw_only=True):
 def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = False) -> Scores:
     """Read a score file; UserError unless every question has the score, or the result, that its verdicts give.
 
-    `task`, `strategy` and the group of every entry are always there.
+    The returned file always has `task`, `strategy` and every entry's group.
 
     Args:
-        pairs: take a comparison of two systems too, whose questions have a result instead of a score.
-        unscored_as_zero: give a question that lacks a verdict the score that it has if this counts 0.
+        pairs: also accept a comparison of two systems, whose questions have a result instead of a score.
+        unscored_as_zero: count missing verdicts as 0, so that their questions have a score too.
     """
     scores = read_json(path)
     if not isinstance(scores, dict) or not isinstance(scores.get("per_question_scores"), list):
@@ -158,9 +158,9 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
 
 
 def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
-    """Raise UserError unless an entry is as `read_scores` needs it; add its group if only its fields are there.
+    """Raise UserError unless an entry is as `read_scores` needs it; derive its group from its fields if it has none.
 
-    Without its user where the metric needs one, intervals and tests would take it for independent.
+    If the metric needs users, the entry must have one: intervals and tests would else take it for independent.
     """
     if "group" not in entry:
         entry |= task.group_of(entry)
@@ -184,7 +184,7 @@ def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
 
 
 def _check_score(metric: Metric, entry: Record, where: str) -> None:
-    """Raise UserError unless an entry has the score that its details give."""
+    """Raise UserError unless an entry's score is the one that its details give."""
     try:
         expected = metric.score_of(entry["details"], False)
     except ValueError as error:

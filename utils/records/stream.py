@@ -1,4 +1,4 @@
-"""Files read a record at a time: one of a gigabyte takes no more memory than its largest record."""
+"""Read files one record at a time: a file of a gigabyte takes no more memory than its largest record."""
 
 import codecs
 import json
@@ -16,13 +16,13 @@ CHUNK = 1 << 20  # bytes read at a time
 
 
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
-    """Yield each record of a JSON array, or of JSON Lines in a file *.jsonl, with its offset and its length in bytes.
+    """Yield each record of a JSON array, or of JSON Lines in a *.jsonl file, with its offset and length in bytes.
 
-    UserError if the file is not one, after the records before the error.
+    UserError if the file is invalid, after the records before the error.
     """
     end = 0
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             raise FileNotFoundError(path)
         with open(path, "rb") as file:
             for record, start, length in stream_places(file, path.suffix):
@@ -31,7 +31,7 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
     except LongLineError:
         raise
     except (OSError, ValueError, RecursionError):
-        if path.is_file() and path.stat().st_size >= LARGE:  # to read it as a whole takes ten times its size
+        if path.is_file() and path.stat().st_size >= LARGE:  # reading it whole takes ten times its size in memory
             raise UserError(f"{path}: cut short, or no JSON array: not to be read from byte {end} on") from None
         content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # says what is wrong
         if content != []:
@@ -39,16 +39,16 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:
-    """`stream_records` with ValueError or RecursionError if the file is invalid."""
+    """Yield records as `stream_records` does; ValueError or RecursionError if the file is invalid."""
     offset = len(codecs.BOM_UTF8) if file.read(3) == codecs.BOM_UTF8 else 0
     file.seek(offset)
     return _stream_lines(file, offset) if suffix == ".jsonl" else _stream_array(file, offset)
 
 
 def stream_parquet(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a parquet file, some in memory at a time; ValueError or OSError where it is damaged.
+    """Yield a parquet file's rows, a few in memory at a time; ValueError or OSError if the file is damaged.
 
-    Not by `datasets`, which holds whole groups of rows: 1.8 GB where that is 140 MB.
+    The `datasets` library would hold whole row groups: 1.8 GB instead of 140 MB.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -68,10 +68,10 @@ _MARK = re.compile(r"[ \t\r\n]*([\[,\]])[ \t\r\n]*")
 
 
 def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]]:
-    """Yield the items of a JSON array one by one; ValueError where the file is anything else."""
+    """Yield a JSON array's items one by one; ValueError if the file holds anything else."""
     reader = codecs.getreader("utf-8")(file)
     decode = json.JSONDecoder(object_pairs_hook=refuse_repeated_names).raw_decode
-    text, place, before = "", 0, "["  # `offset` is the place's, in the file
+    text, place, before = "", 0, "["  # `offset` is the position in the file of `text[place]`
     while True:
         mark = _MARK.match(text, place)
         if mark and mark[1] == "]" and before == ",":
@@ -80,7 +80,7 @@ def _stream_array(file: IO[bytes], offset: int) -> Iterator[tuple[Any, int, int]
             try:
                 item, end = decode(text, mark.end())
             except json.JSONDecodeError:
-                pass  # continues after the part read so far
+                pass  # the item continues beyond the part read so far
             else:
                 offset += mark.end() - place  # all ASCII
                 length = len(text[mark.end() : end].encode())

@@ -1,4 +1,4 @@
-"""The LaMP-QA metric (paper, Algorithm 1): from verdicts on aspects to the scores of questions."""
+"""The LaMP-QA metric (paper, Algorithm 1): turn verdicts on aspects into the scores of questions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,23 @@ from utils.scoring.means import mean
 from utils.scoring.verdicts import Verdict, is_answered, origin, score
 
 VERDICTS = {0: "0 not covered", 1: "1 in part", 2: "2 very well", None: "- unscored"}  # for readers
-MAX_VERDICT = 2  # the judge says 0 (not covered), 1 (partly) or 2 (very well)
+MAX_VERDICT = 2
 
 
 def question_score(
     aspect_scores: Sequence[float | None], unscored_as_zero: bool = False, between: bool = False
 ) -> float | None:
-    """Score of one response: sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
+    """Compute one response's score, sum(s) / (2 * n) over its question's n aspects, 0 to 1 (paper, Algorithm 1).
+
+    Args:
+        unscored_as_zero: count a missing verdict, None, as 0.
+        between: accept any number from 0 to 2, such as an expectation or a mean.
 
     Returns:
-        None as soon as one aspect has no verdict, unless that counts 0.
+        None if an aspect has no verdict, unless `unscored_as_zero`.
 
     Raises:
-        ValueError: no aspects, or a score that is neither None nor one of the integers 0, 1, 2; with `between`, which
-            is for expectations and means, no number from 0 to 2.
+        ValueError: no aspects, or a score that is neither None nor 0, 1 or 2; with `between`, nor a number from 0 to 2.
     """
     if not aspect_scores:
         raise ValueError("a question without aspects has no score")
@@ -37,7 +40,7 @@ def question_score(
 
 
 def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Return a question's entry in the score file. `score` is 0 without an answer, and None if a verdict is missing."""
+    """Return a question's entry in the score file; `score` is 0 without an answer, None if a verdict is missing."""
     details = [
         {"aspect": title, "score": score(verdict), **origin(verdict)}
         for title, verdict in zip(titles, verdicts, strict=True)
@@ -46,7 +49,7 @@ def entry(titles: Sequence[str], verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> float | None:
-    """Return the `question_score` of an entry's details, None for a question without aspects; ValueError for others."""
+    """Return the `question_score` of an entry's details, None without any; ValueError if the details are invalid."""
     if not all(isinstance(one, dict) and "score" in one and isinstance(one.get("aspect"), str) for one in details):
         raise ValueError("field 'details' is not a list of scored aspects")
     between = any("probabilities" in one or "drawn" in one for one in details)
@@ -54,12 +57,12 @@ def score_of(details: list[dict[str, Any]], unscored_as_zero: bool = False) -> f
 
 
 def in_words(verdict: float | None) -> str:
-    """Return a verdict for readers; one between those that have a name, as its number."""
+    """Return a verdict in words; a value between the named ones is returned as a number."""
     return VERDICTS.get(verdict) or f"{verdict:.2f}"
 
 
 def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a score file's head: `direct.summarize_scores` of questions with aspects, and ids of the others."""
+    """Return a score file's head: `summarize_scores` of the questions with aspects, and the ids of the others."""
     asked = [question for question in per_question if question["details"]]
     as_zero = mean([score_of(question["details"], True) for question in asked])
     without = [question["id"] for question in per_question if not question["details"]]

@@ -1,7 +1,7 @@
 """Scores of many questions: their mean, macro F1, and root mean squares. Pure.
 
-A pooled score depends on how often each value occurs among the questions, so it is a function of these counts; a table
-counts again what it draws at random, for an interval or a test, and has the score of all draws at once.
+A pooled score is a function of how often each value occurs among the questions. For an interval or a test, a table
+counts the values of each random draw and computes the scores of all draws at once.
 """
 
 import math
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pooled:
-    """A score of questions together.
+    """A score that is computed from all questions together.
 
     Attributes:
-        value: the value of a score file's entry that it depends on.
-        of: from V distinct values and how often each one is there, integers (D, V), the score of each of D draws (D,).
+        value: returns the value of a score file's entry that the score depends on.
+        of: computes the scores of D draws, (D,), from V distinct values and their counts per draw, integers (D, V).
     """
 
     value: Callable[[dict[str, Any]], Hashable]
     of: Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]
 
     def score(self, values: Sequence[Hashable]) -> float | None:
-        """Return the score of questions with these values; None of no questions."""
+        """Return the score of questions with these values; None without questions."""
         import numpy as np
 
         counts = Counter(values)
@@ -35,7 +35,7 @@ class Pooled:
 
 
 def macro_f1(labels: Sequence[str]) -> Pooled:
-    """Return the mean over all `labels` of each one's F1; 0 for a label that is neither a reference nor a response.
+    """Return the mean of all labels' F1; a label that is neither a reference nor a response has F1 0.
 
     A response that is not a label counts as a miss of the reference.
     """
@@ -43,7 +43,7 @@ def macro_f1(labels: Sequence[str]) -> Pooled:
     def of(pairs: Sequence[tuple[str, str]], counts: "np.ndarray") -> "np.ndarray":
         import numpy as np
 
-        # Floats, for these products are numpy's fast ones; they hold whole numbers.
+        # Floats that hold whole numbers, because numpy multiplies matrices of floats fast.
         reference, response = (np.array([[float(pair[i] == one) for one in labels] for pair in pairs]) for i in (0, 1))
         hits, named = counts @ (reference * response), counts @ (reference + response)
         return (2 * hits / np.maximum(named, 1)).mean(axis=1)

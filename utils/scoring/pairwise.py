@@ -1,4 +1,4 @@
-"""Two systems' responses compared by a judge, in both orders (paper, figure 11)."""
+"""Comparisons of two systems' responses by a judge, in both orders (paper, figure 11)."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -6,20 +6,20 @@ from typing import Any
 
 from utils.scoring.verdicts import Verdict, origin
 
-SYSTEMS = ("first", "second")  # as their files were given
+SYSTEMS = ("first", "second")  # in the order in which their files were given
 
 
 def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """Return a question's entry in a pairwise score file.
 
     Args:
-        verdicts: two preferences: with the first system's response ahead, and with the second's.
+        verdicts: two preferences, with the first system's response shown first and with the second's.
 
     Returns:
-        answered: of each system, did it answer?
-        result: of the first system: `pair_result`, where an answer is missing `result_by_default`.
-        details: an order each: the system shown first, the number of the response that the judge preferred, and the
-            system that this response is of. None where nobody was asked.
+        answered: whether each system answered.
+        result: the first system's result, by `pair_result`, or by `result_by_default` if an answer is missing.
+        details: per order, the system shown first, the number of the response that the judge preferred, and the
+            system that gave it. Empty if an answer is missing, since the judge is not asked then.
     """
     answered = verdicts[0].get("answered", [True, True])
     if not all(answered):
@@ -35,7 +35,7 @@ def entry(verdicts: Sequence[Verdict]) -> dict[str, Any]:
 
 
 def result_by_default(answered: Sequence[bool]) -> str:
-    """Return the first system's result where a system did not answer: who did wins, two missing answers tie."""
+    """Return the first system's result without a judge: a system that alone answered wins, else it is a tie."""
     if answered[0] == answered[1]:
         return "tie"
     return "win" if answered[0] else "loss"
@@ -54,12 +54,12 @@ def summarize(per_question: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the head of a pairwise score file.
 
     Returns:
-        wins, ties, losses: questions, from the first system's side.
-        position_swap_rate: share of the questions with a verdict in both orders where the preference flips with the
-            order, 0 to 1; as the judge cannot call a tie, these are its ties. None where there is no such question.
-        num_questions, num_scored_questions: questions, and those of them with a result.
-        num_unanswered: of each system, questions that it did not answer.
-        num_unscored: missing verdicts, at most two a question.
+        wins, ties, losses: the first system's results, in questions.
+        position_swap_rate: of the questions with verdicts in both orders, the share where the preference flips with
+            the order, 0 to 1. The judge cannot call a tie, so these are its ties. None without such questions.
+        num_questions, num_scored_questions: all questions, and those with a result.
+        num_unanswered: per system, the questions that it did not answer.
+        num_unscored: the missing verdicts, at most two per question.
     """
     results = Counter(question["result"] for question in per_question)
     judged = [question["result"] for question in per_question if question["details"] and question["result"]]

@@ -1,9 +1,8 @@
-"""Scores against a reference, as LaMP and LongLaMP compute them: of a label, a rating, a text. No judge is asked.
+"""Scores of labels, ratings and texts against a reference, as LaMP and LongLaMP compute them. No judge is asked.
 
-The numbers are those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
-F-measures, nltk's METEOR. LaMP's rules: a label counts where the stripped response is one of the list, to the letter; a
-rating is what Python reads as a number, and where it reads none, the end of the scale that is farther from the
-reference.
+The numbers equal those of the established libraries: scikit-learn's accuracy, macro F1, MAE and RMSE, rouge-score's
+F-measures, NLTK's METEOR. By LaMP's rules, a response is a label if, stripped, it is exactly one of the list. A rating
+is what Python's `float` reads; an unreadable one counts as the end of the scale that is farther from the reference.
 """
 
 from collections.abc import Sequence
@@ -17,17 +16,17 @@ if TYPE_CHECKING:
 
 LOWEST, HIGHEST = 1.0, 5.0  # the scale of ratings
 TOO_LARGE = 1e100
-ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # of METEOR, as LongLaMP has them
+ALPHA, BETA, GAMMA = 0.9, 3.0, 0.5  # METEOR's parameters, as LongLaMP sets them
 
 
 def read_label(response: str, labels: Sequence[str]) -> str:
-    """Return the label that a response is, or an empty text."""
+    """Return the label that the stripped response is, or an empty text."""
     response = response.strip()
     return response if response in labels else ""
 
 
 def read_rating(response: str | None) -> float | None:
-    """Return the number that a response is, also beyond the scale; None if it is none, or too large for sums."""
+    """Return the response as a number, also beyond the scale; None if it is not one, or is too large for sums."""
     try:
         rating = float(response or "")
     except ValueError:
@@ -38,7 +37,7 @@ def read_rating(response: str | None) -> float | None:
 def rating_error(reference: float, rating: float | None) -> float:
     """Return a rating's distance from the reference; an unreadable one is as far off as the scale allows.
 
-    LaMP takes NaN and the infinite as numbers, which leaves no mean; here these cannot be read.
+    LaMP accepts NaN and infinities as numbers, which makes the mean useless; here they count as unreadable.
     """
     if rating is None:
         return max(reference - LOWEST, HIGHEST - reference)
@@ -46,7 +45,7 @@ def rating_error(reference: float, rating: float | None) -> float:
 
 
 def rouge(reference: str, response: str, kind: str) -> float:
-    """ROUGE's F-measure, 0 to 1: one reference, no stemmer.
+    """Compute ROUGE's F-measure, 0 to 1, with one reference and without a stemmer.
 
     Args:
         kind: "rouge1" or "rougeL".
@@ -62,10 +61,10 @@ def _rouge_scorer(kind: str) -> "RougeScorer":
 
 
 def meteor(reference: str, response: str) -> float:
-    """NLTK's METEOR, 0 to 1, of words as NLTK's `word_tokenize` splits them.
+    """Compute NLTK's METEOR, 0 to 1, on the tokens of NLTK's `word_tokenize`.
 
     Raises:
-        UserError: NLTK's data are not there; without WordNet's synonyms it would be another number.
+        UserError: NLTK's data are missing; without WordNet's synonyms, the number would be another.
     """
     from nltk.tokenize import word_tokenize
     from nltk.translate.meteor_score import single_meteor_score

@@ -1,10 +1,10 @@
 """Verdicts of a metric on a response, missing ones, and the judge's uncertainty. Pure.
 
-A missing answer and a missing verdict are two things. What the model failed to answer scores 0, without asking the
-judge, and is counted ("unanswered"). What the judge gave no usable verdict on has the score None: it takes its question
-out of the means and is counted ("unscored"); it counts 0 only where a name says "unscored_as_zero".
+A missing answer differs from a missing verdict. A question that the model did not answer scores 0 without asking the
+judge, and is counted as "unanswered". A missing verdict has the score None: its question is left out of the means, and
+it is counted as "unscored". It counts as 0 only where a name says "unscored_as_zero".
 
-How sure a judge is shows in the likelihood of each verdict, or in several that it gave.
+A judge's uncertainty shows in the probabilities of its verdicts, or in several verdicts on the same thing.
 """
 
 import math
@@ -15,11 +15,11 @@ from typing import Any
 from utils.scoring.means import mean
 from utils.scoring.reliability import krippendorffs_alpha
 
-Verdict = dict[str, Any]  # {"value": the verdict or None, ...}, as a piece of a score file
+Verdict = dict[str, Any]  # {"value": the verdict or None, ...}
 
-# Fields about the origin of a verdict; the last ones are made here.
+# Fields about a verdict's origin; those from "probabilities" on are set here.
 ORIGIN = ("reason", "raw", "parsed", "attempts", "probabilities", "entropy", "outside", "drawn", "spread")
-NO_ANSWER = "no response to judge"  # the reason in place of a verdict where there is no answer: the judge is not asked
+NO_ANSWER = "no response to judge"  # the reason that an unanswered question has no verdict; the judge is not asked
 
 
 def no_answer(answered: Sequence[bool]) -> Verdict:
@@ -32,7 +32,7 @@ def is_answered(verdict: Verdict) -> bool:
 
 
 def score(verdict: Verdict) -> int | float | None:
-    """Return the verdict on one system's answer; 0 where that is missing."""
+    """Return the value of a verdict on one system's answer; 0 if the answer is missing."""
     return verdict["value"] if is_answered(verdict) else 0
 
 
@@ -42,20 +42,20 @@ def origin(verdict: Verdict) -> dict[str, Any]:
 
 
 def expected_value(log_probs: Mapping[str, float]) -> Verdict:
-    """Return a verdict from the log-probability of each that a judge may give.
+    """Return the expected verdict, from the log-probability of each possible verdict.
 
     Returns:
-        value: the expectation of the verdicts, their probabilities scaled to sum to 1.
-        probabilities: these, by verdict.
-        entropy: theirs, in bits: 0 for a judge that is sure, log2 of their number for one that has no idea.
-        outside: the probability of anything that begins as no verdict does, 0 to 1.
+        value: the expectation over `probabilities`.
+        probabilities: by verdict, scaled to sum to 1.
+        entropy: of `probabilities`, in bits: 0 for a judge that is sure, log2 of their number if all are equal.
+        outside: the probability of any other text, 0 to 1.
     """
     most = max(log_probs.values())
     weights = {verdict: math.exp(log_prob - most) for verdict, log_prob in log_probs.items()}
     probabilities = {verdict: weight / math.fsum(weights.values()) for verdict, weight in weights.items()}
     expected = math.fsum(int(verdict) * share for verdict, share in probabilities.items())
     return {
-        "value": min(expected, float(max(map(int, log_probs)))),  # rounding is not to lift it above the highest
+        "value": min(expected, float(max(map(int, log_probs)))),  # rounding must not lift it above the highest
         "probabilities": probabilities,
         "entropy": math.fsum(-share * math.log2(share) for share in probabilities.values() if share),
         "outside": max(0.0, 1 - math.fsum(map(math.exp, log_probs.values()))),
@@ -63,12 +63,12 @@ def expected_value(log_probs: Mapping[str, float]) -> Verdict:
 
 
 def average(verdicts: Sequence[Verdict]) -> Verdict:
-    """Merge several verdicts of a judge on the same thing into one.
+    """Merge several verdicts of a judge on the same thing into one; return a missing answer's verdict unchanged.
 
     Returns:
-        value: their mean, without those that the judge failed to give; None where it gave none.
-        drawn: each of them.
-        spread: their standard deviation, of a sample; None of less than two.
+        value: the mean of the verdicts that are not missing; None if all are.
+        drawn: all values, None for missing ones.
+        spread: the sample standard deviation of those not missing; None for fewer than two.
     """
     if not is_answered(verdicts[0]):
         return verdicts[0]
@@ -80,7 +80,7 @@ def average(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def summarize_probability(per_question: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return means over expected verdicts, for the head of a score file."""
+    """Return the mean entropy and mean outside probability of expected verdicts, for the head of a score file."""
     weighed = [detail for detail in _details(per_question) if "probabilities" in detail]
     means = {f"mean_{name}": mean([detail[name] for detail in weighed]) for name in ("entropy", "outside")}
     return {"verdicts": "probability", **means}
@@ -90,9 +90,10 @@ def summarize_drawn(per_question: Sequence[dict[str, Any]], count: int) -> dict[
     """Return figures for the head of a score file with `count` verdicts on each thing.
 
     Returns:
-        num_missing_verdicts: of all, those that the judge failed to give.
-        mean_spread: over the things with two verdicts and more.
-        krippendorff_alpha_interval: how far the judge agrees with itself, Krippendorff's alpha for interval data.
+        num_verdicts: `count`.
+        num_missing_verdicts: how many verdicts the judge failed to give.
+        mean_spread: the mean over the things with at least two verdicts.
+        krippendorff_alpha_interval: the judge's agreement with itself, as Krippendorff's alpha for interval data.
     """
     drawn = [detail for detail in _details(per_question) if "drawn" in detail]
     units = [[value for value in detail["drawn"] if value is not None] for detail in drawn]

@@ -1,4 +1,4 @@
-"""How often evaluators and humans prefer the same of two systems: the choices of raters, and the statistics."""
+"""How often evaluators and humans prefer the same one of two systems: raters' choices and the statistics."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ Pairs = Sequence[tuple[float, float]]  # two sides' preferences on the same ques
 
 @dataclass
 class Evaluator:
-    """What one judge with one strategy says of two systems."""
+    """One judge's preferences between two systems, by one strategy."""
 
     name: str
     strategy: str
-    files: list[list[str]] = field(default_factory=list)  # the first system's and the second's, or a pairwise one
-    # By question id the first system's score minus the second's, -1 to 1; of a pairwise comparison 1, 0 or -1. None
-    # where a system lacks a score, or the comparison a result.
+    files: list[list[str]] = field(default_factory=list)  # [first system's, second's] each, or [the pairwise one]
+    # By question id, the first system's score minus the second's, -1 to 1, or 1, 0 or -1 from a pairwise comparison.
+    # None if a system lacks a score, or the comparison a result.
     preferences: dict[str, float | None] = field(default_factory=dict)
     not_asked: set[str] = field(default_factory=set)  # decided without a judge, because an answer is missing
-    scores: list[float] = field(default_factory=list)  # of both systems, 0 to 1; none of a pairwise comparison
+    scores: list[float] = field(default_factory=list)  # both systems', 0 to 1; empty for pairwise comparisons
 
     @property
     def decided(self) -> dict[str, float]:
@@ -39,17 +39,17 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class Human:
-    """What raters chose."""
+    """Human raters' choices between two systems."""
 
     path: str
-    choices: dict[str, list[str]]  # by question id, one or more a question, each one of `PREFERENCES`
-    # SHA-256 of the first and the second system's response files that they saw; empty if unknown.
+    choices: dict[str, list[str]]  # by question id, one or more per question, each a key of `PREFERENCES`
+    # SHA-256 of the first and of the second system's response files that raters saw; empty if unknown.
     responses: list[list[str]]
-    raters: list[str]  # who chose, in the order of the choices; none where it is not told
+    raters: list[str]  # names; empty if unknown
 
 
 def read_human(path: str) -> Human:
-    """Read choices by question id; or those under `choices`, beside what else utils/human_evaluation.py puts there."""
+    """Read choices by question id, or a file of utils/human_evaluation.py, which holds them under `choices`."""
     choices, responses, raters = read_json(path), [], []
     if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
         choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
@@ -75,7 +75,7 @@ def _are_texts(values: Any) -> bool:
 
 
 def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[str, Any]:
-    """Return the humans' own figures, each evaluator's against them, and each two evaluators'."""
+    """Return the humans' own figures, each evaluator's against them, and those of each two evaluators."""
     choices = human.choices if human else {}
     preferred = {question_id: PREFERENCES[majority(its) or "tie"] for question_id, its in choices.items()}
     return {
@@ -86,18 +86,18 @@ def all_figures(evaluators: Sequence[Evaluator], human: Human | None) -> dict[st
 
 
 def majority(choices: Sequence[str]) -> str | None:
-    """Return what more than half of the raters choose, if anything."""
+    """Return the choice of more than half of the raters, None without one."""
     [(choice, count)] = Counter(choices).most_common(1)
     return choice if 2 * count > len(choices) else None
 
 
 def sign_test(first: int, second: int) -> dict[str, Any] | None:
-    """Test whether one of two systems is preferred more often, by the questions without a tie; None without any.
+    """Test whether one of two systems is preferred more often, from the questions without a tie; None without any.
 
     Returns:
-        share: the first system's.
-        interval: of the share, 95% (Clopper & Pearson 1934): without 0.5 where p < 0.05.
-        p: exact binomial, two-sided.
+        share: the first system's share.
+        interval: the share's 95% interval (Clopper & Pearson 1934), which excludes 0.5 if p < 0.05.
+        p: of the exact binomial test, two-sided.
     """
     from scipy.stats import binomtest
 
@@ -113,7 +113,7 @@ def sign_test(first: int, second: int) -> dict[str, Any] | None:
 
 
 def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
-    """Say for readers what `human_figures` found."""
+    """Return the sign test of `human_figures` as a sentence."""
     if (its := figures["sign_test"]) is None:
         return "Sign test: none, for no question has a preference."
     return (
@@ -124,7 +124,7 @@ def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
 
 
 def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> dict[str, Any]:
-    """Return counts of questions, their sign test, and Cohen's kappa where all questions have the same two raters."""
+    """Return counts of questions, their sign test, and Cohen's kappa if there are just two raters."""
     outcomes = Counter(majority(its) for its in choices.values())
     num_raters = max(map(len, choices.values()))
     rated_by_all = [[PREFERENCES[one] for one in its] for its in choices.values() if len(its) == num_raters]
@@ -143,11 +143,11 @@ def human_figures(choices: dict[str, list[str]], raters: Sequence[str] = ()) -> 
 
 
 def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare an evaluator with the humans' choices (1, 0 or -1), which may be none; what has no value is None.
+    """Compare an evaluator with the humans' choices (1, 0 or -1), if any; undefined figures are None.
 
-    Of the humans' questions not_in_files and unscored are left out, of the evaluator's scored ones not_rated. Where the
-    humans decided there are accuracies of their own, with the evaluator's ties as half right and as wrong. The
-    position-swap rate is the share of ties among all questions that a pairwise judge decided.
+    `not_in_files` and `unscored` count the humans' questions that are left out, `not_rated` the evaluator's.
+    `accuracy_ties_half` and `accuracy_ties_wrong` are over the questions that humans decided, and count the evaluator's
+    ties as half right and as wrong. `position_swap_rate` is the share of ties among a pairwise judge's questions.
     """
     preferences = evaluator.decided
     pairs = pair_up(preferences, human)
@@ -174,7 +174,7 @@ def evaluator_figures(evaluator: Evaluator, human: dict[str, int]) -> dict[str, 
 
 
 def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dict[str, Any]:
-    """Compare two evaluators over the questions that both have a preference on, and how often each alone is right."""
+    """Compare two evaluators' preferences on the same questions, and count where only one agrees with the humans."""
     pairs = pair_up(one.decided, other.decided)
     figures = {
         "evaluators": [one.name, other.name],
@@ -194,12 +194,12 @@ def pair_figures(one: Evaluator, other: Evaluator, human: dict[str, int]) -> dic
 
 
 def pair_up(one: dict[str, float], other: dict[str, float]) -> list[tuple[float, float]]:
-    """Return the preferences on the questions that both have, in the order of their ids."""
+    """Return both sides' preferences on the questions that they share, sorted by id."""
     return [(one[question_id], other[question_id]) for question_id in sorted(one.keys() & other.keys())]
 
 
 def outcome(preference: float) -> int:
-    """Return 1 where the first system is preferred, -1 where the second is, 0 for a tie."""
+    """Return 1 if the first system is preferred, -1 if the second is, 0 for a tie."""
     return (preference > 0) - (preference < 0)
 
 
@@ -212,12 +212,12 @@ def share(hits: float, things: Sequence[Any]) -> float | None:
 
 
 def cohens_kappa(pairs: Pairs) -> float | None:
-    """Return the agreement on the three outcomes beyond chance, unweighted; None where both say the same of all."""
+    """Return unweighted kappa of the three outcomes; None if there are no pairs or all outcomes are the same."""
     return reliability.cohens_kappa([[(outcome(one), outcome(other)) for one, other in pairs]]).value
 
 
 def spearman(pairs: Pairs) -> float | None:
-    """Return the rank correlation of the preferences, -1 to 1; None where one side is the same everywhere."""
+    """Return the preferences' rank correlation, -1 to 1; None if a side has fewer than two distinct values."""
     from scipy.stats import spearmanr
 
     one, other = {mine for mine, _ in pairs}, {theirs for _, theirs in pairs}

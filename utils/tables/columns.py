@@ -1,6 +1,6 @@
-"""A table's columns: one for every group of questions, and one for their average or for all questions.
+"""A table's columns: one for each group of questions, and one for the groups' average or all questions.
 
-A cell is a mean with its interval, or a comparison of two systems.
+A cell holds a mean with its interval, or a comparison of two systems.
 """
 
 import math
@@ -23,7 +23,7 @@ T_TEST, PERMUTATION = "t-test p", "permutation p"
 
 @dataclass(frozen=True)
 class Point:
-    """A mean score, its 95% interval as `interval_words` says, None where undefined, and how many have a score."""
+    """A mean score, its 95% interval (see `interval_words`), both None if undefined, and the scored questions."""
 
     mean: float | None
     interval: tuple[float, float] | None
@@ -31,14 +31,14 @@ class Point:
 
 
 def columns_of(task: Task) -> list[str]:
-    """Name its groups, and their average where there are several."""
+    """Return the task's groups, then the average or all questions if there are several groups."""
     return list(strata_of(task, []))
 
 
 def strata_of(
     task: Task, questions: Iterable[Any], group_of: Callable[[Any], str] = itemgetter("group")
 ) -> dict[str, list[list[Any]]]:
-    """Sort questions into what each column is the mean of: a group alone, all of them, or a stratum per group."""
+    """Return each column's questions in strata: a group's or all questions in one, or one stratum per group."""
     by_group: dict[str, list[Any]] = {group: [] for group in task.groups}
     for question in questions:
         by_group[group_of(question)].append(question)
@@ -62,14 +62,14 @@ def column_means(system: System) -> dict[str, float | None]:
 
 
 def mean_score(metric: Metric, strata: Strata) -> float | None:
-    """Compute the score of questions in strata; None where a stratum is empty."""
+    """Compute the unweighted mean of the strata's scores; None if a stratum is empty."""
     average = metric.pooled.score if metric.pooled else mean
     scores = list(map(average, values_of(metric, strata)))
     return None if None in scores else mean(scores)
 
 
 def values_of(metric: Metric, strata: Strata) -> Strata:
-    """Return the values for the score."""
+    """Return the values that the score is computed from, by stratum."""
     value = metric.pooled.value if metric.pooled else itemgetter("score")
     return [list(map(value, stratum)) for stratum in strata]
 
@@ -79,7 +79,7 @@ def points_of(system: System) -> dict[str, Point]:
 
 
 def point_of(system: System, strata: Strata) -> Point:
-    """Compute a score and its interval; a mean of several groups' shares is not a share."""
+    """Compute a score and its interval; a mean over several groups' shares is not a share itself."""
     metric, values = system.metric, values_of(system.metric, strata)
     clusters = [list(map(cluster_of, stratum)) for stratum in strata]
     if metric.is_share and len(strata) == 1:
@@ -94,28 +94,28 @@ def interval_words(system: System) -> str:
     return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"
 
 
-# Which systems are better than the baselines: every comparison that a table shows, and its daggers
+# Comparisons of systems with baselines, and daggers
 
 
 @dataclass
 class Comparison:
-    """A system against a baseline in one column, over the questions that both have a score of; None is undefined."""
+    """A system against a baseline in one column, over the questions that both have a score on; None is undefined."""
 
     system: str
     baseline: str
     board: Board
     column: str
-    # How many questions are paired, scored for the system alone, for the baseline alone, and in a file but for neither.
+    # Numbers of questions scored for both, for the system alone, for the baseline alone, and for neither.
     pairing: tuple[int, int, int, int]
     num_questions: int
     difference: float | None  # the system's mean minus the baseline's
-    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by `holm_name` of these
-    test: str = T_TEST  # the one that daggers go by
-    interval: tuple[float, float] | None = None  # of the difference, 95%; None without intervals too
-    effect_size: float | None = None  # Cohen's d_z; None without intervals, and of an average, too
+    p_values: dict[str, float | None]  # by T_TEST and, with intervals, PERMUTATION, and by their `holm_name`
+    test: str = T_TEST  # the test that decides daggers
+    interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
+    effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
 
     def shown_p(self, test: str) -> float | None:
-        """Return the corrected p-value where there is one."""
+        """Return the corrected p-value if there is one, else the uncorrected one."""
         return self.p_values.get(holm_name(test), self.p_values[test])
 
     @property
@@ -129,7 +129,7 @@ class Comparison:
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
-    """Compare every other system with every baseline that has scores of the same task and metric, in each column."""
+    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric."""
     comparisons = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}
@@ -142,9 +142,9 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
 
 
 def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:
-    """Pair the questions of two systems by id; only those that both have a score of are compared."""
+    """Yield a comparison per column, over the questions that both systems have a score on, paired by id."""
     first, second = ({question["id"]: question for question in one.questions} for one in (system, baseline))
-    counts: Counter[tuple[bool, bool]] = Counter()  # is there a score of the system, of the baseline?
+    counts: Counter[tuple[bool, bool]] = Counter()  # by (scored for the system, scored for the baseline)
     pairs = []
     for question_id in sorted(first.keys() | second.keys()):
         pair = [by_id.get(question_id, {"score": None}) for by_id in (first, second)]
@@ -159,7 +159,7 @@ def compare_systems(board: Board, system: System, baseline: System, intervals: b
 
 
 def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool, intervals: bool) -> dict[str, Any]:
-    """Compute the figures of a `Comparison` from pairs of questions; t-test and effect size are of means alone."""
+    """Compute a `Comparison`'s figures from pairs of questions; only means have a t-test and an effect size."""
     clusters = [[cluster_of(one) for one, _ in stratum] for stratum in strata] if by_user else None
     if metric.pooled is None:
         of, test = None, T_TEST
@@ -180,7 +180,7 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
 
 
 def correct_all(comparisons: list[Comparison]) -> None:
-    """Add Holm's p-values, test by test; where this test was not made, the one that the dagger goes by counts."""
+    """Add Holm's p-values per test; a comparison without that test counts in the family by its dagger's test."""
     for test in (T_TEST, PERMUTATION):
         p_values = [one.p_values.get(test) for one in comparisons]
         own = [one.p_values[one.test] for one in comparisons]
@@ -195,7 +195,7 @@ def holm_name(test: str) -> str:
 
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
-    """Is the system, a fair one, significantly better than every baseline of the table in this column?"""
+    """Tell whether a system, not selected by scores, is significantly better than all baselines in this column."""
     its = [one for one in comparisons if (one.system, one.column) == (system, column)]
     is_compared = its and len(its) == len({one.baseline for one in comparisons})
     return bool(is_compared) and not its[0].board.system(system).num_selected and all(one.is_better for one in its)

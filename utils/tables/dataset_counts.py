@@ -1,4 +1,4 @@
-"""What dataset files hold: questions, sizes of their fields, and communities; and the paper's figure 5 of these."""
+"""Counts of dataset files: questions, sizes of their fields, and communities; and the paper's figure 5."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Column:
-    """What a file holds, and what its benchmark's paper prints of it, if anything, as `Task.paper_files` has it."""
+    """A file's counts, and what its benchmark's paper prints about it (`Task.paper_files`), if anything."""
 
     task: Task
-    name: str = ""  # split, else the file's name
+    name: str = ""  # the split's, else the file's
     paper: Mapping[str, Any] = field(default_factory=dict)
     num_questions: int = 0
-    sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, of all questions that have it
-    communities: Counter[str] = field(default_factory=Counter)  # of subgroups, or of groups that have none
-    group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None where that is not known
-    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by its name
-    users: set[str] = field(default_factory=set)  # by `Task.user_field`
+    sizes: dict[str, list[float]] = field(default_factory=dict)  # by field, for the questions that have it
+    communities: Counter[str] = field(default_factory=Counter)  # questions by subgroup, or by group if there is none
+    group_of: dict[str, str | None] = field(default_factory=dict)  # by community, None if unknown
+    leaks: Counter[str] = field(default_factory=Counter)  # profile posts that contain a hidden text, by the text's name
+    users: set[str] = field(default_factory=set)  # values of `Task.user_field`
 
     @property
     def group(self) -> str:
@@ -41,7 +41,7 @@ class Column:
 
 
 def read_columns(paths: list[str]) -> list[Column]:
-    """Count files: the paper's in the paper's order, then the others as they were given."""
+    """Count files; the paper's come first, in the paper's order, then the others in the given order."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
         raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
     columns = {path: count_file(path) for path in paths}
@@ -59,13 +59,13 @@ def read_columns(paths: list[str]) -> list[Column]:
 
 
 def count_file(path: str) -> Column:
-    """Count a dataset, a record in memory at a time; UserError where a field is neither missing nor as it must be."""
+    """Count a dataset with one record in memory at a time; UserError if a field has the wrong type."""
     file = DatasetFile(path)
     column = None
     for number, record in enumerate(file.scan()):
         where, task = f"{path}: record {number} (id {quote(record['id'])})", file.task
         column = column or Column(task)
-        if task.history is not None:  # its profile only refers to one
+        if task.history is not None:  # the profile is a reference to a history
             task.check(record, where, ["profile"])
             record = with_profile(record, path, ["profile"])
         for name, (kind, _) in {**task.sizes, task.group_field: (str, "")}.items():
@@ -88,19 +88,19 @@ def count_file(path: str) -> Column:
 
 
 def find_leaks(task: Task, record: Record) -> Iterator[str]:
-    """Find for each item of the profile the hidden texts that it holds word for word, each kind once."""
+    """Yield, for each profile item, the names of the hidden texts that it contains word for word, each name once."""
     hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
     profile = record.get("profile")
     items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
     texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
-    whole = "\n".join(texts)  # searched at once, for hardly any text is found
+    whole = "\n".join(texts)  # searched at once, because hardly any text is found
     hidden = [(name, its) for name, its in hidden if its in whole]
     for text in texts if hidden else ():
         yield from dict.fromkeys(name for name, its in hidden if its in text)
 
 
 def padded(text: str) -> str:
-    """Put words between single spaces, so that only whole words are found."""
+    """Return the words between single spaces, so that only whole words are found."""
     return f" {' '.join(text.split())} "
 
 
@@ -109,7 +109,7 @@ def padded(text: str) -> str:
 
 @figure_style()
 def communities_figure(columns: Sequence[Column]) -> "Figure":
-    """Draw the questions of each community, a panel a split; black on white is enough to read it."""
+    """Draw bars of each community's questions, one panel per split; readable in black and white."""
     counts_by_panel = questions_by_panel(columns)
     groups = communities_by_group(columns, sum(counts_by_panel.values(), Counter()))
     rows: list[str] = []
@@ -133,7 +133,7 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
 
 
 def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
-    """Count questions by community: a panel a split, over its files, and one for every other file."""
+    """Count questions by community, per panel: one for each split, over all its files, and one for any other file."""
     panels: dict[str, Counter[str]] = {}
     for column in columns:
         panel = panels.setdefault(column.name, Counter())
@@ -144,7 +144,7 @@ def questions_by_panel(columns: Sequence[Column]) -> dict[str, Counter[str]]:
 
 
 def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict[str, list[str]]:
-    """Sort the communities that occur by group, most questions first; those without a group come last."""
+    """Return the communities that occur by group, most questions first; those without a group come last."""
     task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
@@ -156,7 +156,7 @@ def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict
 
 
 def draw_communities(panel: "Axes", bars: dict[int, int]) -> None:
-    """Draw a bar in each of these rows, with its length beside it."""
+    """Draw a bar of this length in each row, with the length printed beside it."""
     largest = max(bars.values())
     panel.barh(list(bars), list(bars.values()), height=0.72, color="0.45")
     for row, count in bars.items():

@@ -11,14 +11,14 @@ from itertools import groupby
 from utils.cli.errors import printable
 from utils.parsing.plans import one_line
 
-# Answers to the same questions vary together, which the intervals of two systems do not show.
+# Scores of the same questions are correlated, which two systems' intervals do not show.
 NOT_COMPARED = "Two intervals of the same questions are not a comparison, whether they overlap or not."
-LONGEST_NAME, LONGEST_LINE = 28, 75  # characters on a page: of a name in a row, and of a line above rows
+LONGEST_NAME, LONGEST_LINE = 28, 75  # in characters on a LaTeX page: a row's name, and a line above rows
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell: a text that may be bold, a text after it, and figures to compare it with."""
+    """A text that may be bold, a text after it, and figures to compare it with."""
 
     text: str
     after: str = ""
@@ -33,19 +33,19 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     notes: list[str]
-    num_names: int = 1  # the first columns, as many, are names, aligned left; the others are numbers
-    short: Mapping[str, str] = field(default_factory=dict)  # on a narrow page, for a name; a note tells it
-    beside: Sequence[str] = ()  # what each of the figures is that cells have beside them
+    num_names: int = 1  # how many of the first columns hold names, aligned left; the others hold numbers
+    short: Mapping[str, str] = field(default_factory=dict)  # short names for narrow pages, explained in a note
+    beside: Sequence[str] = ()  # descriptions of the figures in `Cell.beside`
     above: Sequence[str] = ()  # headings above the columns' names; neighbours may share one
 
     def heads(self) -> list[str]:
-        """Return each column's name in one line."""
+        """Return each column's name, after the heading above it, in one line."""
         above = self.above or [""] * len(self.columns)
         return [", ".join(filter(None, names)) for names in zip(above, self.columns, strict=True)]
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """Return the tables with their notes as lists below them."""
+    """Return the tables in Markdown, each with its notes as a list below it."""
     return "\n".join(map(_markdown_table, tables))
 
 
@@ -65,7 +65,7 @@ def _markdown_cell(cell: Cell) -> str:
     return (f"**{text}**" if cell.bold else text) + cell.after + beside
 
 
-# Signs of markup, HTML and links; not those that Markdown leaves alone: a_name, <0.0001, [0.1, 0.2].
+# Characters of markup, HTML and links, except where Markdown leaves them alone: a_name, <0.0001, [0.1, 0.2].
 _MARKUP = re.compile(r"[|`*~]|\\(?=[!-/:-@\[-`{-~]|$)|<(?=[A-Za-z/!?])|(?<=\])\(|(?<![^\W_])_|_(?![^\W_])|&(?=#?\w+;)")
 
 
@@ -75,12 +75,12 @@ def markdown_text(text: str) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A `_latex_box` a table, made narrow for a page, for a document that loads booktabs."""
+    """Return the tables in LaTeX, made narrow for a page, for a document that loads booktabs."""
     return r"% \usepackage{booktabs}" + "\n" + "\n\\bigskip\n\n".join(map(_latex_table, tables))
 
 
 def _latex_table(table: Table) -> str:
-    """Return all names of a row but its last stand above the rows that share them."""
+    """Return a table in LaTeX; all but the last of a row's names are put above the rows that share them."""
     shared = table.num_names - 1
     heads = table.columns[shared:]
     lines = [_latex_line(latex_text(table.short.get(head, head)) for head in heads), r"\midrule"]
@@ -101,7 +101,7 @@ def _latex_table(table: Table) -> str:
 
 
 def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
-    """Return a row, and below it the rest of a long name and the figures beside its cells."""
+    """Yield a row, and below it the rest of a long name and the figures beside its cells."""
     name, *cells = row
     first, *rest = textwrap.wrap(table.short.get(name.text, name.text), LONGEST_NAME) or [""]
     yield [latex_text(first), *map(_latex_cell, cells)]
@@ -113,7 +113,7 @@ def _latex_rows(table: Table, row: Sequence[Cell]) -> Iterator[list[str]]:
 
 
 def _latex_box(alignment: str, lines: Iterable[str], notes: Iterable[str]) -> str:
-    """Put lines into a tabular as wide as the text, and notes below it: a wide one would pull its last column away."""
+    """Return a box as wide as the page's text, with a tabular of these lines and the notes below it."""
     begin = [r"\noindent\begin{minipage}{\linewidth}", r"\footnotesize\centering\setlength{\tabcolsep}{3pt}"]
     begin += [rf"\begin{{tabular}}{{@{{}}{alignment}@{{}}}}", r"\toprule"]
     below = [r"\par\smallskip\raggedright", *(rf"{latex_text(note)}\par" for note in notes)]
@@ -127,7 +127,7 @@ def _latex_cell(cell: Cell) -> str:
 
 
 def _latex_line(cells: Iterable[str]) -> str:
-    # The braces keep a name that begins with [ or * from being read as an argument of the break before it.
+    # Without the braces, a name that begins with [ or * would be read as an argument of the line break before it.
     return " & ".join(f"{{{cell}}}" for cell in cells) + r" \\"
 
 
@@ -144,7 +144,7 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(rows: Iterable[Iterable[str | float | int | None]]) -> str:
-    """Write full-precision numbers, an empty field for None; CSV has no place for notes."""
+    """Return rows as CSV, with numbers in full precision and an empty field for None."""
     text = io.StringIO()
     shown = ([printable(value) if isinstance(value, str) else value for value in row] for row in rows)
     csv.writer(text, lineterminator="\n").writerows(shown)
@@ -159,7 +159,7 @@ def plural(noun: str) -> str:
 
 
 def counted(number: int, noun: str, many: str | None = None) -> str:
-    """Such as "1 question" and "2 questions"; `many` is a plural that is not formed like this."""
+    """Return the number with its noun, such as "1 question" or "2 questions"; `many` is an irregular plural."""
     return f"{number} {noun if number == 1 else many or plural(noun)}"
 
 
@@ -168,7 +168,7 @@ def number(value: float | None, decimals: int = 4) -> str:
 
 
 def signed(value: float | None, decimals: int = 4) -> str:
-    """With its sign, a minus rather than a hyphen; what rounds to 0 has a plus."""
+    """Return a number with its sign: a minus rather than a hyphen, and a plus if it rounds to 0."""
     if value is None:
         return "–"
     text = f"{round(value, decimals) + 0.0:+.{decimals}f}"  # -0.0 + 0.0 is 0.0
@@ -180,7 +180,7 @@ def interval_text(interval: tuple[float, float] | None, form: Callable[[float], 
 
 
 def p_text(p: float | None) -> str:
-    """Return a p-value with four decimals, never as 0."""
+    """Return a p-value with four decimals, or "<0.0001"."""
     if p is None:
         return "–"
     return "<0.0001" if p < 0.0001 else f"{p:.4f}"

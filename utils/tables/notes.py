@@ -26,22 +26,22 @@ Told = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt
 
 
 def print_notes(notes: Iterable[str]) -> None:
-    """Print to stderr, where the output itself has no place for them."""
+    """Print notes to stderr, for outputs that have no place for them."""
     print("".join(f"note: {printable(note)}\n" for note in notes), file=sys.stderr, end="")
 
 
 def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
-    """Say what of the systems is not in the numbers."""
+    """Return notes on what readers must know about the systems beyond their numbers."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     for name in boards[0].rows:
         if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
             notes[f"{name}: no scores of {'; '.join(lacking)}."] = None
-    judged = [board for board in boards if board.metric.judge]  # computed metrics have only one way
+    judged = [board for board in boards if board.metric.judge]  # computed metrics have no judge to describe
     return [*notes, *judge_notes(path for board in judged for system in board.systems for path in system.files)]
 
 
 def judge_notes(paths: Iterable[str]) -> list[str]:
-    """Name the score files without a manifest that tells how they were judged."""
+    """Return a note that names the score files without a manifest, which would tell how they were judged."""
     unknown = [path for path in paths if manifest_of(path) is None]
     told = f"Not known by which judge and prompt: {few(unknown)} (no manifest beside it, or changed since)."
     return [told] if unknown else []
@@ -102,7 +102,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
 
 
 def describe_selection(by: dict[str, Any]) -> str:
-    """Say what responses are worth that utils/select_responses.py selected, by `selected_by` of their manifest."""
+    """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
     scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
     bound = "an upper bound" if by["which"] == "best" else "a lower bound"
     which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
@@ -110,12 +110,12 @@ def describe_selection(by: dict[str, Any]) -> str:
     return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
 
 
-# The wording of the prompts behind score files, according to manifests, and constrained decoding. Some prompts are in
-# our own words (prompts/README.md), which matters for comparisons with published scores.
+# The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are
+# in our own words (prompts/README.md), which matters for comparisons with published scores.
 
 
 def wording_note(systems: list[System]) -> str:
-    """Write a line for the readers of a table that is set beside the paper's."""
+    """Return a note on wordings and constrained decoding for a table with the paper's numbers."""
     judge, answers, constrained = _wordings(systems)
     if any(system.metric.judge for system in systems):
         text = f"Wording of the judge's prompt: {_listed(judge)}; of the answers': {_listed(answers)}."
@@ -128,13 +128,13 @@ def wording_note(systems: list[System]) -> str:
 
 
 def wording_columns(systems: list[System]) -> dict[str, str]:
-    """Say the same of one row, for CSV, which has no place for notes."""
+    """Return one row's wordings and constrained decoding as CSV columns, since CSV has no place for notes."""
     names = ("Judge prompt", "Answer prompts", "Constrained decoding")
     return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
 
 def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
-    """Collect the authors of the judge's and the answers' prompts, and --constrained_decoding of both."""
+    """Collect who worded the judge's and the answers' prompts, and --constrained_decoding of both."""
     tables: tuple[Told, Told, Told] = {}, {}, {}
     for system in systems:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
@@ -154,7 +154,7 @@ def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
 
 @cache
 def wording(name: str, digest: str) -> str:
-    """Return the author of a prompt with this name and hash: one of `PUBLISHED`, or us."""
+    """Return whose wording a prompt with this name and hash is: one of `PUBLISHED`, "our own" or "another"."""
     if digest == PUBLIC_CODE.get(name):
         return "the public code's"
     if digest not in {hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob(f"*/{name}.txt")}:
@@ -163,7 +163,7 @@ def wording(name: str, digest: str) -> str:
 
 
 def _listed(told: Told) -> str:
-    """List as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
+    """Return a list such as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
     parts = []
     for name, its in told.items():
         by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in its.items())
@@ -177,7 +177,7 @@ def _listed(told: Told) -> str:
 def describe_scores(
     task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], chose_checkpoint: bool = False
 ) -> str:
-    """Return a score file's summary line: the mean or the winner, and what is left out."""
+    """Return a score file's summary line: the mean score or the wins, and what is left out."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
@@ -215,14 +215,14 @@ def describe_mean(task: Task, scores: Scores) -> str:
 
 
 def describe_agreement(scores: Scores) -> str:
-    """Return how far the judge agrees with itself."""
+    """Return how far the judge agrees with itself, and how many verdicts are missing."""
     alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
     text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
     return text + (f", {counted(missing, 'verdict')} missing" if missing else "")
 
 
 def describe_average(task: Task, scores: Scores) -> str:
-    """Tell the average that a table has, or the interval of its mean over all questions; nothing without."""
+    """Return the macro average, or the interval of the mean over all questions; empty if undefined."""
     system = System("", task, metric_of(task, scores)[0], {"": scores})
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval

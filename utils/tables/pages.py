@@ -1,4 +1,4 @@
-"""What the HTML pages share: the report, and the page on which people rate."""
+"""Code that the HTML pages share: the report, and the page on which people rate."""
 
 import base64
 import hashlib
@@ -12,11 +12,11 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 
-HELPERS = Path(__file__).with_name("page_helpers.js")  # how every page shows models' and users' texts
+HELPERS = Path(__file__).with_name("page_helpers.js")  # shows models' and users' texts on every page
 
 
 def fill_template(template: Path, words: dict[str, str]) -> str:
-    """Make a page without its data; its policy allows only its own style and script."""
+    """Return a page without its data; its security policy allows only its own style and script."""
     page = template.read_text(encoding="utf-8")
     for name, text in {"helpers": HELPERS.read_text(encoding="utf-8").removesuffix("\n"), **words}.items():
         page = page.replace(f"{{{{{name}}}}}", text)
@@ -30,18 +30,18 @@ def source_hash(source: str) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON that no HTML parser sees a tag, an end of a script or a comment in: pure ASCII without < > &."""
+    """Return JSON in pure ASCII without < > &, so that HTML parsers see no tag or comment in it."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def as_text(value: Any) -> str | None:
-    """Return a field that may hold anything, for others' files do, as a text."""
+    """Return a field's value as a text; other people's files may hold any JSON value there."""
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
 def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
-    """Add a file's questions to a system's; UserError if one is in two files."""
+    """Add a file's questions to a system's; UserError if the system already has one of them."""
     if twice := whole.keys() & part.keys():
         raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
     whole.update(part)
@@ -52,13 +52,13 @@ def rubric_parts(task: Task) -> Callable[[Record], list[Any]] | None:
 
 
 def rubric(task: Task, record: Record) -> list[list[str]]:
-    """Return what verdicts are on, title first; nothing where they are on whole answers."""
+    """Return the parts that verdicts are on, each with its title first; empty if verdicts are on whole answers."""
     parts = rubric_parts(task)
     return parts(record) if parts else []
 
 
 def unseen_texts(task: Task, record: Record) -> dict[str, str | None]:
-    """Return by field what only the scorer sees of a question, besides its aspects and its cluster."""
+    """Return by field a question's texts that only the scorer sees, without its aspects and its user."""
     needed = dict.fromkeys(name for metric in task.metrics.values() for name in metric.needs)
     shown_elsewhere = (*task.gold_plan_needs, task.user_field)
     return {name: as_text(record.get(name)) for name in needed if name not in shown_elsewhere}

@@ -1,4 +1,4 @@
-"""The figures of utils/make_figures.py, drawn from numbers: one look on every account, and all can be read in grey."""
+"""Draw the figures of utils/make_figures.py: they look the same on every account and can be read in grey."""
 
 import io
 import math
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 FONT = "DejaVu Sans"  # comes with matplotlib
 STYLE = {
     "font.family": FONT,
-    "text.parse_math": False,  # "$" as it is
-    "pdf.fonttype": 42,  # text stays text: it can be searched and copied, and journals ask for it
+    "text.parse_math": False,  # show "$" as it is
+    "pdf.fonttype": 42,  # embed fonts, so that text can be searched and copied, as journals ask for
     "hatch.linewidth": 0.6,
 }
-COLUMN, PAGE = 3.3, 6.9  # inches: the widths a paper has
+COLUMN, PAGE = 3.3, 6.9  # inches: a paper's column and text widths
 TEXT, SMALL_TEXT = 8, 7  # points
 TICKS = {"labelsize": SMALL_TEXT, "pad": 2}
-CHARACTER = 0.061  # inches: a letter of SMALL_TEXT, rather more than the mean
-DARK, LIGHT = "#173f70", "#dd8452"  # of two series; also in grey one is dark, the other pale
-SMALLEST_SPAN = 0.1  # of the scores on an axis: with less, noise would look like an effect
+CHARACTER = 0.061  # inches: the width of a letter of SMALL_TEXT, somewhat above the mean
+DARK, LIGHT = "#173f70", "#dd8452"  # colors of two series; in grey, one is dark and the other pale
+SMALLEST_SPAN = 0.1  # of an axis of scores; on a shorter one, noise would look like an effect
 NOT_FROM_0 = "the axis of scores does not start at 0"
-HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # of figure 3: a system each
-COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # of figure 3: fit in a column; of more, the numbers stand on end
-COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # of figure 4: fit in a column, and in a page's width
-MARKERS = ("o", "s", "^", "D", "v", "P")  # of scores by group: a system each
-SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: of a system in a group, and between two groups
-Points = list[tuple[float, float | None]]  # places on the axis with their values
+HATCHES = ("", "////", "....", "xxxx", "----", "oo")  # figure 3: one per system
+COLUMN_SYSTEMS, LEVEL_SYSTEMS = 2, 4  # figure 3: most systems that fit in a column, and with horizontal numbers
+COLUMN_EVALUATORS, MOST_EVALUATORS = 4, 9  # figure 4: most evaluators that fit in a column, and in a page's width
+MARKERS = ("o", "s", "^", "D", "v", "P")  # scores by group: one per system
+SYSTEM_HEIGHT, GROUP_SPACE = 0.13, 0.16  # inches: one system's height in a group, and the space between groups
+Points = list[tuple[float, float | None]]  # positions on the axis, with their values
 
 
 @contextmanager
 def figure_style() -> Iterator[None]:
-    """Let matplotlib draw alike whatever the account's matplotlibrc says; also a decorator."""
+    """Make matplotlib ignore the account's matplotlibrc; a context manager that also works as a decorator."""
     from matplotlib import rc_context, rcdefaults, rcParams
 
     with rc_context():
@@ -52,7 +52,7 @@ def figure_style() -> Iterator[None]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Make an empty figure, width and height in inches, that never looks for a display."""
+    """Return an empty figure, width and height in inches, that needs no display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -63,15 +63,15 @@ def new_figure(width: float, height: float) -> "Figure":
 
 @figure_style()
 def render_figure(figure: "Figure", kind: str) -> bytes:
-    """Return the content of a "png" or "pdf"; the same figure gives the same bytes."""
+    """Return the bytes of a "png" or "pdf" file; the same figure gives the same bytes."""
     content = io.BytesIO()
-    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file another
+    metadata = {"CreationDate": None} if kind == "pdf" else None  # a date would make every file differ
     figure.savefig(content, format=kind, dpi=300, metadata=metadata)
     return content.getvalue()
 
 
 def tidy(panel: "Axes", axis: str = "y", **ticks: Any) -> None:
-    """Draw faint grid lines and no frame; `ticks` is the look of all ticks."""
+    """Draw faint grid lines and no frame at the top and right; `ticks` styles all ticks."""
     panel.tick_params(**ticks)
     panel.grid(axis=axis, color="0.9", linewidth=0.6)
     panel.set_axisbelow(True)
@@ -88,12 +88,12 @@ def drawable(text: str) -> str:
 
 
 def wrapped(text: str, width: int, lines: int = 3) -> str:
-    """Wrap a name into lines of at most `width` characters, and limit their number."""
+    """Wrap a name into at most `lines` lines of at most `width` characters."""
     return textwrap.fill(drawable(text), width, max_lines=lines, placeholder="…")
 
 
 def score_limits(points: Sequence[Point], are_errors: bool) -> tuple[float, float]:
-    """Return the ends of an axis that holds all means and intervals, not much nearer than `SMALLEST_SPAN`."""
+    """Return the limits of an axis that holds all means and intervals and spans about `SMALLEST_SPAN` or more."""
     values = [point.mean for point in points if point.mean is not None]
     values += [end for point in points for end in point.interval or ()]
     middle = (min(values) + max(values)) / 2
@@ -122,7 +122,7 @@ def add_legend(figure: "Figure", handles: Sequence[Any], labels: list[str]) -> N
 
 @dataclass(frozen=True)
 class Evaluator:
-    """An evaluator's agreement with humans with its 95% interval, and the mean score it gives: 0 to 1, or None."""
+    """An evaluator's agreement with humans, with a 95% interval, and its mean score: 0 to 1, or None."""
 
     name: str
     strategy: str
@@ -136,7 +136,7 @@ class Evaluator:
 
 @figure_style()
 def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: str) -> "Figure":
-    """Draw the score by the number of posts, ascending, a panel for each column of a table that has any."""
+    """Draw scores by the number of posts, ascending, with a panel for each table column that has any score."""
     groups = [group for group in points[min(points)] if any(its[group].mean is not None for its in points.values())]
     columns = min(2, len(groups))
     rows = math.ceil(len(groups) / columns)
@@ -147,7 +147,7 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: st
         style = {"color": DARK, "marker": "o", "markersize": 3.5, "linewidth": 1.2}
         panel.plot(list(its), [point.mean for point in its.values()], clip_on=False, **style)
         draw_intervals(panel, {k: point.interval for k, point in its.items() if point.interval is not None})
-        tidy(panel, **TICKS, labelbottom=True)  # also above a place without a panel
+        tidy(panel, **TICKS, labelbottom=True)  # also if the panel below is left out
         panel.set_title(wrapped(group, 22), fontsize=SMALL_TEXT)
     for panel in panels[len(groups) :]:
         panel.set_visible(False)
@@ -165,7 +165,7 @@ def posts_figure(points: dict[int, dict[str, Point]], are_errors: bool, bars: st
 
 @figure_style()
 def systems_figure(systems: list[System]) -> "Figure":
-    """Draw bars of every system in each column of a table that has any; below, the last one in percent of the first.
+    """Draw a bar per system for each table column with any score, and the last system in percent of the first.
 
     The paper reports gains of 155% to 208% by gold plans. These can only be such ratios: a score of .5240 (Table 2)
     that rises by 155% would be above 1.
@@ -193,12 +193,12 @@ def systems_figure(systems: list[System]) -> "Figure":
 
 
 def draw_system(panel: "Axes", means: list[float | None], number: int, num_systems: int) -> "BarContainer":
-    """Draw the bars of one of the systems, with the scores printed on them; or a dash."""
+    """Draw one system's bars, with the score, or a dash, printed above each."""
     from matplotlib import colormaps
 
     width = 0.84 / num_systems
     places = [place + (number - (num_systems - 1) / 2) * width for place in range(len(means))]
-    # Each is darker than the one before, also in grey and to the colour-blind.
+    # Each system is darker than the one before, also in grey and to the colour-blind.
     color = colormaps["cividis"](0.95 - 0.8 * number / (num_systems - 1))
     hatch = {"hatch": HATCHES[number], "hatchcolor": "black" if sum(color[:3]) > 1 else "white"}
     bars = panel.bar(places, [mean or 0 for mean in means], width, color=color, edgecolor="black", lw=0.6, **hatch)
@@ -213,7 +213,7 @@ def percent_text(first: float | None, last: float | None) -> str:
 
 
 def decimals(value: float, digits: int = 2) -> str:
-    """Return a score as the paper prints it, without the 0 before the point."""
+    """Return a score as the paper prints it, without the 0 before the decimal point."""
     return f"{value:.{digits}f}".removeprefix("0")
 
 
@@ -222,11 +222,11 @@ def decimals(value: float, digits: int = 2) -> str:
 
 @figure_style()
 def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
-    """Draw agreement with humans, with its 95% interval where that is known, and mean score, in the given order."""
+    """Draw evaluators' agreement with humans, with 95% intervals if known, and mean scores, in the given order."""
     width = COLUMN if len(evaluators) <= COLUMN_EVALUATORS else PAGE
     figure = new_figure(width, 2.6)
     panel = figure.subplots()
-    # A little left and right of the evaluator's place, so that no point hides another.
+    # Points lie a little left and right of the evaluator's position, so that none hides another.
     agreement = [(i - 0.04, one.accuracy) for i, one in enumerate(evaluators)]
     score = [(i + 0.04, one.mean_score) for i, one in enumerate(evaluators)]
     intervals = {i - 0.04: its for i, one in enumerate(evaluators) if (its := one.accuracy_interval) is not None}
@@ -249,7 +249,7 @@ def trade_off_figure(evaluators: list[Evaluator]) -> "Figure":
 
 
 def draw_series(panel: "Axes", points: Points, strategies: list[str], **style: Any) -> "Line2D":
-    """Draw a line through the points; it breaks where one has no value, and where another strategy begins."""
+    """Draw a line through the points that breaks at missing values and where another strategy begins."""
     line: list[tuple[float, float]] = []
     for i, (place, value) in enumerate(points):
         if i > 0 and strategies[i] != strategies[i - 1]:
@@ -259,7 +259,7 @@ def draw_series(panel: "Axes", points: Points, strategies: list[str], **style: A
 
 
 def print_values(panel: "Axes", points: Points, form: Callable[[float], str], end: str) -> None:
-    """Print a text by each point, a little above it, with its left or right `end` at the point."""
+    """Print each point's value a little above it, with the text's left or right `end` at the point."""
     style = {"textcoords": "offset points", "ha": end, "va": "bottom", "fontsize": SMALL_TEXT}
     for point in points:
         if point[1] is not None:
@@ -271,7 +271,7 @@ def print_values(panel: "Axes", points: Points, form: Callable[[float], str], en
 
 @figure_style()
 def groups_figure(systems: list[System]) -> "Figure":
-    """Draw a row a column of the table in which any system has a score: a mark a system, with its interval."""
+    """Draw one row per table column with any score, and in it one mark per system, with its interval."""
     from matplotlib import colormaps
 
     points = [points_of(system) for system in systems]
@@ -281,7 +281,7 @@ def groups_figure(systems: list[System]) -> "Figure":
     panel = figure.subplots()
     marks = []
     for number, its in enumerate(points):
-        # Each is paler than the one before, also in grey; what tells them apart is the mark.
+        # Each system is paler than the one before, also in grey; its mark distinguishes it from the others.
         color = colormaps["cividis"](0.75 * number / max(1, len(points) - 1))
         offset = (number - (len(points) - 1) / 2) * SYSTEM_HEIGHT / row_height
         known = [(place + offset, its[name]) for place, name in enumerate(columns) if its[name].mean is not None]

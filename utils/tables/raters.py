@@ -1,4 +1,4 @@
-"""What raters' result files say: read, held against the study's key and joined; for other commands, and as tables."""
+"""Read raters' result files, check them against the study's key, join them, and make tables of them."""
 
 import math
 import random
@@ -19,8 +19,8 @@ from utils.tables.agreement import describe_sign_test, human_figures
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.rating_study import SCALES, slots_of
 
-CHOICES = {1: "first", 2: "second", 0: "tie"}  # of a pair that is not swapped
-PAPER = {  # its own raters' agreement
+CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
+PAPER = {  # the agreement of the paper's own raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
     "aspects": "The paper's two raters, of what is called complete here: mean 4.9, Cohen's kappa 0.87 (section 3).",
 }
@@ -28,14 +28,14 @@ LONGEST = 60  # characters of a question or an aspect
 
 
 class Decision(TypedDict):
-    """A value as the page has it, and the seconds that it took."""
+    """A value from the page, and the seconds that the rater took."""
 
     value: int
     seconds: float
 
 
 class Answer(TypedDict):
-    """What a rater says of one question, by slot."""
+    """One rater's decisions on one question, by slot."""
 
     id: str
     decisions: dict[str, Decision]
@@ -43,7 +43,7 @@ class Answer(TypedDict):
 
 
 class ResultFile(TypedDict):
-    """What the page of a study writes."""
+    """The file that a study's page writes."""
 
     study: str
     rater: str
@@ -52,27 +52,27 @@ class ResultFile(TypedDict):
 
 @dataclass(frozen=True)
 class Rating:
-    """What raters say of one thing, such as a pair or how important an aspect is."""
+    """All raters' decisions on one thing, such as a pair or an aspect's importance."""
 
     question_id: str
     slot: str
     scale: str
     about: str  # the aspect's title, or the question
-    swapped: bool  # is the second system's answer shown first?
+    swapped: bool  # whether the second system's answer is shown first
     said: dict[str, Decision | None]  # by rater, in the order of the study
 
     @property
     def values(self) -> dict[str, int]:
-        """Return the value by rater; for pairs 1 is the first system, not the one shown first."""
+        """Return the values by rater; for pairs, 1 is the first system, not the one shown first."""
         order = {1: 2, 2: 1} if self.swapped else {}
         return {rater: order.get(one["value"], one["value"]) for rater, one in self.said.items() if one is not None}
 
 
 @dataclass
 class Results:
-    """What all raters of a study say; those without a file are left out."""
+    """All decisions of a study's raters; raters without a file are left out."""
 
-    key: dict[str, Any]  # as `rating_study.make_key` makes it
+    key: dict[str, Any]  # see `rating_study.make_key`
     raters: list[str]  # in the order of the study
     ratings: dict[tuple[str, str], Rating]  # by question and slot, in the order of the study
     comments: dict[tuple[str, str], str] = field(default_factory=dict)  # by question and rater
@@ -89,7 +89,7 @@ class Results:
 
 
 def read_key(path: str) -> dict[str, Any]:
-    """Read the key of a study; UserError where it is not one, or was changed since it was written."""
+    """Read a study's key; UserError if the file is something else, or has changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
         raise UserError(f"{path}: not the key of a study; give the *_key.json that was written beside its page")
@@ -100,7 +100,7 @@ def read_key(path: str) -> dict[str, Any]:
 
 
 def read_results(paths: list[str], key: dict[str, Any]) -> Results:
-    """Join the files of all raters, also several of one, such as of two days; UserError where they contradict."""
+    """Join all raters' files, also several by one rater, such as from two days; UserError if they contradict."""
     files = {path: read_result(path, key) for path in paths}
     named = {content["rater"] for content in files.values()}
     results = Results(key, [rater for rater in key["raters"] if rater in named], {})
@@ -116,12 +116,12 @@ def read_results(paths: list[str], key: dict[str, Any]) -> Results:
 
 
 def read_result(path: str, key: dict[str, Any]) -> ResultFile:
-    """Read a rater's file; UserError where it is not one that this study's page has written."""
+    """Read a rater's file; UserError unless this study's page wrote it."""
     import msgspec  # here, so that --help needs no package
 
     try:
         content = msgspec.convert(read_json(path), ResultFile)
-    except (msgspec.ValidationError, UnicodeError) as error:  # half a character cannot be written as UTF-8
+    except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
         raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
@@ -151,11 +151,11 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
         results.comments[question_id, rater] = comment
 
 
-# What is written
+# The output file
 
 
 def collected(results: Results) -> dict[str, Any]:
-    """Return the output file's content, by the kind of study."""
+    """Return the output file's content, which depends on the kind of study."""
     responses = [system["responses"] for system in results.key["systems"]]
     if results.key["ask"] == "pairs":
         return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
@@ -167,7 +167,7 @@ def collected(results: Results) -> dict[str, Any]:
         means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
         return {"means": means, "ratings": by_question}
     questions = results.key["questions"]
-    verdicts = {  # of the questions that have all of them
+    verdicts = {  # of the questions whose aspects are all rated
         question_id: {slot: as_verdict(median(its.values()), f"{question_id} {slot}") for slot, its in said.items()}
         for question_id, said in by_question.items()
         if len(said) == len(questions[question_id]["aspects"])
@@ -176,12 +176,12 @@ def collected(results: Results) -> dict[str, Any]:
 
 
 def preferences(results: Results) -> dict[str, list[str]]:
-    """Return the choices of its raters by question of a pair."""
+    """Return the raters' choices by question, in a study of pairs."""
     return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.rated}
 
 
 def as_verdict(value: float, name: str) -> int:
-    """Make a median between two verdicts one of them, by a coin that the name throws: the lower one moves the mean."""
+    """Round a median between two verdicts up or down by a coin seeded with `name`; one direction would bias means."""
     return math.floor(value) if random.Random(name).random() < 0.5 else math.ceil(value)
 
 
@@ -189,18 +189,18 @@ def all_values(ratings: list[Rating]) -> list[int]:
     return [value for one in ratings for value in one.values.values()]
 
 
-# The tables: who did how much, what they say, how far they agree, and where they do not
+# The tables: raters' work, their choices or ratings, agreement, disagreements and comments
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Return the tables of a study, without those that would have no rows."""
+    """Return a study's tables, without those that have no rows."""
     says = preferences_table if results.key["ask"] == "pairs" else means_table
     makers = (raters_table, says, agreement_table, disagreements_table, comments_table)
     return [table for make in makers if (table := make(results)).rows]
 
 
 def raters_table(results: Results) -> Table:
-    """Show each rater's work; for pairs also how often they chose the answer shown first."""
+    """Return a table of each rater's work; for pairs, also how often they chose the answer shown first."""
     key = results.key
     sides = SCALES["choice"]["choices"] if key["ask"] == "pairs" else {}
     rows = []
@@ -236,7 +236,7 @@ def preferences_table(results: Results) -> Table:
 
 
 def means_table(results: Results) -> Table:
-    """Show by scale the mean of all ratings, and how often each value was given."""
+    """Return a table of each scale's mean rating, and how often each value was given."""
     scales = results.by_scale()
     values = sorted({value for scale in scales for value in SCALES[scale]["choices"]})
     rows = []
@@ -251,7 +251,7 @@ def means_table(results: Results) -> Table:
 
 
 def agreement_table(results: Results) -> Table:
-    """Show Cohen's kappa of each two raters over what both rated, and of more than two Krippendorff's alpha of all."""
+    """Return a table of Cohen's kappa for each two raters and, if there are more, Krippendorff's alpha of all."""
     groups = [*combinations(results.raters, 2), *([results.raters] if len(results.raters) > 2 else [])]
     scales = results.by_scale()
     rows = [row for scale, ratings in scales.items() for group in groups for row in _agreement(scale, ratings, group)]
@@ -267,7 +267,7 @@ def agreement_table(results: Results) -> Table:
 
 
 def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
-    """Make the row of these raters, where they have something in common."""
+    """Yield the row of these raters, if they rated something in common."""
     by_question: dict[str, list[list[int]]] = {}
     for one in ratings:
         values = [one.values[rater] for rater in group if rater in one.values]
@@ -285,7 +285,7 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
 
 
 def disagreements_table(results: Results) -> Table:
-    """Show disagreements between raters, the largest first."""
+    """Return a table of raters' disagreements, largest first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
     apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
     apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale]["steps"] else 0)
@@ -305,7 +305,7 @@ def comments_table(results: Results) -> Table:
 def _table(
     columns: list[str], rows: list[list[str]], notes: list[str], num_names: int = 1, longest: int | None = LONGEST
 ) -> Table:
-    """Put texts that people wrote into one line each, and cut questions and aspects."""
+    """Return a table with each text in one line, cut after `longest` characters."""
 
     def cell(text: str) -> Cell:
         line = printable(one_line(text))

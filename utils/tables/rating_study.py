@@ -1,8 +1,8 @@
 """Studies with human raters: kinds, drawing of questions, and each rater's share. Pure.
 
-A study is one of `NUM_SYSTEMS`. What is asked about a question is a list of slots, each with a key in result files:
-"choice" of a pair of answers; "0", "1", ... of the verdicts on an answer's aspects; "0.valid" and so on of the ratings
-of aspects, and "complete" of all of them together.
+`NUM_SYSTEMS` names the kinds of study. Raters fill a list of slots per question, each with a key in result files:
+"choice" for a pair of answers; "0", "1", ... for the verdicts on an answer's aspects; "0.valid" and so on for the
+ratings of aspects, and "complete" for all aspects together.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from typing import Any
 
 from utils.tables.pages import to_json
 
-Slot = tuple[str, str, int | None]  # its key, the name of its scale, and the aspect that it is about
+Slot = tuple[str, str, int | None]  # key, name of the scale, and index of the aspect, if it is about one
 
 
 NUM_SYSTEMS = {"pairs": 2, "aspects": 0, "verdicts": 1}
 _TEXTS = tomllib.loads(Path(__file__).with_name("rating_texts.toml").read_text(encoding="utf-8"))
-# What is asked in a slot, and the values that may be given, in the order of the page's buttons; are these steps, of
-# which some are nearer to each other?
+# Per scale, the question to the rater, the possible values in the order of the page's buttons, and whether these are
+# steps, so that some are nearer to each other than others.
 SCALES = {
     name: {"asks": its["asks"], "choices": dict(its["choices"]), "steps": its.get("steps", True)}
     for name, its in _TEXTS["scales"].items()
@@ -28,7 +28,7 @@ SCALES = {
 
 
 def slots_of(ask: str, num_aspects: int) -> list[Slot]:
-    """Return the items to rate about a question."""
+    """Return the slots of a question with this many aspects."""
     if ask == "pairs":
         return [("choice", "choice", None)]
     if ask == "verdicts":
@@ -38,10 +38,10 @@ def slots_of(ask: str, num_aspects: int) -> list[Slot]:
 
 
 def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str]:
-    """Draw at most `number` ids; in every beginning of the list the groups have their shares (Webster's rule).
+    """Draw at most `number` ids; every beginning of the list has the groups in proportion (Webster's rule).
 
-    The order of the questions in the files changes nothing. Each question has a random number of its own, so that
-    studies of two systems with one seed draw the same questions, except where an answer is missing.
+    The questions' order in the files does not matter. Each question has a random number of its own, so that studies of
+    different systems with the same seed draw the same questions, unless an answer is missing.
     """
     chance = {question_id: random.Random(f"{seed} {question_id}").random() for question_id in group_of}
     ranked = []
@@ -52,7 +52,7 @@ def draw(group_of: Mapping[str, str | None], number: int, seed: int) -> list[str
 
 
 def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> dict[str, list[str]]:
-    """Share the questions out by rater, in an order of their own: the first `overlap`, and a part of the rest."""
+    """Return each rater's questions, in random order: the first `overlap` for all, and a part of the rest."""
     rng, shares = random.Random(f"{seed} shares"), {}
     for number, rater in enumerate(raters):
         shares[rater] = [*drawn[:overlap], *drawn[overlap + number :: len(raters)]]
@@ -61,24 +61,24 @@ def share_out(drawn: list[str], raters: list[str], overlap: int, seed: int) -> d
 
 
 def draw_swapped(drawn: list[str], group_of: Mapping[str, str | None], seed: int) -> set[str]:
-    """Draw the questions where the second system's answer is shown first: half of each group's, by chance."""
+    """Draw the questions where the second system's answer is shown first: a random half of each group."""
     rng, swapped = random.Random(f"{seed} sides"), set()
     for group in sorted({group_of[question_id] for question_id in drawn}, key=str):
         ids = [question_id for question_id in drawn if group_of[question_id] == group]
         rng.shuffle(ids)
-        swapped.update(ids[rng.randrange(2) :: 2])  # of an odd number the larger half or the smaller one
+        swapped.update(ids[rng.randrange(2) :: 2])  # of an odd number, the larger or the smaller half
     return swapped
 
 
 def make_content(
     ask: str, questions: list[dict[str, Any]], shares: Mapping[str, list[str]], has_post_detail: bool
 ) -> dict[str, Any]:
-    """Return the page's content, with its hash as the study's name, without the systems of the answers."""
+    """Return the page's content, with its hash as the study's name; it does not tell which system gave an answer."""
     place = {question["id"]: i for i, question in enumerate(questions)}
     questions = [{**question, "slots": slots_of(ask, len(question["aspects"]))} for question in questions]
     used = {scale for question in questions for _, scale, _ in question["slots"]}
     instruction = ask if ask != "pairs" or has_post_detail else "pairs_without_post_detail"
-    # A list of choices, for an object of JavaScript puts names that are numbers in their own order.
+    # Choices are a list, because JavaScript would sort an object's keys that are numbers.
     shown = {name: scale for name, scale in SCALES.items() if name in used}
     scales = {name: scale | {"choices": list(scale["choices"].items())} for name, scale in shown.items()}
     content = {
@@ -94,7 +94,7 @@ def make_content(
 def make_key(
     content: dict[str, Any], systems: list[dict[str, Any]], groups: Mapping[str, str | None], swapped: set[str]
 ) -> dict[str, Any]:
-    """Return the key, which the page does not contain, and which raters' files are checked with."""
+    """Return the key, which is not in the page; raters' files are checked against it."""
     questions = {
         question["id"]: {
             "question": question["question"],

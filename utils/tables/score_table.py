@@ -1,4 +1,4 @@
-"""The table of mean scores, a row per system, beside the paper's numbers, and the table of the comparisons."""
+"""The table of mean scores, one row per system, with the paper's numbers, and the table of comparisons."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from utils.tables.notes import wording_columns, wording_note
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
 from utils.tables.system_scores import SELECTED, Board, cluster_names
 
-PAGE_COLUMNS = 5  # of means, that a narrow page has room for beside names and counts
+PAGE_COLUMNS = 5  # columns of means that fit on a narrow page, beside names and counts
 CLUSTERED = (
     "Questions with the same {} depend on each other, so the variance is cluster-robust "
     "(CR2, with the degrees of freedom of Bell & McCaffrey 2002)."
@@ -27,7 +27,7 @@ Place = tuple[str, str]  # method and column
 
 @dataclass(frozen=True)
 class Paper:
-    """What one of the paper's tables prints for one model."""
+    """One of the paper's tables, for one model."""
 
     model: str
     title: str
@@ -36,29 +36,29 @@ class Paper:
     daggers: set[Place]
     misprints: dict[Place, str]
     decimals: int  # of a printed score
-    other_model: str  # of a model that no system here is: what sets it apart, in words; else empty
+    other_model: str  # how the model differs from every system here, in words; empty if it does not
 
     def printed(self, method: str, column: str) -> str:
         dagger = "†" if (method, column) in self.daggers else ""
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
     def rows_beside(self, names: Collection[str]) -> list[str]:
-        """List the paper's methods without a row of the same name, which get their own rows."""
+        """Return the methods that get rows of their own: for another model, those that no system is named as."""
         return [method for method in self.methods if method not in names] if self.other_model else []
 
 
 def read_paper(
     task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
-    """Read a paper's table for a model, to be shown beside the systems with its names.
+    """Read a paper's table for a model, to show its numbers beside the systems with the same names.
 
-    `shown` has, for a benchmark of several tasks, what is shown as `Task.scored_by` has it, with its column's name.
+    `shown` maps the paper's column names to the table's, for a benchmark of several tasks (see `Task.scored_by`).
     """
     missing = UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
     if task.paper_results is None:
         raise missing
     data = read_json(task.paper_results)
-    # A benchmark with tables of single tasks says which task it is.
+    # A table of a single task names the task.
     tables = {name: one for name, one in data["tables"].items() if one.get("task", task.name) == task.name}
     if table not in tables:
         of = "" if len(tables) == len(data["tables"]) else f" of {task.name}"
@@ -70,7 +70,7 @@ def read_paper(
     if not methods.keys() & set(names):
         raise UserError(f"--paper: no --system is named as a method of the paper; these are {', '.join(methods)}")
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
-    # The paper's average leaves out a category of one's own, so it does not compare.
+    # If the user's data add a category, the paper's average is not comparable.
     own = {MACRO} if {*task.groups} - {*columns} else set()
     scores, daggers = {}, set()
     for method, printed in methods.items():
@@ -91,7 +91,7 @@ def read_paper(
 
 @dataclass(frozen=True)
 class Row:
-    """A system's means by column, None for a mean over nothing, and its counts by the head of their column."""
+    """A system's means by column, None without scores, and its counts by the head of their column."""
 
     name: str
     means: dict[str, float | None]
@@ -100,7 +100,7 @@ class Row:
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
-    """Make the rows of all boards together; a question counts once, whatever number of metrics it was scored by."""
+    """Return one row per system over all boards; a question counts once, however many metrics scored it."""
     rows = []
     unscored = f"Unscored {plural(next(iter(boards[0].task.metrics.values())).unit)}"
     for name in boards[0].rows:
@@ -118,7 +118,7 @@ def make_rows(boards: list[Board]) -> list[Row]:
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Return the rows with the best mean as shown, if there are at least two comparable ones."""
+    """Return the names of the rows with the best mean, as rounded for readers, if at least two are comparable."""
     means = {row.name: row.means[column] for row in rows if row.unfair is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
@@ -126,7 +126,7 @@ def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[
 
 
 def columns_in(boards: list[Board]) -> dict[str, Board]:
-    """Name the columns of means, each with the board that it is of."""
+    """Return each column of means, by name, with its board."""
     return {board.name_of(column): board for board in boards for column in columns_of(board.task)}
 
 
@@ -165,7 +165,7 @@ def _to_paper(row: Row, column: str, paper: Paper) -> float | None:
 
 
 def pages_of(boards: list[Board]) -> list[list[Board]]:
-    """Split the boards, by whole tasks, so that a table of each part fits on a narrow page."""
+    """Split the boards, without splitting a task, so that each part's table fits on a narrow page."""
     pages: list[list[Board]] = [[]]
     for _, same in groupby(boards, key=lambda board: board.task.name):
         its = list(same)
@@ -176,7 +176,7 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
 
 
 def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
-    """Show the mean and sample standard deviation over each method's rows, one per seed; without a mean a dash."""
+    """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing."""
     by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
     lines = []
     for method, names in methods.items():
@@ -193,7 +193,7 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
 
 
 def shares_table(boards: list[Board]) -> Table:
-    """Show the means that are shares, a line for every system and column, each with its own interval."""
+    """Return a table of shares with their intervals, one row per system and column."""
     rows = []
     for board in boards:
         points = ((system.name, *its) for system in board.systems for its in points_of(system).items())
@@ -211,7 +211,7 @@ def shares_table(boards: list[Board]) -> Table:
 
 
 def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:
-    """Show every comparison in a line."""
+    """Return a table with one row per comparison."""
     suffix = " (Holm)" if any(one.is_corrected for one in comparisons) else ""
     rows = []
     for one in comparisons:
@@ -235,15 +235,15 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     columns += [f"Permutation p{suffix}", "Effect size", "Paired questions"]
     short = {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
     short = _short_names(boards) | short | ({f"t-test p{suffix}": "t-test p"} if suffix else {})
-    described = dict.fromkeys(map(_describe_pairs, comparisons))  # of two metrics it may be the same
+    described = dict.fromkeys(map(_describe_pairs, comparisons))  # two metrics may have the same description
     return Table(columns, rows, [note, *described], num_names=3, short=short)
 
 
-# What a reader must know of these tables' cells
+# Notes on the tables' cells
 
 
 def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
-    """Return notes on the daggers, on the tests if cells are not `marked`, and on missing tests."""
+    """Yield notes on daggers (or on tests, if cells are not `marked`) and on missing tests."""
     if not comparisons:
         return
     tests = [test for test in (T_TEST, PERMUTATION) if test in {one.test for one in comparisons}]
@@ -300,11 +300,11 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
     yield wording_note([system for board in boards for system in board.systems])
 
 
-# The same as CSV
+# CSV
 
 
 def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> list[list[Any]]:
-    """Put all that the tables and their notes on the paper show of a system into one row, below a header."""
+    """Return a header and one row per system with all that the tables and their notes on the paper show."""
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}
@@ -334,7 +334,7 @@ def _csv_limits(interval: tuple[float, float] | None) -> Iterator[tuple[str, flo
 
 
 def _csv_comparisons(comparisons: list[Comparison]) -> dict[str, Any]:
-    """Put the comparisons with one baseline, by one metric, into columns."""
+    """Return the comparisons with one baseline by one metric as columns."""
     record = {}
     for one in comparisons:
         figures = {"paired questions": one.num_questions, "difference": one.difference, **one.p_values}

@@ -5,15 +5,15 @@ was paired, one-sided or corrected. Here it is paired, because both systems answ
 
 Functions take `strata`, a list of values per stratum: scores, or score differences, first system minus second. A group
 of questions is one stratum; the macro average has a stratum per group and is the unweighted mean of their means. Every
-statistic is None where a stratum is too small. Where `clusters` are given, one name per value, questions of the same
-cluster (such as a user) depend on each other; a cluster may be in several strata. Only clusters are independent then.
-A percentile bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py).
-A score that is not a mean, such as macro F1, is given as `of`, a `utils.scoring.means.Pooled.of`, with strata of the
-values that it is computed from.
+statistic is None if a stratum is too small. If `clusters` are given, one name per value, only clusters are independent:
+questions of the same cluster (such as a user) depend on each other. A cluster may be in several strata. A percentile
+bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). A score that
+is not a mean, such as macro F1, is given as `of`, a `utils.scoring.means.Pooled.of`, with strata of the values that it
+is computed from.
 
-SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question by itself;
-here only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
-negates differences and intervals to the last bit and leaves p-values as they are.
+SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question separately;
+here, only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
+exactly negates differences and intervals, and leaves p-values unchanged.
 """
 
 import math
@@ -26,42 +26,42 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-ALPHA = 0.05  # the paper's: significant is p < ALPHA
+ALPHA = 0.05  # the paper's level: p < ALPHA is significant
 RESAMPLES = 9_999  # with one fewer than a multiple of 40, both limits of a 95% interval are resampled means
 PERMUTATIONS = 10_000
-DECIMALS = 12  # scores that differ, differ by far more; in floats 0.3 - 0.2 and 0.4 - 0.3 are not yet the same
-BATCH_NUMBERS = 2_000_000  # drawn at a time: 16 MB an array
+DECIMALS = 12  # makes 0.3 - 0.2 equal 0.4 - 0.3 in floats; scores that differ do so by far more
+BATCH_NUMBERS = 2_000_000  # drawn at a time: 16 MB per array
 
 Strata = Sequence[Sequence[Any]]
-Clusters = Sequence[Sequence[str]]  # of every value of the strata
-Of = Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]  # as `Pooled.of`
+Clusters = Sequence[Sequence[str]]  # one name per value of the strata
+Of = Callable[[Sequence[Any], "np.ndarray"], "np.ndarray"]  # see `Pooled.of`
 Interval = tuple[float, float]
 
 
 def rounded(value: float) -> float:
-    """Round to DECIMALS; 0.0 and not -0.0."""
+    """Round to DECIMALS, and -0.0 to 0.0."""
     return round(float(value), DECIMALS) + 0.0  # -0.0 + 0.0 is 0.0
 
 
 def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Subtract second from first, rounded so that equal differences of scores are equal numbers."""
+    """Subtract each second from its first, rounded so that equal score differences are equal floats."""
     return [rounded(one - other) for one, other in pairs]
 
 
 def mean_of(values: Sequence[float], counts: "np.ndarray") -> "np.ndarray":
-    """Compute the mean as `Pooled.of` computes a score."""
+    """Compute means, with the signature of `Pooled.of`."""
     import numpy as np
 
     return counts @ np.array(values, dtype=float) / counts.sum(axis=1)
 
 
 def difference_of(of: Of) -> Of:
-    """Make the score of one system minus that of another, for questions with a pair of values each."""
+    """Return the function that computes one system's score minus the other's from pairs of values."""
     return lambda pairs, counts: of([one for one, _ in pairs], counts) - of([other for _, other in pairs], counts)
 
 
 def estimate(strata: Strata, of: Of | None = None) -> float | None:
-    """Compute the unweighted mean of the strata's means or scores; None where a stratum is empty."""
+    """Compute the unweighted mean of the strata's means or scores; None if a stratum is empty."""
     import numpy as np
 
     if not all(strata):
@@ -79,7 +79,7 @@ def interval(
     strata: Strata, clusters: Clusters | None = None, of: Of | None = None,
     lowest: float = -math.inf, highest: float = math.inf,
 ) -> Interval | None:  # fmt: skip
-    """Compute the 95% interval of `estimate`: a bootstrap over questions, or by cluster a t interval within limits."""
+    """Compute the 95% interval of `estimate` by a bootstrap over questions, or with clusters a clipped t interval."""
     if clusters is None:
         return bootstrap_interval(strata, of or mean_of)
     if of is not None and min(map(len, strata)) < 2:
@@ -92,10 +92,10 @@ def interval(
 
 
 def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Interval | None:
-    """Compute the 95% percentile interval (Efron & Tibshirani 1993, chapter 13) from draws of questions by stratum.
+    """Compute the 95% percentile interval (Efron & Tibshirani 1993, chapter 13), drawing questions within strata.
 
-    Percentile rather than BCa, which is undefined where all resamples agree: in 2,000 simulated comparisons of scores
-    on 30 questions the two held the true difference in 95% and 94%. On 10 questions both are too narrow (92%, 91%).
+    BCa would be undefined if all resamples agree. In 2,000 simulated comparisons of scores on 30 questions, percentile
+    and BCa intervals held the true difference in 95% and 94%. On 10 questions both are too narrow (92%, 91%).
     """
     import numpy as np
 
@@ -114,13 +114,13 @@ def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Inter
 
 
 def batch_sizes(rows: int, width: int) -> Iterator[int]:
-    """Split `rows` so that no batch of them has more than BATCH_NUMBERS numbers, or is one row."""
+    """Return sizes of batches of `rows`, each of at most BATCH_NUMBERS numbers but at least one row."""
     size = max(1, BATCH_NUMBERS // width)
     return (min(size, rows - start) for start in range(0, rows, size))
 
 
 def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
-    """Compute a number for each of two or more questions; their mean is the score, and varies as it (the jackknife)."""
+    """Compute jackknife pseudo-values of two or more questions; their mean has about the score's value and variance."""
     import numpy as np
 
     counts, number = Counter(stratum), len(stratum)
@@ -131,10 +131,10 @@ def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
 
 
 def share_interval(values: Sequence[float], clusters: Sequence[str] | None = None) -> Interval | None:
-    """Compute the 95% interval of a share, the mean of values 0 and 1; Wilson's (1927) if no two are of a cluster.
+    """Compute the 95% interval of a share, a mean of zeros and ones: Wilson's (1927) if questions are independent.
 
-    By cluster it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the fewer of both
-    degrees of freedom: near 0 and 1 a few clusters make up most of the variance.
+    With clusters it is a t interval of the logit (Korn & Graubard 1998, Survey Methodology 24), with the smaller of
+    both degrees of freedom, because near 0 and 1 a few clusters make up most of the variance.
     """
     from scipy.special import expit, logit
     from scipy.stats import binomtest
@@ -150,10 +150,10 @@ def share_interval(values: Sequence[float], clusters: Sequence[str] | None = Non
 
 
 class Robust(NamedTuple):
-    """An unweighted mean of strata's means, its standard error (above 0), and the degrees of freedom of that.
+    """An unweighted mean of strata's means, its standard error (above 0), and the error's degrees of freedom.
 
-    Those of `observed` are by how much the clusters' parts of the variance differ, 2 V² / var(V) (Eltinge & Jang 1996,
-    Survey Methodology 22), less 1 for the mean; at least 1.
+    `observed` are degrees of freedom from how much the clusters' parts of the variance differ, 2 V² / var(V) (Eltinge &
+    Jang 1996, Survey Methodology 22), less 1 for the mean; at least 1.
     """
 
     mean: float
@@ -171,10 +171,10 @@ class Robust(NamedTuple):
 def robust_mean(strata: Strata, clusters: Clusters) -> Robust | None:
     """Compute CR2 with Satterthwaite's degrees of freedom (Bell & McCaffrey 2002, Survey Methodology 28).
 
-    Of the regression of the values on C strata, as if questions were independent, with G clusters. (I - H)^(-1/2) of a
-    cluster divides its deviations in a stratum by sqrt(1 - share), its share of the stratum's questions. Clusters of
-    one size in one stratum have G - 1 degrees of freedom, and fewer the more the sizes differ. None if a stratum has
-    fewer than two clusters, or no variation between them.
+    The regression is of the values on C strata, with G clusters and independence as the working model. A cluster's
+    (I - H)^(-1/2) divides its deviations in a stratum by sqrt(1 - share), with its share of the stratum's questions.
+    In one stratum, G clusters of equal size have G - 1 degrees of freedom; the more sizes differ, the fewer. None if a
+    stratum has fewer than two clusters, or if they do not vary.
     """
     import numpy as np
 
@@ -191,7 +191,7 @@ def robust_mean(strata: Strata, clusters: Clusters) -> Robust | None:
     spread = float(squares.sum()) / len(strata) ** 2
     if spread == 0:
         return None
-    # The estimate is a sum over clusters; this is of the matrix of their covariances, were the questions' variances 1.
+    # From the covariance matrix of the clusters' parts, if questions were independent with variance 1.
     own, shared = (share / sizes).sum(axis=1), share / np.sqrt(sizes * (1 - share))
     total = np.sum(own**2) + np.sum((shared.T @ shared) ** 2) - np.sum(np.sum(shared**2, axis=1) ** 2)
     differing = squares.sum() ** 2 / max(float(np.var(squares) * len(squares)), 1e-9 * squares.sum() ** 2)
@@ -203,11 +203,11 @@ def robust_mean(strata: Strata, clusters: Clusters) -> Robust | None:
 
 
 def t_test(strata: Strata, clusters: Clusters | None = None) -> float | None:
-    """Compute the two-sided p-value of the paired t-test: is the mean difference 0?
+    """Compute the two-sided p-value of the paired t-test that the mean difference is 0.
 
     One stratum: scipy.stats.ttest_rel (Student 1908). C strata: t = sum(m_c) / sqrt(sum(v_c)), with v_c = s_c² / n_c,
-    and Welch's (1947) degrees of freedom. 1 where all differences are 0. None with fewer than two questions or clusters
-    in a stratum, and where within each all differences are equal and not 0: p would be 0, though two questions that
+    and Welch's (1947) degrees of freedom. 1 if all differences are 0. None if a stratum has fewer than two questions or
+    clusters, or if the differences are equal within each stratum and not all 0: p would be 0, though two questions that
     happen to differ by the same amount prove nothing.
     """
     from scipy.special import stdtr
@@ -219,7 +219,7 @@ def t_test(strata: Strata, clusters: Clusters | None = None) -> float | None:
     if clusters is not None:
         its = robust_mean(strata, clusters)
         return None if its is None else float(2 * stdtr(its.degrees, -abs(its.mean / its.error)))
-    variances = [variance(stratum) / len(stratum) for stratum in strata]  # exact: 0 where all are equal
+    variances = [variance(stratum) / len(stratum) for stratum in strata]  # exact: 0 if all are equal
     total = math.fsum(variances)
     if total == 0:
         return None
@@ -233,15 +233,16 @@ def permutation_test(
 ) -> float | None:
     """Compute the two-sided p-value of the sign-flip test (Fisher 1935; in retrieval: Smucker et al. 2007).
 
-    Were the systems alike, each difference, or all of a cluster together, could as well have the other sign. p is the
-    share of flips whose mean difference is at least as far from 0 as the observed one: of all flips where these are at
-    most `permutations`, else (hits + 1) / (permutations + 1) of random ones, never 0 (Phipson & Smyth 2010).
+    If the systems were alike, each difference, or a cluster's differences together, could as well have the other sign.
+    p is the share of flips whose mean difference is at least as far from 0 as the observed one. All flips are tried if
+    there are at most `permutations`; else p is (hits + 1) / (permutations + 1) of random flips, and never 0 (Phipson &
+    Smyth 2010).
     """
     import numpy as np
 
     if not all(strata):
         return None
-    parts = [value / len(stratum) for stratum in strata for value in stratum]  # what each adds to the mean over strata
+    parts = [value / len(stratum) for stratum in strata for value in stratum]  # contributions to the mean over strata
     if clusters is not None:
         by_cluster: dict[str, list[float]] = {}
         for part, cluster in zip(parts, chain.from_iterable(clusters), strict=True):
@@ -264,8 +265,8 @@ def permutation_test(
 def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0) -> float | None:
     """Compute the two-sided p-value of approximate randomization (Noreen 1989, Yeh 2000) for pooled scores.
 
-    Were the systems alike, the two values of a question, or of all of a cluster within a stratum, could be swapped. p
-    is (hits + 1) / (draws + 1), of random swaps those whose scores are at least as far apart as the observed ones.
+    If the systems were alike, the two values of a question, or of a cluster's questions in a stratum, could be swapped.
+    p is (hits + 1) / (draws + 1); a hit is a random swap with scores at least as far apart as the observed ones.
     """
     import numpy as np
 
@@ -276,7 +277,7 @@ def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: in
         counts = Counter(stratum)
         values = [*(one for one, _ in counts), *(other for _, other in counts)]
         whole, batches = np.array(list(counts.values())), []
-        for swapped in _swaps(stratum, counts, rng, its):  # how many of each distinct pair
+        for swapped in _swaps(stratum, counts, rng, its):  # the number of swaps of each distinct pair
             kept = whole - swapped
             batches.append(of(values, np.hstack([kept, swapped])) - of(values, np.hstack([swapped, kept])))
         drawn.append(np.concatenate(batches))
@@ -289,7 +290,7 @@ def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: in
 def _swaps(
     stratum: Sequence[Any], counts: Counter[Any], rng: "np.random.Generator", clusters: Sequence[str] | None
 ) -> Iterator["np.ndarray"]:
-    """Draw how many of each distinct pair are swapped, or all of a cluster's together, in batches."""
+    """Draw batches of the number of swaps of each distinct pair; a cluster's pairs are swapped together."""
     import numpy as np
 
     if clusters is None:
@@ -301,7 +302,7 @@ def _swaps(
 
 
 def effect_size(stratum: Sequence[float]) -> float | None:
-    """Compute Cohen's d_z; None with fewer than two differences, or where all are equal and not 0 (Lakens 2013)."""
+    """Compute Cohen's d_z (Lakens 2013); None for fewer than two differences, or if all are equal and not 0."""
     if len(stratum) < 2:
         return None
     spread = math.sqrt(variance(stratum)) if any(stratum) else math.inf
@@ -309,7 +310,7 @@ def effect_size(stratum: Sequence[float]) -> float | None:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Adjust the p-values of a family of tests (Holm 1979); None does not count as a test."""
+    """Adjust the p-values of a family of tests (Holm 1979); None stays None and does not count as a test."""
     adjusted = list(p_values)
     tests = [i for i, p in enumerate(p_values) if p is not None]
     largest = 0.0

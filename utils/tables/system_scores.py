@@ -1,4 +1,4 @@
-"""The systems that are compared: their score files are read once, and checked for what must be alike."""
+"""The systems of a table: read their score files once, and check that they are comparable."""
 
 import argparse
 from collections.abc import Iterable
@@ -15,32 +15,32 @@ from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
-SELECTED = "selected by score"  # after the name of a system that was selected by its scores
-# Settings of a score file that change verdicts: the judge, its prompt, and sampling.
+SELECTED = "selected by score"  # put after a system's name if its responses were selected by their scores
+# The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
     "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype",
 )  # fmt: skip
 
-Entry = dict[str, Any]  # of a score file: a question with its score
+Entry = dict[str, Any]  # an entry of a score file
 
 
 class System:
-    """A row's name and what its score files of one task and metric hold, by path; none if it was not scored by that."""
+    """A row's name and the content of its score files of one task and metric, by path; there may be no files."""
 
     def __init__(self, name: str, task: Task, metric_name: str, files: dict[str, Scores]):
         self.name, self.task, self.metric_name, self.files = name, task, metric_name, files
         self.metric = task.metrics[metric_name]
         self.entries: list[Entry] = [entry for scores in files.values() for entry in scores["per_question_scores"]]
-        # Those of no known group are in no column, and those without verdicts, which have no score, count nowhere.
+        # Entries of no known group are in no column; those without verdicts have no score, and count nowhere.
         self.questions = [entry for entry in self.entries if entry["group"] is not None]
         asked = [entry for entry in self.questions if entry["details"]]
         self.asked_ids = {entry["id"] for entry in asked}
         self.num_unanswered = sum(not entry["answered"] for entry in asked)  # they have the worst score
         missing = (sum(one["score"] is None for one in entry["details"]) for entry in asked)
-        self.unscored = [count for count in missing if count]  # missing verdicts of every question where any is
+        self.unscored = [count for count in missing if count]  # per question with any, the number of missing verdicts
         users = list(map(cluster_of, self.questions))
-        # The field of users, by whom intervals and tests go, where one has several questions.
+        # Intervals and tests are clustered by user if a user has several questions.
         self.cluster = task.user_field if len(set(users)) < len(users) else None
         self.num_truncated, self.num_selected = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
         self.label = f"{name} ({SELECTED})" if self.num_selected else name
@@ -53,18 +53,18 @@ class Board:
     task: Task
     metric_name: str
     systems: list[System]  # in the order of the table's rows
-    rows: list[str]  # the names of all rows, also of systems without such scores
-    is_alone: bool = True  # else columns are named after their task and metric, instead of its groups
+    rows: list[str]  # the names of all rows, also of systems without scores here
+    is_alone: bool = True  # columns are named after the task's groups if True, else after task and metric
 
     def __post_init__(self):
         self.metric, self.title = self.task.metrics[self.metric_name], self.task.scored_by(self.metric_name)
 
     def name_of(self, column: str) -> str:
-        """Name a column as no other one of the table is named."""
+        """Return the column's name, which is unique in the table."""
         return column if self.is_alone else self.title
 
     def system(self, name: str) -> System:
-        """Return a row, which may have no scores here."""
+        """Return the system of this name, without files if it has no scores here."""
         found = [system for system in self.systems if system.name == name]
         return found[0] if found else System(name, self.task, self.metric_name, {})
 
@@ -73,12 +73,12 @@ class Board:
 
 
 def cluster_of(entry: Entry) -> str:
-    """Name a question's cluster: that of nobody known is one of its own."""
+    """Return a question's cluster; a question without a known user is its own cluster."""
     return entry.get("cluster", entry["id"])
 
 
 def cluster_names(boards: Iterable[Board]) -> str:
-    """Name the fields by which intervals and tests go; empty where all questions are independent."""
+    """Return the names of the fields that intervals and tests cluster by; empty if all questions are independent."""
     return " or ".join(dict.fromkeys(one.cluster for board in boards for one in board.systems if one.cluster))
 
 
@@ -88,13 +88,13 @@ def few(names: Iterable[str]) -> str:
 
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for missing verdicts."""
+    """Add the flag --unscored_as_zero."""
     what = "count an aspect without a verdict as 0 (default: leave its question out of the means)"
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
 def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
-    """Return the files of every --system `[name, file, ...]`; UserError without files, or for a repeated name."""
+    """Return each --system's files, from lists `[name, file, ...]`; UserError without files, or for a repeated name."""
     found: dict[str, list[str]] = {}
     for name, *paths in arguments:
         if not paths:
@@ -108,7 +108,7 @@ def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
 def read_boards(
     arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
 ) -> list[Board]:
-    """Read the systems of every `[name, file, ...]`, by task and metric; UserError unless they compare."""
+    """Read the systems of lists `[name, file, ...]`, by task and metric; UserError unless they are comparable."""
     rows = files_by_name(arguments)
     files = [path for paths in rows.values() for path in paths]
     scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
@@ -116,7 +116,7 @@ def read_boards(
     kinds = list(map(_kind_of, scores.values()))
     order = [(task, name) for task in tasks().values() for name in task.metrics if (task.name, name) in kinds]
     if order[0][0].benchmark is None:
-        order = order[:1]  # nothing else distinguishes its files
+        order = order[:1]  # of a task without a benchmark, one metric is shown
     is_alone, boards = len(order) == 1, []
     for task, name in order:
         systems = []
@@ -135,7 +135,7 @@ def read_boards(
 
 
 def _kind_of(scores: Scores) -> tuple[str, str]:
-    """Return the names of its task and metric."""
+    """Return the names of a score file's task and metric."""
     return scores["task"], scores["strategy"]
 
 
@@ -154,7 +154,7 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
 
 
 def divide(board: Board, name: str) -> Board:
-    """Sort the same questions into other groups, the values of one of `Task.divisions`."""
+    """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
         told = f"it has {', '.join(task.divisions)}" if task.divisions else "leave it out"
@@ -180,11 +180,11 @@ def divide(board: Board, name: str) -> Board:
     return replace(board, task=divided, systems=systems)
 
 
-# What must be alike
+# Checks that systems are comparable
 
 
 def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark") -> None:
-    """Raise UserError over score files, by path, of two tasks, unless these are of one benchmark and may be `alike`."""
+    """Raise UserError if score files, by path, are of two benchmarks, or, with `alike` "task", of two tasks."""
     path_of: dict[str, str] = {}
     for path, one in scores.items():
         benchmark = tasks()[one["task"]].benchmark if alike == "benchmark" else None
@@ -198,9 +198,9 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 
 
 def check_same_judge(files: dict[str, Scores]) -> None:
-    """Raise UserError where verdicts were had in two ways, by the score files and, where there are, their manifests."""
+    """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
     told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    # All are compared with one, which knows what its judge's server reported where any does.
+    # All are compared with one file, if possible one whose manifest has the report of its judge's server.
     first = max(told, key=lambda path: (REPORTED in told[path], told[path].get(REPORTED) is not None))
     for path, settings in told.items():
         differing = [name for name in differing_names(told[first], settings) if name in settings]
@@ -214,7 +214,7 @@ def check_same_judge(files: dict[str, Scores]) -> None:
 
 
 def _judge_settings(path: str) -> dict[str, Any]:
-    """Tell how a judge was really asked, None where its server refused a setting; nothing where it is not known."""
+    """Return a judge's settings, None for one that its server refused; empty if unknown."""
     if (manifest := manifest_of(path)) is None:
         return {}
     found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
@@ -225,7 +225,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
 
 
 def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None:  # each with the files it may be from
-    """Raise UserError if judges saw different questions under one id, as in two datasets."""
+    """Raise UserError if judges saw different questions under the same id, as from two datasets."""
     known: dict[str, tuple[tuple[Any, ...], Iterable[str]]] = {}
     differing, others = [], None
     for question, paths in questions:
@@ -242,7 +242,7 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
 
 
 def _check_same_questions(systems: list[System]) -> None:
-    """Raise UserError unless all systems were scored on the same questions; names the first that lacks one."""
+    """Raise UserError, naming the first system that lacks a question, unless all were scored on the same ones."""
     all_ids = set().union(*(system.asked_ids for system in systems))
     for system in systems:
         if lacking := sorted(all_ids - system.asked_ids):
@@ -254,7 +254,7 @@ def _check_same_questions(systems: list[System]) -> None:
 
 
 def _check_same_responses(systems: Iterable[System]) -> None:
-    """Raise UserError where a system's scores by two metrics are of different responses, as manifests tell."""
+    """Raise UserError if a system's two metrics scored different responses, according to the manifests."""
     seen: dict[str, System] = {}
     for system in systems:
         if (first := seen.setdefault(system.name, system)) is system:

@@ -1,1 +1,1 @@
-NO_LOSS = -100  # the label of a token that is not to be learnt, as torch and TRL take it
+NO_LOSS = -100  # the label of tokens without a loss, by the convention of torch and TRL

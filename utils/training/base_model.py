@@ -1,6 +1,6 @@
-"""The base model of a training: device, number type, attention, LoRA modules, loss, and greedy texts.
+"""A training's base model: device, data type, attention, LoRA modules, loss, and greedy texts.
 
-It loads torch and transformers.
+It imports torch and transformers.
 """
 
 import logging
@@ -29,7 +29,7 @@ from utils.training import NO_LOSS
 
 
 def quiet_libraries() -> None:
-    """No bars of theirs; messages only from --log_level on, and of warnings none."""
+    """Turn off libraries' progress bars and warnings; show their other messages from --log_level on."""
     level = logging.getLogger().level
     if level >= logging.WARNING:
         level = logging.ERROR
@@ -46,15 +46,15 @@ def device_name(count: int) -> str:
 
 
 def choose_attention(bf16: bool, model_addr: str, source: dict[str, Any]) -> str:
-    """Return the fastest attention that leaves out no part of a model, and say where that is eager."""
+    """Return the fastest attention that computes the model correctly; print a note if that is eager."""
     with loading(model_addr, "config.json"):
         config = AutoConfig.from_pretrained(model_addr, **source)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if model_class is None:  # no language model; load_base says so
+    if model_class is None:  # no language model; load_base reports it
         return "sdpa"
-    # transformers drops a cap on attention scores without a word where a kernel has no such argument; vLLM doesn't.
+    # Unlike vLLM, transformers silently drops a cap on attention scores if a kernel has no such argument.
     is_capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
-    # Where this list lacks it, transformers would take another FlashAttention, fetched from the hub as code.
+    # If this list lacks it, transformers would use another FlashAttention, fetched from the hub as code.
     known = getattr(model_class, "_compatible_flash_implementations", None) or ["flash_attention_2"]
     takes_flash = model_class._supports_flash_attn and "flash_attention_2" in known
     takes_flash &= not is_capped or is_flash_attn_greater_or_equal("2.6.0")
@@ -76,13 +76,13 @@ def load_base(model_addr: str, source: dict[str, Any], dtype: torch.dtype, atten
 def _load(kind: Any, model_addr: str, **settings: Any) -> Any:
     with loading(model_addr, *MODEL_FILES):
         model, report = kind.from_pretrained(model_addr, use_safetensors=True, output_loading_info=True, **settings)
-    if missing := sorted(report["missing_keys"]):  # else left random
+    if missing := sorted(report["missing_keys"]):  # they would stay random
         raise UserError(f"{model_addr}: its weights lack {missing[0]}; give a whole model")
     return model
 
 
 def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
-    """LoRA as in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases."""
+    """Return LoRA's config by the flags (in the paper's appendix E: rank 16, alpha 16, dropout 0.05, no biases)."""
     modules, model_type = args.lora_target_modules, model.config.model_type
     if modules is None and model_type not in TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING:
         raise UserError(f"PEFT has no default modules for {model_type}: name them, --lora_target_modules q_proj v_proj")
@@ -100,7 +100,7 @@ def make_lora_config(args: Namespace, model: Any) -> LoraConfig:
 
 
 def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) -> Any:
-    """Such as FlanT5; UserError as `load_base`, and where no token begins its texts."""
+    """Load an encoder-decoder such as FlanT5; UserError as in `load_base`, or if it names no decoder start token."""
     model = _load(AutoModelForSeq2SeqLM, model_addr, dtype=dtype, **source)
     start = model.generation_config.decoder_start_token_id
     if type(start) is not int or not 0 <= start < model.config.vocab_size:
@@ -109,15 +109,15 @@ def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) ->
 
 
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross-entropy (nats), summed over the target tokens of a batch, and how many of them are the likeliest.
+    """Return the cross-entropy (nats) summed over a batch's target tokens, and how many of them are the likeliest.
 
-    The model computes logits only at each sequence's own targets: of 8192 tokens and a vocabulary of 152 thousand
-    they would take 5 GB. Its `logits_to_keep` names positions for all sequences of a batch together.
+    Logits are computed only at each sequence's own targets: for all of 8192 tokens with a vocabulary of 152 thousand
+    they would take 5 GB. The model's `logits_to_keep` would take the same positions for all sequences of a batch.
 
     Args:
-        model: as it is, or wrapped to be trained on several devices.
-        labels: (B, T), `NO_LOSS` where there is no target.
-        inputs: input_ids, and attention_mask where there is padding (both (B, T)).
+        model: plain, or wrapped for training on several devices.
+        labels: (B, T), `NO_LOSS` at positions without a target.
+        inputs: input_ids and, if there is padding, attention_mask, both (B, T).
     """
     labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=NO_LOSS)  # each position predicts the next token
     has_target = labels != NO_LOSS  # (B, T), N of them
@@ -133,11 +133,11 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
 
 @torch.no_grad()
 def write_greedily(model: Any, chat: Any, prompt: Sequence[int], max_tokens: int) -> tuple[torch.Tensor, bool]:
-    """Return the greedy reply to a prompt, as token ids, and whether it was cut; `chat` is the model's LocalChat."""
+    """Return the greedy reply to a prompt as token ids, and whether it was cut; `chat` is the model's LocalChat."""
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(
         do_sample=False,
-        repetition_penalty=1.0,  # some models' own settings have another; vLLM is asked without
+        repetition_penalty=1.0,  # some models' own settings have another; with vLLM it is not used either
         max_new_tokens=max_tokens,
         eos_token_id=chat.end_of_turn,
         pad_token_id=chat.tokenizer.pad_token_id,

@@ -1,8 +1,8 @@
-"""The folder of a training run, and its checkpoints: folders checkpoint-<step> that a manifest.json calls whole.
+"""A training run's folder and its checkpoints: folders checkpoint-<step>, complete once they have manifest.json.
 
-A checkpoint marked interim is there only for resuming, after a signal, some time without a checkpoint, or an
-evaluation that saves none: it is never the best, and goes when a later one is whole. An unevaluated one was saved right
-before its evaluation: a run resumed from it begins with that.
+An interim checkpoint serves only for resuming: it is saved on a signal, after some time without a checkpoint, or before
+an evaluation between regular checkpoints. It is never the best, and is deleted once a later checkpoint is complete. An
+unevaluated checkpoint was saved right before its evaluation; a run resumed from it begins with this evaluation.
 """
 
 import argparse
@@ -15,26 +15,26 @@ from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
 from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
 
-STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # files of a checkpoint that only a resumed run reads
+STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 
 
 @dataclass(frozen=True)
 class Selection:
     """Which checkpoint is the best, and how many are kept."""
 
-    figure: str  # of an evaluation
+    figure: str  # the evaluation's figure that decides
     name: str  # its name in manifests
     words: str  # its name in messages
     higher_is_better: bool = False
-    patience: int | None = None  # evaluations without a better one after which the training stops; None: it does not
-    keeps_all: bool = True  # else of the whole checkpoints the last and the best
+    patience: int | None = None  # stop after this many evaluations without a better one; None: never stop
+    keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
     def best_of(self, found: dict[int, float]) -> int | None:
-        """Return the step with the best figure, the first of equal ones."""
+        """Return the step with the best figure, the first one if several are equal; None without figures."""
         return (max if self.higher_is_better else min)(found, key=found.__getitem__, default=None)
 
     def told(self, figures: dict[str, Any]) -> str:
-        """Say how a training has ended, by what `Resumable.learn` returns."""
+        """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
             return f"{figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
         found = f"{self.words} {figures[self.name]:.4f}"
@@ -43,12 +43,12 @@ class Selection:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a run, as `open_run` found it."""
+    """A run's folder, as `open_run` found it."""
 
     folder: Path
-    checkpoint: Path | None  # the last whole one, to resume from; None to begin
+    checkpoint: Path | None  # the last complete one, to resume from; None to start from the beginning
     lock: Lock | None  # held by the first of several processes; None in the others
-    replaced: list[Path]  # checkpoints of an earlier run, to be deleted when this one begins
+    replaced: list[Path]  # checkpoints of an earlier run, deleted when this one begins
 
     @property
     def begins_with_evaluation(self) -> bool:
@@ -61,7 +61,7 @@ class Run:
 
 
 def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
-    """Raise UserError where `open_run` would; nothing is made: for a dry run."""
+    """Raise UserError if `open_run` would, without writing anything; for a dry run."""
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json")
     if is_first_process():
@@ -70,11 +70,11 @@ def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
 
 
 def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
-    """Make sure that the folder may be written, and holds nothing but this run or one that may be replaced.
+    """Open the folder for this run, and return where to resume and which checkpoints to replace.
 
     Raises:
-        UserError: it cannot be written, another process writes it, or it holds checkpoints of something else; or of a
-            run with other settings, and --overwrite is not given.
+        UserError: the folder cannot be written, another process is writing to it, or it holds checkpoints of something
+            else; or of a run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
     check_writable(folder / "manifest.json")
@@ -89,7 +89,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 
 
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
-    """Return the checkpoints that are there, and how the settings of their run differ; UserError as `open_run`."""
+    """Return existing checkpoints and how their run's settings differ; UserError as in `open_run`."""
     folder = Path(args.output_dir)
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
@@ -105,7 +105,7 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
 
 
 def finish_saving(folder: Path, best_step: int | None) -> None:
-    """Finish the saving of a checkpoint if a run was killed right after it was whole."""
+    """Repair the link to the best checkpoint if a run was killed right after a checkpoint was complete."""
     staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
     best = folder / "best"
     if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
@@ -113,7 +113,7 @@ def finish_saving(folder: Path, best_step: int | None) -> None:
 
 
 def find_checkpoints(folder: Path) -> list[Path]:
-    """Return the folders checkpoint-<step>, in the order of their steps; each is whole if it has a manifest.json."""
+    """Return the folders checkpoint-<step>, sorted by step; they may be incomplete."""
     found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()]
     return sorted(found, key=step_of)
 
@@ -127,12 +127,12 @@ def is_interim(checkpoint: Path) -> bool:
 
 
 def has_mark(checkpoint: Path, mark: str) -> bool:
-    """Tell whether a checkpoint is "interim", or "unevaluated": stopped before, or in, its evaluation."""
+    """Tell whether a checkpoint's manifest has a mark: "interim", "unevaluated" or "stopped_early"."""
     return bool((read_folder_manifest(checkpoint) or {}).get(mark))
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that none looks whole and is not
+    (checkpoint / "manifest.json").unlink(missing_ok=True)  # first, so that a half-deleted one never looks complete
     shutil.rmtree(checkpoint)
 
 
@@ -144,7 +144,7 @@ def drop_states(folder: Path) -> None:
 
 
 def remove_superseded(folder: Path, step: int) -> None:
-    """Delete interim and incomplete checkpoints before `step`, which has a whole one."""
+    """Delete interim and incomplete checkpoints before `step`, whose checkpoint is complete."""
     for checkpoint in find_checkpoints(folder):
         if step_of(checkpoint) < step and (is_interim(checkpoint) or read_folder_manifest(checkpoint) is None):
             remove_checkpoint(checkpoint)

@@ -1,4 +1,4 @@
-"""The trainings' shared flags, processes and messages. Imports torch only when needed."""
+"""Flags, processes and messages that the trainings share. It imports torch only when needed."""
 
 import argparse
 import os
@@ -18,7 +18,7 @@ from utils.models.machine import describe_disk, describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run
 
-WAIT = timedelta(minutes=30)  # of a process for the others, which may load from a slow disk; NCCL's own is 10
+WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
 
 
 def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
@@ -36,7 +36,7 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
-    """Add the flags of every training that decide nothing about the result, except for the seed."""
+    """Add the run flags of every training; of these, only the seed and the prompts affect the result."""
     # fmt: off
     group = parser.add_argument_group("run")
     add = group.add_argument
@@ -63,7 +63,7 @@ def add_run_arguments(parser: cli.FlagParser) -> None:
 
 
 def settings_of(args: cli.Arguments, script: str, model: str, prompt: dict[str, str]) -> dict[str, Any]:
-    """Return the settings that decide the model. Devices and batch size may change, but not their product."""
+    """Return the settings that decide the model; devices and batch sizes may change, but not their product."""
     return args.settings() | {
         "script": script,
         "model": model,
@@ -82,12 +82,12 @@ def execute(
     learn: Callable[[dict[str, Any], dict[str, Any], Run], dict[str, Any]],
     value_bytes: int = 2,
 ) -> int:
-    """Describe a training (--dry_run), or train, on from the run's last checkpoint; returns the exit code.
+    """Describe a training (--dry_run), or train or resume it, and return the exit code.
 
     Args:
-        described: the data and the batches.
-        learn: trains, by the model's source, the manifest of every checkpoint and the run; returns its figures.
-        value_bytes: bytes per weight, with gradient and optimizer states if it is trained.
+        described: a description of the data and the batches.
+        learn: trains; takes the model's source, the manifest of every checkpoint, and the run, and returns figures.
+        value_bytes: bytes per weight, including gradient and optimizer states if the weight is trained.
     """
     if args.dry_run:
         check_run(args, settings)
@@ -115,13 +115,13 @@ def execute(
         say(f"{args.output_dir}: {selection.told(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
-    # Otherwise its threads may abort a finished process. After an error it might wait for another process.
+    # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
     processes.destroy_process_group()
     return 0
 
 
 def say(text: str) -> None:
-    """Print, once for all processes."""
+    """Print a text in the first process only."""
     if cli.is_first_process():
         print(text, flush=True)
 
@@ -131,12 +131,12 @@ def num_processes() -> int:
 
 
 def effective_batch_size(args: Namespace) -> int:
-    """Questions that one step learns from."""
+    """Return the number of questions per step, over all processes."""
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
 def describe_batch(args: Namespace, what: str, paper: int) -> str:
-    """Describe how many of `what` a step learns from, and whether the paper has another number."""
+    """Describe how many of `what` a step learns from, and the paper's number if it differs."""
     size = effective_batch_size(args)
     return (
         f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
@@ -146,7 +146,7 @@ def describe_batch(args: Namespace, what: str, paper: int) -> str:
 
 
 def check_launch(script: str) -> None:
-    """Raise UserError where several GPUs are visible to one process, which could use only one."""
+    """Raise UserError if several GPUs are visible to one process, which would use only one."""
     if "LOCAL_RANK" in os.environ:
         return
     import torch

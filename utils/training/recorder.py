@@ -1,4 +1,4 @@
-"""The trainer's callback that writes the files of a run and shows its progress."""
+"""The trainer's callback that writes a run's files and shows its progress."""
 
 import json
 from pathlib import Path
@@ -28,38 +28,38 @@ LOG_FIELDS = (
 
 
 def describe_evaluation(selection: Selection, metrics: dict[str, float]) -> str:
-    """Say what an evaluation has found, of a planner with its plans."""
+    """Return an evaluation's figure in words, for a planner also its aspect recall."""
     recall = metrics.get("eval_aspect_recall")
     plans = "" if recall is None else f", aspect recall {recall:.3f} of {metrics['eval_plans']} plans"
     return f"{selection.words} {metrics[selection.figure]:.4f}{plans}"
 
 
 class Recorder(TrainerCallback):
-    """Keeps the run's files (by the first process alone) and shows its progress.
+    """Writes the run's files and shows its progress, in the first process only.
 
-    training_log.jsonl has every figure, a line a step or evaluation; a resumed run begins it with what its checkpoint
-    had logged. A checkpoint without manifest.json is not whole.
+    training_log.jsonl has one line of figures per step and evaluation; a resumed run rewrites it from its checkpoint's
+    log. A checkpoint without manifest.json is incomplete.
     """
 
     def __init__(self, run: Run, manifest: dict[str, Any], selection: Selection):
-        self.manifest = manifest  # what goes beside every checkpoint
+        self.manifest = manifest  # written to every checkpoint
         self._selection = selection
-        self.stopper = Stopper()  # knows every step and checkpoint
+        self.stopper = Stopper()
         self._run = run
         self._log: Any = None
         self._progress: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        state.compute_steps(args, state.max_steps)  # a resumed run would have the checkpoint's --save_steps
+        state.compute_steps(args, state.max_steps)  # else a resumed run would use the checkpoint's --save_steps
         self.stopper.step = self.stopper.saved = state.global_step
         if not state.is_world_process_zero:
             return
-        for checkpoint in self._run.replaced:  # only now: nothing can be wrong with the settings any more
+        for checkpoint in self._run.replaced:  # only now, after all checks of the settings
             remove_checkpoint(checkpoint)
         if self._run.checkpoint is None:
             for name in ("best", "trainer_state.json"):
                 (self._run.folder / name).unlink(missing_ok=True)
-        elif self._run.begins_with_evaluation:  # where a kill kept it from being written down that it had one
+        elif self._run.begins_with_evaluation:  # drop this step's evaluation, which a killed run may have logged
             state.log_history[:] = [
                 entry
                 for entry in state.log_history
@@ -112,7 +112,7 @@ class Recorder(TrainerCallback):
             self._save_state(state, self._run.folder)
 
     def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False, stops: bool = False) -> None:
-        """Write the manifest that makes a checkpoint whole, and link the best; `finish_saving` repairs the latter."""
+        """Write the manifest that completes a checkpoint, then link the best one; `finish_saving` repairs the link."""
         folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
         self._save_state(state, checkpoint)
         self._save_state(state, folder)
@@ -124,14 +124,14 @@ class Recorder(TrainerCallback):
             replace_link(folder / "best", checkpoint.name)
 
     def _save_state(self, state: Any, folder: Path) -> None:
-        """Put trainer_state.json in place, whole or not at all."""
+        """Write trainer_state.json atomically."""
         path = folder / "trainer_state.json"
         with naming(staged_path(path)):
             state.save_to_json(str(staged_path(path)))
         staged_path(path).replace(path)
 
     def best(self, state: Any) -> dict[str, Any]:
-        """Step and figure of the checkpoint that was evaluated best, the first of equal ones; None without."""
+        """Return step and figure of the best evaluated checkpoint that is not interim; None without one."""
         found = self._evaluations(state)
         saved = [step for step in found if (path := self._checkpoint(step)).is_dir() and not is_interim(path)]
         step = self._selection.best_of({step: found[step] for step in saved})
@@ -147,7 +147,7 @@ class Recorder(TrainerCallback):
         return patience is not None and sum(step > best for step in found) >= patience
 
     def _remove_others(self, state: Any) -> None:
-        """Whole checkpoints but this step's and the best: a model trained whole has the size of three with AdamW's."""
+        """Delete all checkpoints but this step's and the best, because AdamW's states triple a full model's size."""
         kept = {state.global_step, self.best(state)["best_step"]}
         for checkpoint in find_checkpoints(self._run.folder):
             if step_of(checkpoint) not in kept:

@@ -1,6 +1,6 @@
-"""Stopping and resuming of trainings, beyond what transformers' Trainer does.
+"""Stopping and resuming trainings, beyond what transformers' Trainer does.
 
-It loads torch, transformers and accelerate.
+It imports torch, transformers and accelerate.
 """
 
 import errno
@@ -31,11 +31,11 @@ from utils.training.checkpoints import STATES, Run, step_of
 from utils.training.recorder import Recorder
 
 MAX_GRADIENT_NORM = 1.0  # LaMP-QA's paper, appendix E, and transformers' default
-INTERIM_SECONDS = 900  # without a checkpoint, after which an interim one is saved: the most that a kill costs
+INTERIM_SECONDS = 900  # save an interim checkpoint after this time without one: the most that a kill costs
 
 
 def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_first: bool) -> dict[str, Any]:
-    """TrainingArguments that every training here has, by its flags."""
+    """Return the TrainingArguments that all trainings share, from their flags."""
     same = (
         "output_dir per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing learning_rate "
         "weight_decay warmup_steps max_steps seed save_steps"
@@ -53,25 +53,25 @@ def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_firs
         "eval_on_start": evaluates and evaluates_first,
         "ddp_find_unused_parameters": False,
         "logging_steps": 1,
-        "logging_nan_inf_filter": False,  # it writes a NaN as 0, and looks at every batch's loss for that
+        "logging_nan_inf_filter": False,  # the filter logs NaN as 0, and waits for every batch's loss
         "report_to": args.report_to,
         "disable_tqdm": True,
     }
 
 
 class ByLengthInSteps(SeedableRandomSampler):
-    """A random order in which each step's sequences are sorted by length, the longest first.
+    """A random order in which each step's sequences are sorted by length, longest first.
 
-    So its batches need little padding, and those that several processes compute at the same time are of similar length:
-    accelerate deals them out in turn, and after each batch all wait for the slowest. The step learns from the same
-    sequences whatever its batches are.
+    Batches then need little padding, and batches that several processes compute at the same time have similar lengths:
+    accelerate deals batches out in turn, and all processes wait for the slowest. A step's sequences do not depend on
+    how they are batched.
 
-    An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate does so
-    for several processes, but would take the first of this order, the longest of its first step.
+    An epoch is filled up to a multiple of `at_once` with the first sequences of its random order. Accelerate would fill
+    it with the first ones of the sorted order, the longest of the first step.
     """
 
     def __init__(self, lengths: list[int], step_size: int, seed: int, at_once: int = 1):
-        super().__init__(lengths, data_seed=seed)  # as accelerate would make it
+        super().__init__(lengths, data_seed=seed)  # as accelerate does
         self._lengths, self._step_size, self._at_once = lengths, step_size, at_once
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class ByLengthInSteps(SeedableRandomSampler):
 
 
 class Resumable:
-    """Goes before a Trainer: it saves before it evaluates, and on a signal after the step that is under way.
+    """A mixin before a Trainer: it saves before evaluating and, on a signal, after the current step.
 
     Subclasses define an evaluation (`figures`), its description (`counts`), and the flag that shortens sequences
     (`length_flag`).
@@ -93,19 +93,19 @@ class Resumable:
     length_flag: str
 
     def follow(self, recorder: Recorder, lengths: Sequence[int]) -> None:
-        """Called once it is made; `lengths` are the tokens of each training sequence."""
+        """Attach the recorder, once after construction; `lengths` are the training sequences' numbers of tokens."""
         self.add_callback(recorder)
         self.remove_callback(PrinterCallback)
         self._recorder, self._stopper, self._lengths = recorder, recorder.stopper, lengths
 
     def learn(self, run: Run, told: str) -> dict[str, Any]:
-        """Train, on from the run's checkpoint where it has one, up to --max_steps or the end of its patience.
+        """Train from the run's checkpoint, if any, up to --max_steps or until patience runs out.
 
         Args:
-            told: printed first, on the device and the trained parameters.
+            told: a line on the device and the trained parameters, printed first.
 
         Returns:
-            steps, best_step, and the best one's figure (None where nothing was evaluated).
+            steps, best_step, and the best step's figure; None if nothing was evaluated.
         """
         if self.is_world_process_zero():
             print(told + (f"\ngoing on from {run.checkpoint}" if run.checkpoint else ""), flush=True)
@@ -130,8 +130,8 @@ class Resumable:
 
     def get_train_dataloader(self) -> DataLoader:
         loader = super().get_train_dataloader()
-        if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else nothing pads or waits
-            loader.set_sampler(self._steps_by_length())  # here, so that a run resumed within an epoch finds it
+        if self.args.per_device_train_batch_size * self.accelerator.num_processes > 1:  # else no padding or waiting
+            loader.set_sampler(self._steps_by_length())  # here, so that a run resumed within an epoch has it too
         return loader
 
     def _steps_by_length(self) -> ByLengthInSteps:
@@ -141,7 +141,7 @@ class Resumable:
         return ByLengthInSteps(self._lengths, step_size, self.args.seed, fill_up)
 
     def _remedy(self) -> str:
-        """Return flags that take less memory and change no step, so that the run can resume with them."""
+        """Return flags that need less memory, if possible without changing a step, so that the run can resume."""
         size, steps = self.args.per_device_train_batch_size, self.args.gradient_accumulation_steps
         if size > 1:
             return (
@@ -152,7 +152,7 @@ class Resumable:
         return f"take a GPU with more memory, or a smaller {self.length_flag}"
 
     def _run_epoch(self, **kwargs: Any) -> None:
-        # Otherwise the run resumes only for its last evaluation.
+        # Skip training if the run resumes only for its last evaluation.
         if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
             super()._run_epoch(**kwargs)
 
@@ -163,7 +163,7 @@ class Resumable:
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)
-        self._tr_loss.zero_()  # it is logged; transformers subtracts it from itself, by which a NaN would stay
+        self._tr_loss.zero_()  # transformers subtracts the logged loss from itself, so a NaN would stay
         if self.state.global_step < self.state.max_steps:
             is_unsaved = self.state.global_step > self._stopper.saved
             if is_unsaved and self._any(time.monotonic() - self._saved_at >= INTERIM_SECONDS):
@@ -171,12 +171,12 @@ class Resumable:
             self._stop_if_asked()
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> float:
-        """Return the norm of a step's gradients before they were clipped; it comes right before the optimizer's step.
+        """Return the norm of a step's unclipped gradients; called right before the optimizer's step.
 
-        Reading it waits for the GPU, as the log would right after that step. All processes have the same gradients.
+        Reading it waits for the GPU, as the log would after the step anyway. All processes have the same gradients.
 
         Raises:
-            UserError: it is not finite; weights and checkpoints are those of the steps before.
+            UserError: the norm is not finite; weights and checkpoints still are those of the steps before.
         """
         norm = float(super()._get_grad_norm(*args, **kwargs))
         if not math.isfinite(norm):
@@ -190,19 +190,19 @@ class Resumable:
         return norm
 
     def _stop_if_asked(self) -> None:
-        """Leave if a signal has come to any process, with a checkpoint of the step that has just ended.
+        """Leave if any process got a signal, with a checkpoint of the step that has just ended.
 
-        All processes ask at the same places, and leave at the same one: saving takes all of them.
+        All processes check at the same points and leave at the same one, because saving needs all of them.
         """
         if not self._any(self._stopper.asked):
             return
         if self.state.global_step > self._stopper.saved:
             self._save_now()
-            self.accelerator.wait_for_everyone()  # the first one completes it, then the launcher ends the rest
+            self.accelerator.wait_for_everyone()  # the first process completes it before the launcher ends the others
         self._stopper.leave()
 
     def _any(self, wanted: bool) -> bool:
-        """Return whether it is so in any of the processes; all have to call this."""
+        """Tell whether `wanted` is true in any process; all processes must call this."""
         if self.accelerator.num_processes == 1:
             return wanted
         return self.accelerator.reduce(torch.tensor(int(wanted), device=self.accelerator.device), "sum").item() > 0
@@ -213,7 +213,7 @@ class Resumable:
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         started = time.monotonic()
-        if self.state.global_step > self._stopper.saved:  # first, so that a kill in the minutes to come costs nothing
+        if self.state.global_step > self._stopper.saved:  # first, so that a kill during the evaluation costs nothing
             self._save_now()
         self._stop_if_asked()
         announce(f"step {self.state.global_step}: evaluating ({self.counts()})")
@@ -226,14 +226,14 @@ class Resumable:
         return metrics
 
     def _sum_over(self, examples: list[Any], figures: Callable[[Any], tuple[Any, Any]]) -> list[float]:
-        """Return two figures an example, summed over those of all processes."""
+        """Return the sums of two figures per example, over all processes."""
         total = torch.zeros(2, dtype=torch.float64, device=self.accelerator.device)
         for example in self._mine(examples):
             total += torch.tensor(figures(example), device=total.device)
         return self.accelerator.reduce(total, "sum").tolist()
 
     def _mine(self, examples: list[Any]) -> list[Any]:
-        """This process's share: by length, so that all are done at about the same time."""
+        """Return this process's share of the examples; shares are balanced by length, to end at about the same time."""
         if self.accelerator.num_processes > 1:
             examples = sorted(examples, key=lambda example: -example.length)
         return examples[self.accelerator.process_index :: self.accelerator.num_processes]
@@ -244,19 +244,19 @@ class Resumable:
         with writing(checkpoint):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
-            (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's, an empty form
-            with suppress(OSError):  # safetensors writes files that only their owner can read; not all disks have modes
+            (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's, an empty template
+            with suppress(OSError):  # safetensors makes files readable for their owner only; not all disks have modes
                 for weights in checkpoint.glob("*.safetensors"):
                     shutil.copymode(checkpoint / "trainer_state.json", weights)
-        self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then calls it whole
+        self.accelerator.wait_for_everyone()  # each process writes a part; Recorder.on_save then marks it complete
         self._saved_at = time.monotonic()
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none of TRL's, which knows neither base model nor data; manifest.json has both."""
+        """Write no model card: TRL's knows neither base model nor data; manifest.json has both."""
 
 
 def check_whole(checkpoint: Path) -> None:
-    """Raise UserError if a checkpoint lacks a file for resuming; transformers would silently restart that part."""
+    """Raise UserError if a checkpoint lacks a file for resuming; transformers would silently reset that part."""
     if not any(any(checkpoint.glob(pattern)) for pattern in STATES):
         what = "is from a finished training without its later checkpoints; its optimizer state was deleted"
         raise UserError(f"{checkpoint}: {what}\n  --no-resume trains from the beginning")
@@ -271,7 +271,7 @@ def check_whole(checkpoint: Path) -> None:
 
 @contextmanager
 def reading(checkpoint: str | Path | None) -> Iterator[None]:
-    """Turn a library's error over a damaged checkpoint into a UserError, but not a lack of memory."""
+    """Turn a library's error about a damaged checkpoint into a UserError; let OSError and lack of memory pass."""
     try:
         yield
     except (OSError, MemoryError, torch.OutOfMemoryError):
@@ -286,7 +286,7 @@ def _cannot_be_read(checkpoint: str | Path | None, why: str) -> UserError:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn torch's and safetensors' errors over writing into an OSError that names the folder."""
+    """Turn torch's and safetensors' write errors into an OSError that names the folder."""
     try:
         with naming(folder):
             yield

@@ -1,4 +1,4 @@
-"""How a training leaves on SIGTERM or Ctrl-C: after the current step, with a checkpoint of it."""
+"""Stop a training on SIGTERM or Ctrl-C: after the current step, with a checkpoint of it."""
 
 import os
 import signal
@@ -10,18 +10,18 @@ from typing import NoReturn
 
 from utils import cli
 
-SAME_SIGNAL = 2  # seconds: within them another is the first one's echo, for torch's launcher hands on what all got
+SAME_SIGNAL = 2  # seconds in which a second signal counts as the first: torch's launcher forwards it to all processes
 
 
 class Stopper:
-    """Records signals while it is entered; the training checks for them where it can be resumed.
+    """A context that records signals; the training checks for them where it can be resumed.
 
-    A second signal ends the process on the spot.
+    A second signal ends the process immediately.
     """
 
     def __init__(self) -> None:
         self.asked = False  # a signal came
-        self.step = 0  # the last finished one
+        self.step = 0  # the last finished step
         self.saved = 0  # the step of the checkpoint to resume from; 0 without one
         self._first = 0.0
         self._at_once = False
@@ -31,7 +31,7 @@ class Stopper:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind not in (KeyboardInterrupt, SystemExit):  # else the process is leaving, and not to be called back
+        if kind not in (KeyboardInterrupt, SystemExit):  # a leaving process must not be interrupted again
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
@@ -42,14 +42,14 @@ class Stopper:
         return f"stopped after step {self.step}; {kept}, run the same command again"
 
     def leave(self) -> NoReturn:
-        """Leave as `run_script` lets a script leave on a signal; the first of several processes speaks for all."""
+        """Leave as `run_script` expects on a signal; only the first process prints a message."""
         if cli.is_first_process():
             raise KeyboardInterrupt(self._message())
         raise SystemExit(cli.INTERRUPTED)
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Have a signal end the process at once, while nothing can get lost."""
+        """Let a signal end the process immediately, while no unsaved step can be lost."""
         self._at_once = True
         try:
             if self.asked:
