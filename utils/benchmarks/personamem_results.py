@@ -40,7 +40,7 @@ _LENGTHS = (
 )
 _ANSWER = ("model_response", "len_of_model_response", "predicted_answer", "correct_answer")
 OLDER = "stereotypical"
-# Columns with a run's answer, of which the first that exists is read: the model's text, its part after the marker, or
+# Columns with a run's answer; the first that exists is read: the model's text, its part after the marker, or
 # the public retrieval baselines' letter. Their column `answer` is the right letter, so it is never read.
 RESPONSE_COLUMNS = ("model_response", "predicted_answer", "p")
 _LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)

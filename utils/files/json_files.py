@@ -46,7 +46,7 @@ def beyond_python(error: Exception) -> str:
 
 
 class _RepeatedNameError(ValueError):
-    """An object has a duplicate key, of which json would silently keep the last value."""
+    """An object has a duplicate key; json would silently keep its last value."""
 
 
 def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

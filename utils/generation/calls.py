@@ -169,7 +169,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in asked for name in refused})
-    # Fingerprints are no setting: a server's may change from week to week, and earlier answers stay valid.
+    # Not settings: a server's fingerprints may change from week to week, and earlier answers stay valid.
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
     unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}

@@ -25,8 +25,8 @@ BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
 # of this for itself. A guess, not measured here: users' published start-up logs, of models with 8 to 32 billion
 # parameters, show 1.3 GiB of activations (with one GPU and with two), 0.3 to 1.8 outside torch, 0.3 to 1.1 of graphs.
 ALLOWANCE = 3 * GIB
-# The maximum of each in those logs; in one, two GPUs have 3.6 GiB each outside torch (vLLM's pull request 10511). Also a
-# guess, because that was in 2024: in vLLM 0.32, CUDA's context and NCCL's first allocations precede the first
+# The maximum of each in those logs; in one, two GPUs have 3.6 GiB each outside torch (vLLM's pull request 10511). Also
+# a guess, because that was in 2024: in vLLM 0.32, CUDA's context and NCCL's first allocations precede the first
 # measurement, so they come out of the memory that --gpu_memory_utilization leaves free.
 MOST_ALLOWANCE = int(4.2 * GIB)
 MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)

@@ -16,7 +16,7 @@ from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern
 
 RATINGS = "12345"
-# A rating that is no part of a word or another number: not the 4 of 4.5, -4 or 14, nor the 1 of "1 to 5".
+# A rating outside words and other numbers: not the 4 of 4.5, -4 or 14, nor the 1 of "1 to 5".
 _RATING = pattern(r"(?<![\w.,/-])([1-5])(?:\.0+)?(?:\s*(?:/|out of)\s*5(?:\.0+)?)?(?!\w|[.,/-]\d)")
 _OTHER_NUMBER = pattern(r"\d")
 _BREAKS_OFF = "the text breaks off, and does not begin with {}"

@@ -18,8 +18,8 @@ from typing import Any
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern, unescape
 
-# A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, of which the first is neither
-# white space nor punctuation.
+# A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, and does not begin with white
+# space or punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 

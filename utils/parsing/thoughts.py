@@ -1,6 +1,6 @@
 """Separate a model's thoughts from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels, of which only the final one is
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final channel is
 the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
 
 A thought that does not end is not an answer, nor is the text before it. In a text that was not cut, an opening mark
