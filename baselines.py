@@ -7,10 +7,10 @@
   python baselines.py --model_addr gpt-4o-mini --openai --api_key_addr key.txt \\
       --inputs_addr test.json --output_addr none_gpt.json
 
-The model is loaded once for several datasets; each gets its own output. For questions with options, --choose likelihood
-picks the most likely one and generates no text. An encoder-decoder, such as a FlanT5 that utils/train_generator.py has
-fine-tuned, answers by beam search. Your own method is a Python file with `async def answer(record, ask)`
-(docs/your_own_method.md):
+Several datasets share one load of the model, and each gets its own output. For questions with options, --choose
+likelihood picks the likeliest option without generating text. An encoder-decoder, such as a FlanT5 fine-tuned by
+utils/train_generator.py, answers by beam search. Your own method is a Python file with
+`async def answer(record, ask)` (docs/your_own_method.md):
 
   python baselines.py --model_addr Qwen/Qwen2.5-7B-Instruct --method mine.py \\
       --inputs_addr test_ranked.json --output_addr mine.json
@@ -64,7 +64,7 @@ def prepare(args: cli.Arguments) -> Command:
     task = datasets[0].task
 
     async def answer(record: Record, ask: Ask) -> Piece:
-        """Paper, figures 13 and 14: the question, with --rag after the asker's best posts."""
+        """Answer the question alone, or with --rag after the asker's best posts (paper, figures 13 and 14)."""
         if args.choose:
             return await ask.record(method, items=task.best_items(record, number), options=task.options.texts(record))
         if args.trim_items:  # as LaMP's code does

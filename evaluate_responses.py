@@ -1,19 +1,19 @@
-"""Score responses: by a judge, how well they cover each aspect the user cares about (paper section 3.2, Algorithm 1).
+"""Score by a judge how well responses cover each aspect the user cares about (paper, section 3.2, Algorithm 1).
 
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
   python evaluate_responses.py --evaluator_llm Qwen/Qwen2.5-32B-Instruct --inputs_addr test.json \\
       --response_addr none.json rag.json --score_addr none_scores.json rag_scores.json
 
-Several response files are judged in one load of the model. A response file is {question id: [{"output": text}]}; the
-first response to each question is judged. A missing answer gets the worst score (0, unless lower is better) and is
-counted. A missing verdict is counted and never scored 0. Run the same command again to judge only what has changed.
+Several response files share one load of the model. A response file is {question id: [{"output": text}]}; the first
+response to each question is judged. A missing answer gets the worst score (0, unless lower is better) and is counted.
+A missing verdict is counted and never scored 0. Run the same command again to judge only the changes.
 
 LaMP and LongLaMP need no judge: their metrics compare a response with the reference (--strategy f1, rouge-1, ...).
 Files in LaMP's own format and PersonaMem's CSV files are read too. To measure how sure the judge is, --verdicts
 probability takes the expected value over 0, 1 and 2; --num_verdicts averages several verdicts at a --temperature.
---strategy direct and pairwise are what the paper compares its judge with: one of five levels for a response, or two
-systems compared in both orders (docs/evaluation.md describes all of these):
+The paper compares its judge with --strategy direct, which gives a response one of five levels, and --strategy pairwise,
+which compares two systems in both orders (docs/evaluation.md describes all of these):
 
   python evaluate_responses.py --strategy pairwise --evaluator_llm Qwen/Qwen2.5-32B-Instruct \\
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
@@ -105,7 +105,7 @@ def prepare(args: cli.Arguments) -> Command:
     note_incomplete(args.inputs_addr, systems)
 
     async def judge(asked: tuple[Call, Pieces], ask: Ask) -> Piece:
-        """Algorithm 1: how well the response covers one aspect (prompt of figure 10)."""
+        """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
         call, verdicts = asked
         verdicts[call.key] = await ask.send("judge", lambda: (ask.model("judge"), call, str))
         return verdicts[call.key]

@@ -7,7 +7,7 @@
   python planpers.py --model_addr Qwen/Qwen2.5-7B-Instruct --gold_plan \\
       --inputs_addr test_ranked.json --output_addr planpers_gold.json
 
-The output is {question id: [{"output": answer, "plan": what it was asked to cover, ...}]} in the dataset's order. The
+The output is {question id: [{"output": answer, "plan": the plan in its prompt, ...}]} in the dataset's order. The
 plans are in <output>.plans.json. Run the same command again to resume either stage.
 """
 
@@ -72,13 +72,13 @@ def prepare(args: cli.Arguments) -> Command:
     pairs = planning.name_outputs(args, datasets, given, prompts, identity, planner_identity, lead_in)
 
     async def plan(record: Record, ask: Ask) -> Piece:
-        """Paper, figure 15: the planner reads the question after the asker's best posts."""
+        """Plan the question after the asker's best posts (paper, figure 15)."""
         return await ask.record("planner", items=task.best_items(record, args.num_contexts), model="planner")
 
     async def answer(plans: Pieces, record: Record, ask: Ask) -> Piece:
-        """Figure 14, with the plan of the same number. Without a usable plan, answer as RAG does and record why.
+        """Answer with the plan of the same number (figure 14); without a usable plan, as RAG does, with the reason.
 
-        If plans have a lead-in, the prompt has the plan's raw text, otherwise its titles.
+        The prompt gets the plan's raw text if plans have a lead-in, otherwise its titles.
         """
         its, posts = plans[ask.key], task.best_items(record, args.num_contexts)
         if not its["value"]:
@@ -97,7 +97,7 @@ def prepare(args: cli.Arguments) -> Command:
         return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, readers=readers)
 
     def steps(shared: Shared, left: list[list[Output]]) -> list[Step]:
-        """Return all plans, then all answers: each model is loaded once."""
+        """Return the steps that plan, then those that answer, so that each model is loaded once."""
         first, then = [], []
         for dataset, (answers, plans) in zip(datasets, pairs, strict=True):
             if [answers, plans] not in left:

@@ -1,4 +1,4 @@
-"""Train PlanPers' planner: from question and posts to the titles of the rubric's aspects (paper, section 4, app. E).
+"""Train PlanPers' planner to write the titles of the rubric's aspects (paper, section 4 and appendix E).
 
   python train_planner.py --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
       --validation_addr validation_ranked.json --output_dir planner
@@ -6,9 +6,9 @@
       --model_addr Qwen/Qwen2.5-7B-Instruct --inputs_addr train_ranked.json \\
       --validation_addr validation_ranked.json --output_dir planner
 
-LoRA on a frozen model, the loss on the target alone. Checkpoints are <output_dir>/checkpoint-<step>, the one with the
-lowest validation loss is linked as <output_dir>/best. Run the same command again to resume from the last checkpoint; on
-SIGTERM or Ctrl-C the current step is finished and saved.
+The planner is a LoRA adapter on a frozen model; the loss covers the target alone. Checkpoints are saved as
+<output_dir>/checkpoint-<step>, and <output_dir>/best links to the one with the lowest validation loss. On SIGTERM or
+Ctrl-C, the current step is finished and saved. Run the same command again to resume from the last checkpoint.
 """
 
 import argparse
@@ -46,7 +46,7 @@ from utils.training.launch import (
 
 SCRIPT = "train_planner.py"
 NEEDS = ("profile", "gold_plan")
-PAPER_BATCH = 32  # sequences a step (paper, appendix E)
+PAPER_BATCH = 32  # sequences per step (paper, appendix E)
 BEST = Selection("eval_loss", "best_loss", "validation loss")
 
 
@@ -151,7 +151,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
-    """`settings_of`, with what the targets begin with."""
+    """Return the settings of the training, with the lead-in of the targets."""
     target = target_settings(choose_lead_in(args.planner_target, prompt))
     return settings_of(args, SCRIPT, model, digests([prompt])) | target
 
@@ -159,10 +159,10 @@ def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dic
 def build_examples(
     task: Task, records: list[Record], path: str | None, prompt: Prompt, chat: LocalChat, args: argparse.Namespace
 ) -> list[Example]:
-    """Return an example a question: the planner's prompt (paper, figure 15), and as target the titles of the aspects.
+    """Return one example per question: the planner's prompt (paper, figure 15), with the aspects' titles as the target.
 
-    The lowest-ranked posts go until both fit, the target stays whole. Questions without aspects have nothing to teach
-    and are left out. UserError where that leaves none, or one does not fit --max_seq_length even without posts.
+    The lowest-ranked posts are dropped until both fit; the target is never cut. Questions without aspects are left out.
+    UserError if none has aspects, or if one exceeds --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
     examples, too_long = [], []
@@ -187,7 +187,7 @@ def build_examples(
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """Return the data and the batches of a training."""
+    """Describe the data and the batches of a training."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))

@@ -1,16 +1,16 @@
-"""Prompts: one text file a prompt, a `[system]` and a `[user]` part in each; README.md says where they come from.
+"""Prompts: one text file per prompt, with a `[system]` and a `[user]` part; README.md says where they come from.
 
-A benchmark has a folder of them, and a prompt is named by both: `lampqa/rag`. The file that is shipped says by its
-`{names}` what a prompt is filled with, each exactly once; one of the user's own has to hold the same.
+Each benchmark has a folder of prompts, and a prompt's name includes the folder: `lampqa/rag`. The `{names}` in the
+shipped file are its placeholders, each exactly once; a user's own file must have the same ones.
 
-If the user's history is turns of a conversation, they go to a line `[history]`, before the `[user]` part; such a
-file needs no `[system]` part.
+If the user's history is turns of a conversation, they go to a line `[history]`, before the `[user]` part; such a file
+needs no `[system]` part.
 
 A paragraph that begins with `[after "title"]` is inserted into the other text after the first "title", or at the end
 if there is none: LaMP puts the titles of a user's papers there.
 
-A file whose last line is `[end]` is taken to the character: nothing is stripped, no paragraph is left out, and other
-names in braces than its placeholders are text. Values are put in as they are, whatever is in them.
+A file whose last line is `[end]` is used exactly as it is: nothing is stripped, no paragraph is left out, and names in
+braces other than its placeholders are text. Values are inserted unchanged, whatever they contain.
 """
 
 import hashlib
@@ -37,12 +37,12 @@ _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\
 
 @dataclass(frozen=True)
 class History:
-    """Turns of earlier conversations for a prompt, and what may be left out of them.
+    """Turns of earlier conversations for a prompt, and which of them may be left out.
 
     Attributes:
-        messages: all of them, in the prompt's order.
-        fixed: numbers of those that are never left out.
-        items: numbers of the messages of each item, which are left out together, the one that stays longest first.
+        messages: all turns, in the prompt's order.
+        fixed: indices of the messages that are never left out.
+        items: indices of each item's messages, which are left out together; the first item is kept longest.
     """
 
     messages: Messages
@@ -50,7 +50,7 @@ class History:
     items: Sequence[Sequence[int]]
 
     def first(self, number: int) -> Messages:
-        """Return the turns with only this number of items."""
+        """Return the turns of the first `number` items, with the fixed ones."""
         kept = sorted([*self.fixed, *(place for item in self.items[:number] for place in item)])
         return [self.messages[place] for place in kept]
 
@@ -60,18 +60,18 @@ class Prompt:
     """A prompt's parts, and the SHA-256 of its file."""
 
     name: str
-    system: str | None  # None where turns of a history begin it
+    system: str | None  # None if a history's turns begin it
     user: str
     digest: str
     placeholders: frozenset[str]  # the names of its placeholders
-    exact: bool = False  # the file ends with `[end]`: its paragraphs stay, whatever their placeholders hold
-    lead_in: str | None = None  # the beginning of the planner's target in the public code: the `[assistant]` part
+    exact: bool = False  # the file ends with `[end]`, so paragraphs with empty placeholders stay
+    lead_in: str | None = None  # the beginning of the planner's target in the public code, from the `[assistant]` part
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
         """Return the chat messages with all placeholders replaced, in one pass, and `turns` before the last message.
 
-        A paragraph whose placeholders are all empty is left out with its heading, such as the one of the past posts
-        where there are none; but not of an exact prompt.
+        A paragraph whose placeholders are all empty, such as that of past posts if there are none, is left out with its
+        heading, except in an exact prompt.
         """
         assert values.keys() == self.placeholders, f"{self.name} takes {sorted(self.placeholders)}"
 
@@ -99,25 +99,25 @@ def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
 
 
 def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
-    """Read a prompt: from `prompts_dir` if that folder has a file of this name, else the one that is shipped.
+    """Read a prompt from `prompts_dir` if it has a file of this name, otherwise the shipped one.
 
     Args:
-        name: of the shipped file, without .txt: relative to this folder, or whole.
+        name: path of the shipped file without .txt, absolute or relative to this folder.
 
     Raises:
-        UserError: the folder is missing or holds no known prompt, or the file lacks a part or a placeholder, or
-            has one that is not filled.
+        UserError: the folder is missing or has no prompt or an unknown one; or the file lacks a part or a placeholder,
+            or has an unknown placeholder.
     """
     path = FOLDER / f"{name}.txt"
     if prompts_dir is not None:
         _check_folder(Path(prompts_dir), path.parent)
         own = Path(prompts_dir) / path.name
-        path = own if os.path.lexists(own) else path  # a link to nothing is not to go unnoticed
+        path = own if os.path.lexists(own) else path  # lexists: a broken link must not go unnoticed
     return parse_prompt(name, read_text(path), str(path))
 
 
 def parse_prompt(name: str, text: str, where: str) -> Prompt:
-    """Return a prompt from the text of its file; UserError, which begins with `where`, as for `load_prompt`."""
+    """Return a prompt from its file's text; UserError, beginning with `where`, as in `load_prompt`."""
     placeholders = _placeholders(name)
     ending = text.rstrip("\n")
     has_turns = _has_turns(name)
@@ -139,7 +139,7 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
 
 
 def own_prompt(text: str) -> Prompt:
-    """Return a prompt from a user's text; all `{names}` are placeholders, and without parts everything is [user]."""
+    """Return a prompt from a user's text; all `{names}` are placeholders, and a text without parts is all [user]."""
     parts = _PARTS.fullmatch(text.strip("\n"))
     system, user = parts.groups() if parts else (None, text.strip("\n").removeprefix("[user]\n"))
     names = frozenset(_NAME.findall(f"{system or ''}\n{user}"))
@@ -148,7 +148,7 @@ def own_prompt(text: str) -> Prompt:
 
 @cache
 def _has_turns(name: str) -> bool:
-    """Has the shipped file of this name a place for turns?"""
+    """Return whether the shipped file of this name has a place for turns."""
     return _TURNS_PARTS.fullmatch(read_text(FOLDER / f"{name}.txt").rstrip("\n")) is not None
 
 
@@ -167,9 +167,9 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
-    """Return the lead-in of plans for --planner_target, None for the paper's titles alone.
+    """Return the lead-in of plans for --planner_target; None for the paper's titles alone.
 
-    UserError where the planner's prompt comes without a lead-in.
+    UserError if the planner's prompt has no lead-in.
     """
     if planner_target == "paper":
         return None
@@ -183,7 +183,7 @@ def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
 
 
 def join_posts(texts: list[str]) -> str:
-    """Return the profile block of a prompt: the posts, best first, a blank line between them."""
+    """Return the profile block of a prompt: the posts, best first, separated by blank lines."""
     return "\n\n".join(texts)
 
 

@@ -1,4 +1,4 @@
-"""Benchmarks, a file each; a record says which one it is of."""
+"""Benchmarks, one per file; a record names its benchmark."""
 
 import importlib
 import pkgutil
@@ -11,12 +11,12 @@ from utils.cli.errors import UserError, quote
 if TYPE_CHECKING:
     from utils.benchmarks.task import Task
 
-FIRST = "LaMP-QA"  # of a record or a score file that doesn't say
+FIRST = "LaMP-QA"  # the benchmark of a record or score file that names none
 
 
 @cache
 def tasks() -> "dict[str, Task]":
-    """All benchmarks by name: each is the TASK, or one of the TASKS, of a file in this folder, the first one first."""
+    """Return all benchmarks by name, `FIRST` first: the TASK, or the TASKS, of each file in this folder."""
     modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
     found = {task.name: task for one in modules for task in vars(one).get("TASKS", [vars(one).get("TASK")]) if task}
     return {FIRST: found.pop(FIRST), **found}
@@ -27,7 +27,7 @@ def metric_names() -> list[str]:
 
 
 def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
-    """The benchmark that all of these records are of; UserError, beginning with `where`, of an unknown or several."""
+    """Return the benchmark of all records; UserError, beginning with `where`, if it is unknown or there are several."""
     names: dict[str, None] = {}
     for name in (record.get("task", FIRST) for record in records):
         if not isinstance(name, str) or name not in tasks():

@@ -1,4 +1,4 @@
-"""What of a record can be checked for every benchmark: its id, the forms of its fields."""
+"""Checks of a record that every benchmark shares: its id and the types of its fields."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from utils.cli.errors import UserError, kind
 
 
 def check_id(value: Any, where: str) -> str:
-    """Ids are strings; numbers are taken as their digits."""
+    """Return an id as a string, a number as its digits; UserError if it is something else."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or not is_unicode(value):
@@ -19,17 +19,17 @@ def check_id(value: Any, where: str) -> str:
     return value
 
 
-Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # with more than white space
+Text = Annotated[str, msgspec.Meta(pattern=r"\S")]  # not only white space
 
 
 class Post(msgspec.Struct):
-    """What an item of a profile has at least."""
+    """The fields that every item of a profile has."""
 
     text: Text
 
 
 def check_field(record: Mapping[str, Any], where: str, name: str, form: Any = Text) -> None:
-    """Raise UserError unless a field has this form, a type as msgspec takes it; objects may have more fields."""
+    """Raise UserError unless a field has this form, which is a msgspec type; objects may have more fields."""
     try:
         check_form(record.get(name), form, where, name)
     except UserError:
@@ -39,7 +39,7 @@ def check_field(record: Mapping[str, Any], where: str, name: str, form: Any = Te
 
 
 def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
-    """Raise UserError, which begins with `where`, unless a value has this form; `name` is the field that it is from."""
+    """Raise UserError, beginning with `where`, unless a value has this form; `name` is the value's field."""
     try:
         msgspec.json.encode(msgspec.convert(value, form))
     except msgspec.ValidationError as error:
@@ -54,7 +54,7 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
 
 
 def number_in(record: Mapping[str, Any], field: str) -> float | None:
-    """Return a number, 0 and up; None where the field is not there, or holds none."""
+    """Return a field's number, from 0 up; None if the field is absent or holds no such number."""
     try:
         found = float(str(record.get(field)).strip().removesuffix("%"))
     except ValueError:
@@ -63,13 +63,13 @@ def number_in(record: Mapping[str, Any], field: str) -> float | None:
 
 
 def selection_of(response: dict[str, Any]) -> dict[str, Any]:
-    """What utils/select_responses.py leaves in a response that it selected: its sample's number, and its score."""
+    """Return the sample number and score that utils/select_responses.py adds to a selected response, or nothing."""
     its = {name: response[name] for name in ("sample", "score") if name in response}
     return its if len(its) == 2 else {}
 
 
 def is_unicode(text: str) -> bool:
-    """JSON can hold half of a surrogate pair as an escape; UTF-8 and tokenizers can't."""
+    """Return whether UTF-8 can hold a text: JSON's escapes can give half of a surrogate pair, which it cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -78,7 +78,7 @@ def is_unicode(text: str) -> bool:
 
 
 def check_json(record: dict[str, Any], where: str) -> None:
-    """Fields we don't know are kept, so they must be such as can be written again."""
+    """Raise UserError unless a record can be written as JSON again, because unknown fields are kept."""
     try:
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""LaMP's seven tasks: short answers, in what a user wrote before (arXiv 2304.11406).
+"""LaMP's seven tasks: short answers that suit a user's earlier texts (arXiv 2304.11406).
 
-A record is `{task, id, question, target, profile: [{id, ..., date}]}`: LaMP's `input` unchanged is the question, its
-`output` the target, which only the scorer sees; test sets come without it. LaMP-2 is movie tagging; the news
-earlier categories, which share its name, are refused.
+A record is `{task, id, question, target, profile: [{id, ..., date}]}`. The question is LaMP's unchanged `input`, and
+the target its `output`, which only the scorer sees; test sets have none. LaMP-2 is movie tagging; the older news
+categories of the same name are refused.
 """
 
 import re
@@ -23,14 +23,14 @@ TAGS = (
     "fantasy", "romance", "thought-provoking", "social commentary", "violence", "true story",
 )  # fmt: skip
 
-# Where LaMP is published, as public code fetches it (not verified here): a folder a task, and in `time` those of the
-# time-based splits. LaMP-2's plain folder is of the news categories, and LaMP-6 has ids of messages for texts.
+# Where public code fetches LaMP (not verified here): a folder per task, and those of the time-based splits in `time`.
+# LaMP-2's plain folder has the news categories, and LaMP-6 has message ids instead of texts.
 SERVER = "https://ciir.cs.umass.edu/downloads/LaMP"
 FOLDERS = {f"LaMP-{number}": f"LaMP_{number}" for number in range(1, 8)} | {"LaMP-2": "LaMP_2/new"}
 LICENSED = ("LaMP-6",)
 SPLITS = ("train", "dev", "test")
-# Questions of the time-based splits in the paper, as it was remembered: not verified. Of the user-based ones none are
-# known.
+# Numbers of questions of the time-based splits, from memory of the paper (not verified). Those of the user-based splits
+# are unknown.
 QUESTIONS = {
     "time/LaMP_1": (6542, 1500, 1500),
     "time/LaMP_2/new": (5073, 1410, 1557),
@@ -46,7 +46,7 @@ _CANDIDATES = re.compile(r'\[1\]:\s*"(.*)"\s*\[2\]:\s*"(.*)"\s*\Z', re.DOTALL)
 
 
 def candidates(text: str) -> str:
-    """Return the titles of the two references."""
+    """Return the titles of the two references; ValueError if the text does not end in them."""
     found = _CANDIDATES.search(text)
     if found is None:
         raise ValueError('does not end in [1]: "..." [2]: "...", the titles to choose from')
@@ -54,12 +54,12 @@ def candidates(text: str) -> str:
 
 
 def one_after_the_other(posts: list[str]) -> str:
-    """Join items' statements as LaMP does."""
+    """Join the statements of items as LaMP does."""
     return ", and ".join(posts)
 
 
 def convert_movies(question: dict[str, Any], where: str) -> Record:
-    """Return a record of LaMP-2; UserError for one of the news categories, which went by this name before."""
+    """Return a record of LaMP-2; UserError for a question of the news categories, which had this name before."""
     items = question.get("profile")
     if isinstance(items, list) and any("category" in item for item in items if isinstance(item, dict)):
         raise UserError(
@@ -78,9 +78,9 @@ def published(name: str) -> dict[str, list[OnServer]]:
 CITATION = Output(r"\[[12]\]", LabelParser({f"[{n}]": rf"\[{n}\]|(?<![\w.,\[])\(?{n}\)?(?!\w|[.,]\d)" for n in "12"}))
 MOVIE_TAG = Output("|".join(TAGS), LabelParser({tag: words_of(tag) for tag in TAGS}))
 RATING = Output("[1-5]", parse_rating)
-# Epochs that the paper's models are trained for, as it was remembered; where a label is chosen it is `Task`'s 10.
+# Epochs that the paper's models are trained for, from memory; tasks with labels use `Task`'s 10.
 TEXT_EPOCHS = 20
-LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, a tweet: not nothing
+LINE = Output(r"[^\s][^\n]*", parse_text)  # a title, a subject, or a tweet; not empty
 
 make = partial(
     make_task,
@@ -94,7 +94,7 @@ make = partial(
     paper_results=Path(__file__).with_name("lamp_paper.json"),
 )
 text_task = partial(make, output=LINE, metrics=text_metrics(), epochs=TEXT_EPOCHS)
-# By task: its prompt, retrieval's text of the question and of an item, and a prompt's statement of an item.
+# Per task: its prompt, retrieval's texts of the question and of an item, and an item's statement in a prompt.
 # fmt: off
 TASKS = [
     make("LaMP-1", "lamp/citation", candidates, ("title", "abstract"), '"{title}"'.format_map,

@@ -1,9 +1,8 @@
 """LaMP-QA: personalized long-form question answering (the paper's sections 3 and 4).
 
 A record is `{id, question, narrative, category, rubric_aspects: [{aspect, evidence, reason}], profile: [{id, text,
-category}]}`. The narrative says what the asker cares about; the rubric's aspects were taken from it. Only a
-judge sees them, and of the aspects their titles are the gold plan. `category` is the community that the question was
-asked in.
+category}]}`. The narrative says what the asker cares about; the rubric's aspects were taken from it. Only a judge sees
+both, except that the aspects' titles are the gold plan. `category` is the community that the question was asked in.
 """
 
 import tomllib
@@ -24,7 +23,7 @@ from utils.scoring import aspects, direct, pairwise
 
 HUB = "alireza7/LaMP-QA"
 
-# By file of the hub its category and that one's communities, in the order of the paper's tables.
+# The category and communities of each file on the hub, in the order of the paper's tables.
 COMMUNITIES_FILE = Path(__file__).with_name("lampqa_communities.toml")
 _PLACES = tomllib.loads(COMMUNITIES_FILE.read_text(encoding="utf-8"))
 CATEGORIES = tuple(place["category"] for place in _PLACES.values())
@@ -53,7 +52,7 @@ def group_of(record: Record) -> dict[str, str | None]:
 
 
 class Aspect(msgspec.Struct):
-    """What a record's rubric holds."""
+    """An aspect of a record's rubric."""
 
     aspect: Text
     evidence: str = ""
@@ -61,12 +60,12 @@ class Aspect(msgspec.Struct):
 
 
 def paper_files() -> dict[str, dict[str, Any]]:
-    """Return what the paper's Table 1 prints of the hub's nine files."""
+    """Return the paper's Table 1: the figures of the hub's nine files."""
     return read_json(Path(__file__).with_name("lampqa_table1.json"))["files"]
 
 
 def published() -> dict[str, list[OnHub]]:
-    """Return the hub's nine files: a config a category."""
+    """Return the hub's nine files, with one config per category."""
     questions: dict[str, dict[str, int]] = {}
     for stem, printed in paper_files().items():
         config, split = stem.rsplit("_", 1)
@@ -81,7 +80,7 @@ def gold_plan(record: Record) -> list[str]:
 
 
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
-    """As `Task.hidden`; an aspect's evidence is part of the narrative."""
+    """Yield the texts of `Task.hidden`. An aspect's evidence is part of the narrative."""
     yield "the narrative", record.get("narrative")
     for aspect in record.get("rubric_aspects") or ():
         yield "an aspect's reason", aspect.get("reason") if isinstance(aspect, dict) else None

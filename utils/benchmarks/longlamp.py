@@ -1,7 +1,7 @@
-"""LongLaMP's four tasks: long texts, in the way a user writes (arXiv 2407.11016).
+"""LongLaMP's four tasks: long texts that read as the user writes (arXiv 2407.11016).
 
-A record is `{task, id, question, target, profile: [...]}`: `input` unchanged is the question, `output` the target,
-which only the scorer sees. The hub's rows have no ids, and reviews have none in a profile: both are made on reading.
+A record is `{task, id, question, target, profile: [...]}`. The question is the unchanged `input`, and the target the
+`output`, which only the scorer sees. The hub's rows and the reviews in a profile lack ids, which are made on reading.
 """
 
 from functools import partial
@@ -24,17 +24,17 @@ CONFIGS = {
 }
 LICENSED = ("LongLaMP-email",)
 SPLITS = ("train", "val", "test")
-# Rows of these, as others have counted them: not verified.
+# Numbers of rows, as others have counted them (not verified).
 QUESTIONS = {
     "product_review_user": (14745, 1826, 1822),
     "topic_writing_user": (11442, 2453, 2452),
     "email_user": (3286, 958, 823),
 }
 
-ABSTRACT_WORDS = 750  # a prompt has the first words of an abstract, split at any white space
+ABSTRACT_WORDS = 750  # a prompt has this many first words of an abstract, split at white space
 
 STATED_REVIEW = "rating: {overall}\nproduct: {description}\nsummary: {summary}\nreview: {reviewText}"
-TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not nothing
+TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not empty
 
 
 def state_abstract(item: Item) -> str:
@@ -53,11 +53,11 @@ make = partial(
     metrics=long_text_metrics(),
     facts="utils/benchmarks/longlamp.py",
     benchmark="LongLaMP",
-    epochs=30,  # as its public code has it
+    epochs=30,  # as in its public code
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
-# By task: its prompt, retrieval's text of the question and of an item, and a prompt's statement of an item.
+# Per task: its prompt, retrieval's texts of the question and of an item, and an item's statement in a prompt.
 # fmt: off
 TASKS = [
     make("LongLaMP-abstract", "longlamp/abstract", after("items:"), ("title", "abstract"), state_abstract,

@@ -1,4 +1,4 @@
-"""What LaMP's and LongLaMP's own files hold, as records: what their tasks share of it."""
+"""Parts shared by the tasks of LaMP and LongLaMP, and the conversion of their own files to records and back."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _DATE = re.compile(r"[0-9]{1,9}(-[0-9]{1,9})*")
 
 
 def after(anchor: str) -> Callable[[str], str]:
-    """Return a query: what follows the first `anchor`."""
+    """Return a query function: it returns the text after the first `anchor`, or raises ValueError."""
 
     def query(text: str) -> str:
         _, found, rest = text.partition(anchor)
@@ -32,7 +32,7 @@ def after(anchor: str) -> Callable[[str], str]:
 
 
 def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
-    """Return an item's date: whole numbers with hyphens between them, such as 2014-03-06, or a year alone."""
+    """Return a function for an item's date: whole numbers joined by hyphens, such as 2014-03-06, or a year alone."""
 
     def date(item: Item) -> tuple[int, ...] | None:
         text = str(item.get(field)).strip()
@@ -42,9 +42,9 @@ def dated(field: str) -> Callable[[Item], tuple[int, ...] | None]:
 
 
 def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
-    """A record of task `name` from a question of the original files, its right answer as `output` where it is known.
+    """Return a record of task `name` from a question of the original files, with `output` as its target if known.
 
-    Fields that nobody knows are kept; items that have no ids get the question's with their number.
+    Unknown fields are kept. Items without ids get the question's id with their number.
     """
     record: Record = {"task": name, "id": check_id(question.get("id"), where)}
     where = f"{where} (id {quote(record['id'])})"
@@ -62,9 +62,9 @@ def to_record(name: str, question: Mapping[str, Any], where: str) -> Record:
 
 
 def write_golds(name: str, records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """Return a system's answers as LaMP writes the right ones, `{"task", "golds": [{"id", "output"}]}`.
+    """Return a system's answers in the form of LaMP's right ones, `{"task", "golds": [{"id", "output"}]}`.
 
-    One that was selected by its score still says so, as in a response file.
+    An answer selected by its score keeps sample number and score, as in a response file.
     """
     its = ((record["id"], responses[record["id"]]) for record in records)
     golds = [{"id": key, "output": one["output"], **selection_of(one)} for key, one in its]
@@ -76,7 +76,7 @@ def original_name(name: str) -> str:
 
 
 def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
-    """Return a record of a task on emails; UserError if it has a message id instead of its text, as published."""
+    """Return a record of an email task; UserError if the question still has a message id instead of a text."""
     text = question.get("input")
     if isinstance(text, str) and len(text.split()) == 1:
         raise UserError(
@@ -102,18 +102,19 @@ def make_task(
     published: Callable[[str], Mapping[str, Sequence[Any]]] = lambda name: {},
     **others: Any,
 ) -> Task:
-    """Make a task with one group, itself, and one prompt; without a profile, its paragraph is left out.
+    """Make a task with one group (itself) and one prompt, which drops its profile paragraph if there is no profile.
 
-    With plans, which a user can only bring, the tasks of a folder of prompts share one.
+    For plans, which the user must supply, all tasks in a folder of prompts share one prompt.
 
     Args:
-        query: from the input to retrieval's query; ValueError that names a missing part.
-        compared: fields of an item that retrieval takes, joined by a space.
-        item_template: an item's statement in a prompt.
-        more: further fields of an item, that only a prompt states.
+        query: returns retrieval's query from the input; a ValueError names a missing part.
+        compared: fields of an item that retrieval uses, joined by a space.
+        item_template: returns an item's statement in a prompt.
+        more: further fields of an item, used only in prompts.
         trimmed: the field that --trim_items cuts (default: the last of `compared`).
-        target, checks: its form, and what else is checked.
-        published: as the `Task`'s, from the name.
+        target: the type of the target.
+        checks: further checks, as in `Task`.
+        published: returns `Task.published` from the name.
         others: further fields of the `Task`.
     """
 
@@ -123,7 +124,7 @@ def make_task(
         except ValueError as error:
             raise UserError(f"{where or 'id ' + quote(record['id'])}: field 'question' {error}") from None
 
-    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # or empty texts
+    kinds = {field: str | int | float if field in NUMBERS else str for field in (*compared, *more)}  # may be empty
     return Task(
         name=name,
         groups=(name,),

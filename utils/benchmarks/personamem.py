@@ -1,10 +1,9 @@
-"""PersonaMem: which of four responses suits a user after many sessions (arXiv 2504.14225); a task per size.
+"""PersonaMem: which of four responses suits a user after many sessions (arXiv 2504.14225); one task per size.
 
 A record is `{task, id, question, options: [four texts], target, group, ..., profile}`. `target` is the letter of the
-right option, which only the scorer sees; `group` is the type of the question, by its canonical name; the columns of the
-published table that are not named here are kept. Contexts are shared by many questions, so `profile` only refers to
-one: to the messages of `context` before `end`, in the file `contexts` beside the dataset
-(utils/records/contexts.py reads it).
+right option, which only the scorer sees. `group` is the canonical name of the question's type. Other columns of the
+published table are kept. Many questions share a context, so `profile` only refers to one: to the messages of `context`
+before `end`, in the file `contexts` beside the dataset (read by utils/records/contexts.py).
 """
 
 import ast
@@ -42,12 +41,12 @@ from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
 HUB = "bowen-upenn/PersonaMem"
 BENCHMARK = "PersonaMem"
-# By size: questions, as others have counted them (not verified), and the tokens of prompt and output that a generator
-# is given: more than the paper counts, for a tokenizer that isn't known is reckoned with more.
+# By size: the number of questions, as others have counted them (not verified), and a generator's tokens of prompt and
+# output: more than the paper's count, because tokens of an unknown tokenizer are estimated high.
 SIZES = {"32k": (589, 56_000), "128k": (2727, 210_000), "1M": (2674, 1_600_000)}
 COUNTED_BY = "a count by others of the published file"
 
-# Canonical names, in the paper's order, with the names that older public files have.
+# Canonical names in the paper's order, with the names in older public files.
 TYPES = {
     "recall_user_shared_facts": ("recalling_facts_mentioned_by_the_user",),
     "suggest_new_ideas": ("identifying_new_things_not_mentioned_by_the_user",),
@@ -66,22 +65,22 @@ TYPES = {
 CANONICAL = {alias: name for name, aliases in TYPES.items() for alias in (name, *aliases)}
 SHORT = ("facts", "ideas", "latest", "evol.", "reasons", "recs.", "scen.")
 
-PERSONA = "persona_id"  # 20 personas have all questions, and each history comes in two orders
-QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second one in older files
+PERSONA = "persona_id"  # all questions are about 20 personas, and each history comes in two orders
+QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second in older files
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
-CARD = "system"  # the role of messages that hold the persona card; each opens a session
+CARD = "system"  # the role of messages with the persona card; each opens a session
 
 _PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
-MOST_CHARACTERS = 1_000_000  # of the options of a question: Python's reader of literals takes a hundred times as much
+MOST_CHARACTERS = 1_000_000  # of a question's options: Python's literal parser takes 100 times as much memory
 
 
 # Reading the published files
 
 
 def convert(name: str, row: dict[str, Any], where: str) -> Record:
-    """Return a record from a row of the questions' table; UserError where a column of it is not as it must be."""
+    """Return a record from a row of the table of questions; UserError if a column is missing or malformed."""
     if missing := [column for column in NEEDED_COLUMNS if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give the published questions_<size>.csv")
     record_id = check_id(row["question_id"], where)
@@ -100,11 +99,11 @@ def convert(name: str, row: dict[str, Any], where: str) -> Record:
     place = {"context": row[PLACE_COLUMNS[0]], "end": read_end(row[PLACE_COLUMNS[1]], where)}
     record = {"task": name, "id": record_id, "question": question, "options": options, "target": target}
     record |= {"group": CANONICAL[row["question_type"]], "question_type": row["question_type"]}
-    return {**record, **kept, **record, "profile": place}  # a column that is called as a field of ours is not that
+    return {**record, **kept, **record, "profile": place}  # our fields win over columns of the same name
 
 
 def read_options(text: str, where: str) -> list[str]:
-    """Return the four options without their letters, from the text of a Python list."""
+    """Return the four options without their letters, from a Python list written as text."""
     options = read_literal(text)
     if not isinstance(options, list) or not all(isinstance(option, str) for option in options):
         raise UserError(f"{where}: all_options {quote(text[:80])} is not a Python list of strings")
@@ -118,7 +117,7 @@ def read_options(text: str, where: str) -> list[str]:
 
 
 def read_literal(text: str) -> Any:
-    """Reads a Python literal, and never runs it; None if it is not one."""
+    """Return the value of a Python literal, without running it; None if the text is none."""
     try:
         return ast.literal_eval(text) if len(text) < MOST_CHARACTERS else None
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
@@ -126,14 +125,14 @@ def read_literal(text: str) -> Any:
 
 
 def read_end(text: str, where: str) -> int:
-    """Return the number of messages before the question; tables that pandas wrote may have it as 57.0."""
+    """Return the number of messages before the question; tables written by pandas may have it as 57.0."""
     if not re.fullmatch(r"-?\d{1,9}(\.0)?", text.strip()):
         raise UserError(f"{where}: end_index_in_shared_context {quote(text)} is not a whole number")
     return int(float(text))
 
 
 class Reference(msgspec.Struct):
-    """What a profile refers to; whether that is there, utils/records/contexts.py says."""
+    """A profile's reference to a context, whose existence utils/records/contexts.py checks."""
 
     contexts: Text
     context: Text
@@ -142,7 +141,7 @@ class Reference(msgspec.Struct):
     order: list[int] = []
 
 
-# What a prompt has
+# Contents of prompts
 
 
 def options_text(options: Sequence[str]) -> str:
@@ -154,10 +153,10 @@ def values(record: Record) -> dict[str, str]:
 
 
 def vary(record: Record, number: int, seed: int) -> Variant:
-    """Return the options in another order, which depends only on the seed, the question and the output's number.
+    """Return a variant with the options in another order, which depends only on seed, question and output number.
 
-    A letter is read as the one that the option has in the record, which keeps what was shown where: of "shown" the
-    first letter is the option that was shown at (a).
+    The parser returns the option's letter in the record. The record's field "shown" keeps the order: its first letter
+    is the option that was shown as (a).
     """
     shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
     behind = dict(zip(LETTERS, shown, strict=True))
@@ -175,15 +174,15 @@ def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
 
 
 def history(record: Record, number: int | None, arrange: Callable[[Sequence[Item]], Sequence[Item]]) -> History:
-    """Return the turns that a prompt has of a user's history.
+    """Return the turns of a user's history for a prompt.
 
-    The persona card, which is what system messages hold, is never left out; among chosen items each of its versions
-    stands once.
+    The persona card, which the system messages hold, is never left out; with chosen items, each of its versions appears
+    once.
 
     Args:
-        number: how many of the best items; 0: nothing, not even the card, to measure what the options give away.
-            None: all messages before the question; the oldest are left out if they are too many.
-        arrange: puts items in the order of the prompt; it gets the card before the items, and these best first.
+        number: how many of the best items to use. 0: nothing, not even the card, to measure what the options give away.
+            None: all messages before the question; if they are too many, the oldest are left out.
+        arrange: puts items in the order of the prompt; it gets the cards first, then the items, best first.
     """
     if number == 0:
         return History([], [], [])
@@ -214,7 +213,7 @@ def letters_of(entries: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Return how often each letter was chosen, a model's bias, and the cache's share of the prompts."""
+    """Return how often each letter was chosen (a model's bias), and the cache's share of the prompts."""
     outputs = list(outputs)
     read = [(output["output"], output.get("shown", "".join(LETTERS))) for output in outputs if output["output"]]
     chosen = Counter(LETTERS[shown.index(letter)] for letter, shown in read)
@@ -226,9 +225,9 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def official_label(record: Record, response: str) -> str:
-    """By the public code's reading of all that a model wrote: the right letter where it counts it right, else none.
+    """Return the right letter if the public code counts a model's whole text as right, otherwise "".
 
-    It knows the right letter while it reads, which is why it is here for comparison alone.
+    That code knows the right letter while it reads, so this is only for comparison.
     """
     return record["target"] if read_officially(response, record["target"]) else ""
 
@@ -243,7 +242,7 @@ def metrics() -> dict[str, Metric]:
         return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
 
     def over_orders(records: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        """The mean over all answers to a question, each to another order of the options; nothing if each has one."""
+        """Return the mean over all answers, each to another order of the options; empty if no question has several."""
         shares, most = [], 1
         for record in records:
             answers = [accuracy.compute(record, one["output"] or "") for one in responses[record["id"]]]
@@ -254,7 +253,7 @@ def metrics() -> dict[str, Metric]:
     accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), judge_inputs=judge_inputs, is_share=True)
     ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
-    official = replace(official, is_unreadable=lambda entry: False)  # it only says whether the right one was written
+    official = replace(official, is_unreadable=lambda entry: False)  # it only tells whether the letter was right
     return {"accuracy": ours, "accuracy-official": official}
 
 

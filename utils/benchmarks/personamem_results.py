@@ -1,6 +1,6 @@
-"""What PersonaMem's tables say of a question and of a run: its topic, its distance, and the public code's results.
+"""PersonaMem's tables: a question's topic and distance, and a run's results in the public code's form.
 
-A record keeps columns of the table of questions as unchanged texts; an older table may lack any.
+A record keeps the columns of the table of questions as unchanged texts; older tables may lack any of them.
 """
 
 import csv
@@ -20,9 +20,9 @@ from utils.parsing.thoughts import split_thoughts
 
 NOT_GIVEN = "not given"
 
-# The tokens between a question and what it refers to, doubling, alike for all sizes so that these compare: a history of
-# 32k has at most seven of these bins, one of 1M all but the last. "4k-8k tokens" is above 4,096 and up to
-# 8,192.
+# Bins for the tokens between a question and the place that it refers to. They double, and are the same for all sizes so
+# that these compare: a history of 32k has at most seven of them, one of 1M all but the last. "4k-8k tokens" means above
+# 4,096 and up to 8,192.
 LENGTH, TOKENS = "context_length_in_tokens", "distance_to_ref_in_tokens"
 _EDGES = ("0", "1k", "2k", "4k", "8k", "16k", "32k", "64k", "128k", "256k", "512k", "1M")
 _LAST = f"above {_EDGES[-1]} tokens"
@@ -40,8 +40,8 @@ _LENGTHS = (
 )
 _ANSWER = ("model_response", "len_of_model_response", "predicted_answer", "correct_answer")
 OLDER = "stereotypical"
-# Columns with a run's answer, the first that exists: the model's text, its part after the marker, or as
-# the public retrieval baselines have it. Their column `answer` is the right letter, so it is never looked at.
+# Columns with a run's answer; the first that exists is read: the model's text, its part after the marker, or
+# the public retrieval baselines' letter. Their column `answer` is the right letter, so it is never read.
 RESPONSE_COLUMNS = ("model_response", "predicted_answer", "p")
 _LETTER = re.compile(r"\s*\(?([a-d])\)?\s*", re.IGNORECASE)
 
@@ -55,7 +55,7 @@ def text_in(record: Record, column: str) -> str:
 
 
 def distance_of(record: Record) -> str:
-    """Return the bin, one of `DISTANCES`."""
+    """Return the record's bin, one of `DISTANCES`."""
     tokens = number_in(record, TOKENS)
     if tokens is None:
         return NOT_GIVEN
@@ -64,7 +64,7 @@ def distance_of(record: Record) -> str:
 
 
 def evidence_position(record: Record) -> float | None:
-    """Return the share of the history before the place that the question refers to, by its distance, or None."""
+    """Return the share of the history before the place that the question refers to; None if unknown."""
     distance, length = (number_in(record, name) for name in (TOKENS, LENGTH))
     if distance is not None and length:
         return max(0.0, 1 - distance / length)
@@ -76,7 +76,7 @@ def evidence_position(record: Record) -> float | None:
 
 
 def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, Any]]) -> str:
-    """Return the result table with a row per question; without an answer the score is False."""
+    """Return the result table, with a row per question; without an answer, the score is False."""
     older = [OLDER] if any(OLDER in record for record in records) else []
     columns = ["score", *_ASKED, *older, *_LENGTHS, *_ANSWER]
     text = io.StringIO()
@@ -86,7 +86,7 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
         response = responses[record["id"]]
         letter = response["output"].strip()
         predicted = f"({letter})" if letter else ""
-        wrote = response.get("raw") or predicted  # where options are compared, nothing is written
+        wrote = response.get("raw") or predicted  # --choose likelihood writes no text
         names = {"question_id": record["id"], "user_question_or_message": record["question"]}
         answer = (wrote, len(wrote), predicted, f"({record['target']})")
         score = {"score": letter == record["target"]}
@@ -95,10 +95,10 @@ def write_results(records: Sequence[Record], responses: Mapping[str, dict[str, A
 
 
 def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]]:
-    """A question's id and the answer that a run gave, read without its right letter, though many tables have that too.
+    """Return a question's id and a run's answer, without looking at the right letter, which many tables have too.
 
-    A model's text is read as ours are, and without a letter it is a missing answer; a column of letters may hold
-    nothing else, or nothing at all.
+    A model's text is read as ours are; without a letter, the answer is missing. A column of letters holds only letters
+    or empty texts. UserError if the row is malformed.
     """
     if not row.get("question_id"):
         raise UserError(f"{where}: no 'question_id'")

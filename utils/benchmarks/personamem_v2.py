@@ -1,8 +1,8 @@
 """PersonaMem-v2: which of four responses suits a user with implicit preferences (arXiv 2512.06688).
 
-A record has the fields of PersonaMem's (utils/benchmarks/personamem.py), and is asked and scored in the same way. That
-is ours: the public code shows options A to D in a system message after the question, and wants reasoning first. Its
-order of the options goes by Python's `hash`, which differs between processes. Ours goes by the question's texts alone.
+A record has PersonaMem's fields (utils/benchmarks/personamem.py), and is asked and scored in the same way. That is our
+choice: the public code shows options A to D in a system message after the question, and asks for reasoning first. It
+orders the options by Python's `hash`, which differs between processes. Ours depends only on the question's texts.
 """
 
 import hashlib
@@ -25,24 +25,24 @@ from utils.models.hub_datasets import Source
 from utils.parsing.letters import LETTERS
 
 BENCHMARK = "PersonaMem-v2"
-TABLE, OTHER_TABLES = "benchmark.csv", "multimodal"  # a folder of this name has the questions on histories with images
+TABLE, OTHER_TABLES = "benchmark.csv", "multimodal"  # a folder for questions on histories with images
 LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 
-# Values of pref_type, as public code reads them, with short names.
+# Values of pref_type in the public code, with short names.
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
-# These reveal the right response. Nothing here reads them, so they are in no record and no prompt.
+# Columns that reveal the right response. Nothing reads them, so they are in no record and no prompt.
 SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
                   "short_persona", "expanded_persona")  # fmt: skip
 
 
 class LinkedHistories(OnHub):
-    """A table of questions on the hub, and a file for each history that the table links to; `questions` are by size."""
+    """A table of questions on the hub, and a file for each history that it links to; `questions` is by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Finds the table, in any folder; UserError unless there is exactly one."""
+        """Find the table, in any folder; UserError unless there is exactly one."""
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == TABLE]
         found = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(found) != 1:
@@ -52,7 +52,7 @@ class LinkedHistories(OnHub):
 
 
 def convert(size: str, row: dict[str, Any], where: str) -> Record:
-    """Makes a record of a row of the table; UserError if a column is missing or malformed."""
+    """Return a record from a row of the table; UserError if a column is missing or malformed."""
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
         raise UserError(f"{where}: no column {missing[0]!r}; give {TABLE} as it is published")
@@ -93,7 +93,7 @@ def group_of(record: Record) -> dict[str, str | None]:
 def make_task(size: str) -> Task:
     name, base = f"{BENCHMARK}-{size}", personamem.make_task(size, *personamem.SIZES[size])
     about = (f"bowen-upenn/{BENCHMARK}", "", BENCHMARK, {"task": name}, {size: 5000}, personamem.COUNTED_BY)
-    own = {"export": None, "read_answer": None, "paper_results": None}  # the first version's: its code and its paper
+    own = {"export": None, "read_answer": None, "paper_results": None}  # the first version's only
     own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
     own |= {
         "group_of": group_of,

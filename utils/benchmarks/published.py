@@ -1,6 +1,6 @@
-"""Where a benchmark's own files are published, how they are called there, and how many questions they hold.
+"""Where a benchmark's own files are published, their names there, and their numbers of questions.
 
-utils/download_datasets.py makes of them the files that every command reads.
+utils/download_datasets.py makes from them the files that every command reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,47 +12,47 @@ from utils.cli import UserError
 from utils.files.web_files import Server
 from utils.models.hub_datasets import Source, files_of
 
-AVOCADO = "docs/lamp.md"  # how to put in the texts of a corpus that nobody may publish
+AVOCADO = "docs/lamp.md"  # how to fill in the texts of a corpus that nobody may publish
 
 
 class Originals(NamedTuple):
-    """What one of our files is made from: files by their paths at the source."""
+    """The files that one of our files is made from, by their paths at the source."""
 
     questions: list[str]
     outputs: str | None = None  # the right answers, if they have their own file
     rows: str = ""  # prefix of ids for rows without ids
     contexts: str | None = None  # the histories that questions refer to, if they have their own file
-    link: str | None = None  # the column that names a question's history, where each history has a file of its own
-    linked: Mapping[str, str] = {}  # these files by what that column holds, once it is read
+    link: str | None = None  # the column that names a question's history, if each history has its own file
+    linked: Mapping[str, str] = {}  # those files by the column's value, once the column is read
     messages: str = ""  # the key of the messages in such a file
     ids_repeat: bool = False  # two questions may have one id; an occurrence number then tells them apart
 
 
 @dataclass(frozen=True)
 class Published:
-    """A set of files, one or several a split, that belong together."""
+    """A set of published files, one or several per split."""
 
-    at: str | None  # the hub's name for it, or an address; None for texts that only holders of a licence may have
+    at: str | None  # its name on the hub, or an address; None for texts that only holders of a licence may have
     folder: str  # its name there
-    name: str  # what our files are called, before _<split>.json
-    identity: Mapping[str, str]  # what tells it from others, in the manifests of our files
-    questions: Mapping[str, int | None]  # by split how many there are to be, None where nobody says
-    said_by: str = ""  # who says that, in words
+    name: str  # the name of our files, before _<split>.json
+    identity: Mapping[str, str]  # tells it from others, in the manifests of our files
+    questions: Mapping[str, int | None]  # expected number by split; None if unknown
+    said_by: str = ""  # the source of these numbers, in words
 
 
 class OnHub(Published):
-    """A config of a dataset on the hub, whose rows hold question and answer."""
+    """A config of a dataset on the hub, whose rows have question and answer."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """UserError where the source has none."""
+        """Return a split's files; UserError if the source has none."""
         return Originals(files_of(source, self.folder, split), rows=f"{self.folder}-{split}")
 
 
 class SharedContexts(OnHub):
-    """On the hub a table of questions a size, and a file of the histories that they share; `questions` are by size."""
+    """A table of questions per size on the hub, and a file of the histories that they share; `questions` is by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """The files, also in a folder below; UserError unless one folder has both: else they may be of two releases."""
+        """Find both files, also in subfolders; UserError unless one folder has both, as they may be of two releases."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
         found = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
                  for name in names]  # fmt: skip
@@ -69,12 +69,12 @@ class SharedContexts(OnHub):
 class OnServer(Published):
     """A folder on a web server, with a file of questions and one of right answers per split.
 
-    The answers to the test set are withheld; a folder may hold them, since emails' are in the corpus.
+    The test set's answers are withheld; a local folder may have them, because the corpus has those of emails.
     """
 
     def originals(self, source: Source | Server, split: str) -> Originals:
-        """The files as the server has them; in a folder also without the server's folders, as users fetch them."""
-        begin = "dev" if split == "val" else split  # LongLaMP's builder of emails names it as LaMP does
+        """Return the server's paths; in a local folder, also without the server's folders, as users fetch files."""
+        begin = "dev" if split == "val" else split  # LongLaMP's builder of emails uses LaMP's name
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]
         if source.is_folder:
@@ -103,11 +103,11 @@ def by_setting(
     questions: Mapping[str, Sequence[int]],
     said_by: str,
 ) -> dict[str, list[OnHub | OnServer]]:
-    """`Task.published` of a task that has one folder a setting.
+    """Return `Task.published` for a task with one folder per setting.
 
     Args:
-        folders: by setting.
-        questions: by folder those of each split, where somebody says how many there are.
+        folders: the folders by setting.
+        questions: the number of questions in each split, by folder, if known.
     """
     counts = {one: dict(zip(splits, questions.get(one, [None] * len(splits)), strict=True)) for one in folders.values()}
     return {

@@ -13,7 +13,7 @@ from utils.scoring.means import ROOT_MEAN_SQUARE, Pooled, macro_f1
 from utils.scoring.verdicts import Verdict, is_answered, origin
 
 Entry = dict[str, Any]
-POOLED = ("score", "score_unscored_as_zero")  # of a score file's head; no verdict is ever missing
+POOLED = ("score", "score_unscored_as_zero")  # fields of a score file's head; no verdict is ever missing
 
 
 def check_rating(record: Record, where: str) -> None:
@@ -23,18 +23,18 @@ def check_rating(record: Record, where: str) -> None:
 
 
 def text_metrics() -> dict[str, Metric]:
-    """Of texts: ROUGE-1 and ROUGE-L."""
+    """Return the metrics of texts: ROUGE-1 and ROUGE-L."""
     kinds = {"rouge-1": "rouge1", "rouge-L": "rougeL"}
     return {name: _text_metric(name, partial(references.rouge, kind=kind)) for name, kind in kinds.items()}
 
 
 def long_text_metrics() -> dict[str, Metric]:
-    """Of longer texts METEOR too."""
+    """Return the metrics of longer texts: ROUGE-1, ROUGE-L and METEOR."""
     return {**text_metrics(), "meteor": _text_metric("meteor", references.meteor)}
 
 
 def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
-    """Of labels: accuracy, and the macro F1 over all of them; both also from all that a model wrote."""
+    """Return the metrics of labels: accuracy and the macro F1 over all labels, both also from the whole raw text."""
     make = partial(
         _metric,
         compute=lambda record, response: references.read_label(response, labels),
@@ -46,9 +46,9 @@ def label_metrics(labels: Sequence[str]) -> dict[str, Metric]:
 
 
 def rating_metrics() -> dict[str, Metric]:
-    """Of ratings: the mean error, and the root of the mean squared error; a question's score is its error.
+    """Return the metrics of ratings: MAE and RMSE, both also from the whole raw text.
 
-    Both also from all that a model wrote.
+    A question's score is its error.
     """
 
     def compute(record: Record, response: str) -> float | str:
@@ -72,7 +72,7 @@ def rating_metrics() -> dict[str, Metric]:
 
 
 def _with_official(make: Callable[..., Metric], kinds: dict[str, Pooled | None]) -> dict[str, Metric]:
-    """Metrics by name, each with how it is pooled, and the same by the public rule."""
+    """Return the metrics in `kinds` (pooling by name), and the same metrics by the public code's rule."""
     metrics = {name: make(name, pooled=pooled) for name, pooled in kinds.items()}
     official = {name + OFFICIAL: make(name + OFFICIAL, pooled=pooled, reads="raw") for name, pooled in kinds.items()}
     return metrics | official
@@ -101,12 +101,13 @@ def _metric(
     unreadable: tuple[str, Any] | None = None,
     **others: Any,
 ) -> Metric:
-    """Return a metric of one number a response.
+    """Return a metric with one number per response.
 
     Args:
-        details: from the record and what `compute` found, None where there is no answer: what the score depends on.
-        score: from these details to the number; KeyError, TypeError or ValueError where they are no such details.
-        unreadable: the field of the details, and the value that it has where an answer could not be read.
+        details: returns the values that the score depends on, from a record and the result of `compute` (None without
+            an answer).
+        score: returns the number from these details; KeyError, TypeError or ValueError if they are invalid.
+        unreadable: a field of the details, and its value if an answer could not be read.
     """
 
     def entry(record: Record, verdicts: list[Verdict]) -> Entry:

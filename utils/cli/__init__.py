@@ -1,4 +1,4 @@
-"""The command line as scripts see it: `from utils import cli`. Each name is at home in one of the files beside this."""
+"""The command line for scripts: `from utils import cli`. The names are defined in the files of this folder."""
 
 from utils.cli.arguments import (
     add_dry_run_argument,

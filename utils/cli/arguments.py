@@ -23,10 +23,10 @@ from utils.cli.flags import (
     temperature,
 )
 
-# Never heard below a warning: their lines show addresses and headers, secrets included.
+# Silenced below warnings, because their messages show addresses and headers, with secrets.
 HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")
 
-# What no user may put into a request, or tell a chat template: it is put there by us.
+# Parameters of a request and variables of a chat template that users may not set, because we set them.
 OWN_PARAMETERS = ("model", "messages", "stream", "n", "response_format", "max_completion_tokens", "max_tokens",
                   "temperature", "top_p", "seed", "top_k", "min_p", "presence_penalty", "reasoning_effort",
                   "chat_template_kwargs")  # fmt: skip
@@ -45,7 +45,7 @@ def make_parser(doc: str) -> FlagParser:
 
 
 def set_up_logging(level: str) -> None:
-    """Our own messages go to stderr as plain lines; libraries speak from `level` on."""
+    """Send log messages to stderr as plain lines, and those of libraries from `level` on."""
     logging.basicConfig(level=level.upper(), format="%(message)s", stream=sys.stderr)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -110,14 +110,14 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     parser.without_effect(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --dtype"
         " --enforce_eager",
-        # A planner runs here all the same, unless it has an address.
+        # A planner without an address still runs here.
         lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
         "with --openai, because no model is loaded here",
     )
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
-    """Add the prices of an API's tokens, which decide nothing about the output; `whose` is a prefix of their names."""
+    """Add the prices of an API's tokens, which do not affect the output; `whose` is a prefix of the flags' names."""
     for name, what in (
         ("in", "a million tokens of input"),
         ("out", "a million tokens of output, thoughts included"),
@@ -168,7 +168,7 @@ def add_template_argument(add: Callable[..., object]) -> None:
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
-    """Add the flags that select a part of the data and say what may be overwritten."""
+    """Add the flags of a run: the part of the data, the store, the prompts, and what may be overwritten."""
     group = parser.add_argument_group("run")
     add = group.add_argument
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
@@ -220,9 +220,9 @@ def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> N
 
 
 def slurm_shard() -> tuple[int, int]:
-    """Number of shards and index of this one, from the SLURM array that this process is a task of; else (1, 0).
+    """Return the number of shards and this one's index, from this task's SLURM array; (1, 0) without one.
 
-    Only an array without gaps counts: of `--array=1,4` a task cannot tell its place.
+    Only an array without gaps counts: in `--array=1,4`, a task cannot tell its place.
     """
     names = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_ID")
     if any(not os.environ.get(name, "").isdigit() for name in names):
@@ -255,9 +255,9 @@ def _settle_shard(args: argparse.Namespace) -> None:
 
 def set_up_torch(log_level: str) -> None:
     """Set variables that torch reads when it is imported, unless the user has set them."""
-    # How often a thread of a CPU looks whether the next operation is there before it sleeps. Short enough to leave the
-    # core to the driver, long enough for the gaps within a model's step: four cores write 285 tokens a second with it,
-    # 188 where threads sleep at once; beside one busy core 76 and 86, and 27 with libgomp's own 300,000.
+    # How often a CPU thread checks for the next operation before it sleeps: few enough to leave the core to the driver,
+    # enough for the gaps within a model's step. Four cores write 285 tokens a second with it, and 188 if threads sleep
+    # at once. Beside one busy core these are 76 and 86, and 27 with libgomp's default of 300,000.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     if log_level == "warning":
@@ -265,14 +265,14 @@ def set_up_torch(log_level: str) -> None:
 
 
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
-    """Raise UserError where an output is one of the inputs, which --overwrite would replace."""
+    """Raise UserError if an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:
         if os.path.realpath(path) in {os.path.realpath(one) for one in inputs}:
             raise UserError(f"{path}: is an input too; give the output its own name")
 
 
 def check_different(flag: str, outputs: list[str]) -> None:
-    """Raise UserError where two outputs are the same file."""
+    """Raise UserError if two outputs are the same file."""
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):
         raise UserError(f"{flag}: the same file twice; give each its own")
 

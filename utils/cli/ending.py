@@ -14,22 +14,22 @@ from functools import partial
 from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, is_first_process
 
-# Exit code: a server left requests unanswered; the same command asks again. Also where most outputs are unusable.
+# Exit code: a server left requests unanswered (the same command asks again), or most outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
-UNREAD = 141  # exit code: nobody reads the output any more (... | head); a shell's for what SIGPIPE ended
+UNREAD = 141  # exit code: the output's reader is gone (... | head); as shells report an end by SIGPIPE
 RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
 LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill a process after ten or more
 
 
 def run_script(main: Callable[[], int]) -> None:
-    """Run `main` and leave the process.
+    """Run `main` and end the process.
 
-    A UserError becomes its message and exit code 2, and so does a disk that is full or may not be written; a signal
-    becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang. Where nobody reads the
-    output any more it ends without a word, as other programs in a pipe do.
+    A UserError, or a disk that is full or not writable, becomes a message and exit code 2. A signal becomes a hint and
+    exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang. If the output's reader is gone, the process
+    ends silently, as other programs in a pipe do.
     """
-    # A shell that starts a job in the background has it ignore SIGINT; SIGTERM needs it (below).
+    # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     atexit.register(_drop_unwritten)
@@ -39,8 +39,8 @@ def run_script(main: Callable[[], int]) -> None:
         _on_signals(lambda *_: os._exit(code))  # nothing is left to interrupt
     except KeyboardInterrupt as interrupt:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
-        _on_signals(partial(_leave, hint=hint))  # SLURM sends a task several: given twice rather than not at all
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before it was
+        _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better print it twice than never
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before that
         print(hint, file=sys.stderr)
         _on_signals(lambda *_: os._exit(code))
     sys.exit(code)
@@ -49,11 +49,11 @@ def run_script(main: Callable[[], int]) -> None:
 def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
-        if sys.stdout is not None:  # it is, where the shell closed it
-            sys.stdout.flush()  # here its error is reported like any other's
+        if sys.stdout is not None:  # None if the shell closed it
+            sys.stdout.flush()  # here, so that its error is reported like any other
         return code
     except UserError as error:
-        if is_first_process():  # one tells it for all
+        if is_first_process():  # one process prints it for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
     except OSError as error:
         if error.errno == errno.EPIPE and sys.stdout is not None and _is_unread(sys.stdout.fileno()):
@@ -66,14 +66,14 @@ def _exit_code(main: Callable[[], int]) -> int:
 
 
 def _is_unread(fd: int) -> bool:
-    """Return whether it is a pipe without a reader."""
+    """Return whether a file descriptor is a pipe without a reader."""
     poll = select.poll()
     poll.register(fd, 0)
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def _drop_unwritten() -> None:
-    """Let go of output that cannot be written: Python would fail over it again, and end with a code of its own."""
+    """Drop output that cannot be written: Python would fail on it again and end with its own exit code."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             try:
@@ -88,7 +88,7 @@ def _on_signals(handler: Callable[[int, object], None]) -> None:
 
 
 def report_missing(count: int, unit: str) -> int:
-    """Return a run's exit code, and print how many outputs (`unit`, in the singular) a server failed to give."""
+    """Print how many outputs (`unit`, in the singular) a server failed to give, and return the exit code."""
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
@@ -100,7 +100,7 @@ def report_missing(count: int, unit: str) -> int:
 def exit_on_signal() -> Iterator[None]:
     """Have SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
 
-    For code that may swallow the exception, as vLLM's start-up does. Nothing is lost: what is finished is on disk,
+    Meant for code that may swallow the exception, as vLLM's start-up does. Nothing is lost: finished work is on disk,
     and the engine's processes die with this one.
     """
     before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -117,9 +117,9 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Leave if a signal came while an object was being finalized, because Python ignores its exception.
+    """End the process if a signal came while an object was being finalized, because Python ignores its exception.
 
-    Ignore methods with a bare `except` that keep their coroutine from ending (utils/runs).
+    A coroutine that a method's bare `except` keeps from ending is ignored silently (utils/runs).
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)
@@ -128,6 +128,6 @@ def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _terminate(signum: int, frame: object) -> None:
-    signal.signal(signal.SIGALRM, _leave)  # where the exception is swallowed, or closing hangs
+    signal.signal(signal.SIGALRM, _leave)  # in case the exception is swallowed, or closing hangs
     signal.alarm(LEAVE_SECONDS)
-    signal.raise_signal(signal.SIGINT)  # SIGTERM leaves like Ctrl-C: engines are closed
+    signal.raise_signal(signal.SIGINT)  # SIGTERM ends like Ctrl-C, which closes engines

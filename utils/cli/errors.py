@@ -26,19 +26,19 @@ def first_five(ids: Iterable[str]) -> str:
 
 
 def quote(value: Any) -> str:
-    """Return a value for an error message: in one line, shortened if it is long."""
+    """Return a value's repr for an error message, in one line, shortened if it is long."""
     text = repr(value)
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters spelled out: what a model wrote must not steer the terminal."""
+    """Return the text with control characters escaped, because a model's text must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 _GO_ON = "what is finished is kept, run the same command again"
 _MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"
-REMEDIES = {  # what to do where a file cannot be written
+REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_GO_ON}",
     errno.EDQUOT: f"free some of your space on its disk; {_GO_ON}",
     errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_GO_ON}",

@@ -15,16 +15,15 @@ from urllib.parse import urlsplit
 
 from utils.cli.errors import quote
 
-USER_ERROR = 2  # exit code: the user can mend it
+USER_ERROR = 2  # exit code: a problem that the user can solve
 
 
 class Arguments(argparse.Namespace):
     """Parsed command-line flags.
 
     Attributes:
-        given: names of the flags set on the command line, as the values are called. A slot, so `vars()` does not
-            include it.
-        idle: names of those that decide nothing about an output; likewise a slot.
+        given: names of the values set on the command line. It is a slot, so `vars()` does not include it.
+        idle: names of the values that do not affect an output; also a slot.
     """
 
     __slots__ = ("given", "idle")
@@ -38,7 +37,7 @@ class Arguments(argparse.Namespace):
         return Arguments(self.given, self.idle, **{**vars(self), **values})
 
     def settings(self) -> dict[str, Any]:
-        """Return the flags that decide what an output holds: all but those that `FlagParser.decides_nothing` names."""
+        """Return the flags that affect an output: all except those given to `FlagParser.decides_nothing`."""
         return {name: value for name, value in vars(self).items() if name not in self.idle}
 
 
@@ -49,13 +48,13 @@ Condition = Callable[[argparse.Namespace], bool]
 class Rule:
     """Flags that have no effect in a mode."""
 
-    flags: tuple[str, ...]  # as they are written, such as "--num_contexts"
-    when: Condition  # is this the mode?
-    why: str  # they have no effect in it
-    remedy: str  # what to do, besides leaving them out; may be empty
+    flags: tuple[str, ...]  # as written, such as "--num_contexts"
+    when: Condition  # tells whether the mode is on
+    why: str  # they have no effect
+    remedy: str  # an alternative to leaving them out; may be empty
 
     def refusal(self, given: Iterable[str]) -> str:
-        """Return the message over those of its flags that are given."""
+        """Return the error message for those of its flags that are given."""
         found = [flag for flag in self.flags if flag in given]
         verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
         remedy = f"{self.remedy}, or " if self.remedy else ""
@@ -63,30 +62,30 @@ class Rule:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Says in a line or two what is wrong with a command line, and refuses a flag that would have no effect.
+    """Reports a command line's mistake in a line or two, and refuses flags that would have no effect.
 
-    A flag is given where it stands on the command line; a default, which may come from the environment, never is.
+    A flag counts as given only if it is on the command line; a default, even from the environment, does not count.
     """
 
     def __init__(self, **settings: object):
         super().__init__(**settings)
         self._rules: list[Rule] = []
         self._words: list[str] = []
-        self.idle: dict[str, str] = {}  # by flag why it decides nothing
+        self.idle: dict[str, str] = {}  # why each of these flags does not affect an output
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
-        """Refuse these flags (separated by spaces) in a mode; the message is `Rule.refusal`'s."""
+        """Refuse these flags (separated by spaces) in a mode, with the message of `Rule.refusal`."""
         self._rules.append(Rule(tuple(flags.split()), when, why, remedy))
 
     def decides_nothing(self, flags: str, why: str) -> None:
-        """Leave these flags (separated by spaces) out of the settings that an output is recognized by."""
+        """Leave these flags (separated by spaces) out of an output's settings."""
         self.idle |= dict.fromkeys(flags.split(), why)
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
         given = self._given_words()
         rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
-        # A later rule about the same flag names another flag to give first.
+        # The last rule about a flag wins: it names another flag that is needed first.
         if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
             self.refuse(next(iter(refusals.values())))
         return parsed
@@ -100,7 +99,7 @@ class FlagParser(argparse.ArgumentParser):
     ) -> tuple[Arguments, list[str]]:
         self._words = sys.argv[1:] if args is None else list(args)
         for word in self._words:
-            if not is_text(word):  # no manifest can hold it, which would be found out at the end
+            if not is_text(word):  # no manifest can hold it, which a run would notice only at its end
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
         parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
         flags = self._option_string_actions.keys() & self._given_words()
@@ -112,19 +111,19 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         """Report a mistake; argparse calls this. A misspelt flag is reported instead of its consequences."""
         flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values: one may be a key
-        looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # not -1, nor a value with spaces in it
+        looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
         if unknown := [flag for flag in flags if looks_like_one(flag) and flag not in self._option_string_actions]:
             meant = ", ".join(nearest(flag, self._option_string_actions) for flag in unknown)
             self.refuse(f"unrecognized arguments: {', '.join(unknown)}; did you mean {meant}?")
         self.refuse(f"{message}; --help lists the flags")
 
     def refuse(self, message: str) -> None:
-        """End the process over a mistake in its command line."""
+        """End the process with a message about its command line."""
         self.exit(USER_ERROR, f"error: {message}\n" if is_first_process() else None)
 
 
 def is_text(word: str) -> bool:
-    """Return whether it can be written to a file; a name with bytes that are not UTF-8 cannot."""
+    """Return whether a word can be written as UTF-8; a file name with other bytes cannot."""
     return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
 
 
@@ -141,14 +140,14 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem: str) -> Callable[[str], float]:
-    """Return a flag's `type`; argparse makes a mistake in the command line of a ValueError or ArgumentTypeError."""
+    """Return a flag's `type`, whose ValueError or ArgumentTypeError argparse reports as a mistake."""
 
     def read(text: str) -> float:
         if not is_valid(value := kind(text)):
             raise argparse.ArgumentTypeError(f"{text} {problem}")
         return value
 
-    read.__name__ = name  # by this name argparse refuses a text that is not a number
+    read.__name__ = name  # argparse's message about a text that is not a number has this name
     return read
 
 
@@ -160,7 +159,7 @@ def api_address(text: str) -> str:
 
 
 def address_problem(text: str) -> str | None:
-    """Why `text` is not the HTTP address of a server, without repeating it: it may hold a password. None if it is."""
+    """Return why `text` is not a server's HTTP address, without repeating it (it may hold a password), or None."""
     with suppress(ValueError):  # a port that is not a number, or a bracket that does not close
         parts = urlsplit(text)
         is_complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -170,7 +169,7 @@ def address_problem(text: str) -> str | None:
 
 
 def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:
-    """Return a flag's `type` that takes a word, for None, besides what `kind` takes."""
+    """Return a flag's `type` that accepts a word, for None, and the values of `kind`."""
 
     def read(text: str) -> float | None:
         return None if text == word else kind(text)
@@ -180,7 +179,7 @@ def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | 
 
 
 def json_object(taken: Sequence[str], why: str) -> Callable[[str], dict[str, Any]]:
-    """Return a flag's `type` that takes a JSON object; `why` is said over a key that is one of those `taken`."""
+    """Return a flag's `type` that accepts a JSON object; it refuses the keys in `taken`, and says `why`."""
 
     def read(text: str) -> dict[str, Any]:
         try:

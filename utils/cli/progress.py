@@ -1,6 +1,6 @@
 """Progress of a long run on stderr: a bar on a terminal, a plain line about every 30 seconds elsewhere.
 
-What takes seconds and has no pieces to count, such as loading a model, is announced before it begins.
+Work that takes seconds but has no pieces to count, such as loading a model, is announced before it begins.
 """
 
 import math
@@ -12,15 +12,15 @@ from pathlib import Path
 from utils.cli.errors import printable
 from utils.cli.flags import is_first_process
 
-LINE_SECONDS = 30  # between two plain lines: a log of a day's run stays readable
-ENOUGH = 3  # finished pieces tell how long the next ones take, where one is worked on at a time
-LARGE = 100 * 10**6  # bytes: such a file takes seconds to read or to write
+LINE_SECONDS = 30  # between two plain lines, so that the log of a day's run stays readable
+ENOUGH = 3  # finished pieces for an ETA, if one is worked on at a time
+LARGE = 100 * 10**6  # bytes; such a file takes seconds to read or to write
 
 
 def announce(phase: str) -> None:
-    """Print what takes the next seconds, because silence looks like a hang.
+    """Print a phase that takes seconds, because silence looks like a hang.
 
-    Control characters are spelled out: a server's or a file's text must not steer the terminal.
+    Control characters are escaped, because a server's or a file's text must not control the terminal.
     """
     if not is_first_process():
         return
@@ -28,13 +28,13 @@ def announce(phase: str) -> None:
     if sys.stderr.isatty():
         from tqdm import tqdm
 
-        tqdm.write(phase, file=sys.stderr)  # above the bar where one is shown
+        tqdm.write(phase, file=sys.stderr)  # above the bar, if one is shown
     else:
         print(phase, file=sys.stderr, flush=True)
 
 
 def announce_file(doing: str, path: str | Path, size: int | None = None) -> None:
-    """`announce` that a file is read or written, where its size in bytes (default: as it is now) makes that long."""
+    """Announce the reading or writing of a file if its size in bytes (default: its present one) is `LARGE`."""
     with suppress(OSError):  # the reader reports what is wrong with it
         size = Path(path).stat().st_size if size is None else size
         if size >= LARGE:
@@ -42,15 +42,15 @@ def announce_file(doing: str, path: str | Path, size: int | None = None) -> None
 
 
 class Progress:
-    """Counts finished pieces and shows how many, how fast and how long the rest will take."""
+    """Counts finished pieces, and shows their number, their rate, and the time for the rest."""
 
     def __init__(self, total: int, unit: str, initial: int = 0, at_once: int = 1, quiet: bool = False):
-        """Begin, and say so, at `initial` of `total` pieces, which an earlier run has finished; `unit` is a plural.
+        """Begin at `initial` of `total` pieces, which an earlier run has finished, and show it; `unit` is a plural.
 
-        With `quiet` nothing is said before the first piece.
+        With `quiet`, show nothing before the first piece.
 
-        Of pieces that are worked on `at_once` the first ones are finished when the last ones nearly are, so by their
-        number alone the rest would seem to take hours.
+        No ETA is shown before about `at_once` pieces are finished. These finish almost together, so the number of the
+        first ones would suggest that the rest takes hours.
         """
         self.total, self.unit = total, unit
         self.initial = self.done = initial
@@ -66,7 +66,7 @@ class Progress:
         if sys.stderr.isatty():
             from tqdm import tqdm
 
-            # Without its own rate and ETA: they come with the first piece and speak of seconds only.
+            # Without tqdm's own rate and ETA, which begin with the first piece and give only seconds.
             layout = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
             its = {"total": self.total, "initial": self.initial, "unit": f" {self.unit}"}
             self._bar = tqdm(**its, file=sys.stderr, bar_format=layout)
@@ -74,7 +74,7 @@ class Progress:
             self._print_line([])
 
     def update(self, n: int = 1, **counts: int | str) -> None:
-        """`n` more pieces are finished; `counts` (failures so far, the last loss) are shown beside them."""
+        """Count `n` more finished pieces, and show `counts` (failures so far, the last loss) beside them."""
         if not self._is_shown:
             self._show()
         self.done += n
@@ -82,11 +82,11 @@ class Progress:
         if self._bar is not None:
             self._bar.set_postfix_str(", ".join(self._figures("=")), refresh=False)
             self._bar.update(n)
-        elif self.done < self.total and time.monotonic() - self._last_line >= LINE_SECONDS:  # the last is `close`'s
+        elif self.done < self.total and time.monotonic() - self._last_line >= LINE_SECONDS:  # `close` prints the last
             self._print_line(self._figures(" "))
 
     def close(self) -> None:
-        """Show how far it came, once: call it on success and failure alike."""
+        """Show the final state, once; to be called on success and failure alike."""
         if self._bar is not None:
             self._bar.close()
         elif self.done > self.initial or self._counts:
@@ -97,7 +97,7 @@ class Progress:
         announce(", ".join([f"{self.done}/{self.total} {self.unit}", *figures]))
 
     def _figures(self, sign: str) -> list[str]:
-        """Rate, time and counts as far as they mean something; `sign` stands between a count and its name."""
+        """Return rate, time and counts, without meaningless ones; `sign` separates a count's name and value."""
         seconds = time.monotonic() - self._started
         finished = self.done - self.initial
         figures = []
@@ -111,13 +111,13 @@ class Progress:
 
 
 def _rate(a_second: float) -> str:
-    """Pieces a second, minute or hour, whichever is the first to have one."""
+    """Return the pieces per second, minute or hour: the first unit with at least one piece."""
     rates = ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")))
     rate, unit = next((found for found in rates if found[0] >= 1), (a_second * 3600, "h"))
     return f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Return seconds as h:mm:ss."""
     minutes, second = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{second:02}"

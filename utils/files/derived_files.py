@@ -1,7 +1,7 @@
 """Derived files: tables, comparisons, reports and figures, which can be made again from other outputs.
 
-A script replaces its own files without asking, whole or not at all. Files written by other programs, or changed since,
-are refused. The manifest beside a file names the script and has the file's hash.
+A script replaces its own files without asking, completely or not at all. It refuses to replace files written by other
+programs, or changed since. The manifest beside a file has the script's name and the file's hash.
 """
 
 import argparse
@@ -36,9 +36,9 @@ def add_output_arguments(parser: FlagParser, what: str) -> None:
 
 
 def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -> None:
-    """Make sure that `script`, a path such as "utils/make_table.py", may write these files.
+    """Check that `script`, a path such as "utils/make_table.py", may write these files.
 
-    UserError if one cannot be written, or, without `overwrite`, exists and is not as `script` wrote it.
+    UserError if one cannot be written, or exists and is not as `script` wrote it (allowed by `overwrite`).
     """
     for path in map(Path, paths):
         check_writable(path)
@@ -52,7 +52,7 @@ def is_own(path: Path, script: str) -> bool:
     told = manifest.read_manifest(path)
     if told is None or told["settings"].get("script") != script:
         return False
-    there = [file for file in (path, staged_path(path)) if file.is_file()]  # a pipe would be waited for
+    there = [file for file in (path, staged_path(path)) if file.is_file()]  # reading a pipe would hang
     return any(manifest.file_hash(file) == told["output_sha256"] for file in there)
 
 

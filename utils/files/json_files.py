@@ -13,7 +13,7 @@ LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmar
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the JSON value in a file; UserError if it is not JSON (says where it breaks off)."""
+    """Return the JSON value in a file; UserError, naming the place, if it is not JSON."""
     text = _read_filled(path)
     try:
         return json.loads(text, object_pairs_hook=refuse_repeated_names)
@@ -31,7 +31,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Return the tables and values of a file; UserError where it is not TOML."""
+    """Return the tables and values of a file; UserError if it is not TOML."""
     try:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
@@ -46,7 +46,7 @@ def beyond_python(error: Exception) -> str:
 
 
 class _RepeatedNameError(ValueError):
-    """json would silently keep the last of two values."""
+    """An object has a duplicate key; json would silently keep its last value."""
 
 
 def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def refuse_repeated_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def read_json_lines(path: Path) -> list[Any]:
     records = []
-    # Not splitlines(): a text may hold other line breaks (U+2028, U+0085) as they are.
+    # Not splitlines(): a text may contain other line breaks (U+2028, U+0085).
     for number, line in enumerate(_read_filled(path).split("\n"), 1):
         if not line.strip():
             continue
@@ -80,7 +80,7 @@ class LongLineError(UserError):
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file; LongLineError where one is longer than `LONGEST_LINE`."""
+    """Yield the lines of a file; LongLineError if one is longer than `LONGEST_LINE`."""
     number = 0
     while line := file.readline(LONGEST_LINE):
         number += 1
@@ -97,7 +97,7 @@ def _read_filled(path: str | Path) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file; UserError where it is not UTF-8 (a byte order mark is fine) or cannot be read."""
+    """Return the text of a file; UserError if it is not UTF-8 (a byte order mark is fine) or cannot be read."""
     try:
         text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -106,7 +106,7 @@ def read_text(path: str | Path) -> str:
 
 
 def check_readable(path: Path) -> None:
-    """Raise UserError if it is a folder, a pipe or a device."""
+    """Raise UserError if a path is a folder, a pipe, or a device."""
     if path.is_dir():
         raise UserError(f"{path}: a folder; give the file")
     if path.exists() and not path.is_file():

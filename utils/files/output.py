@@ -1,7 +1,7 @@
-"""An output file, made of pieces: completions that were read, computed values, or orders of posts.
+"""An output file, made of pieces: parsed completions, computed values, or orders of posts.
 
-A command names its outputs with their keys, skips finished ones, opens the others, fills their `pieces`, and publishes
-them. Completions are in the store, so a run that died is repeated from there.
+A command lists its outputs with their keys, skips finished ones, opens the others, fills their `pieces`, and publishes
+them. Completions are in the store, so a run that died resumes from there.
 """
 
 import hashlib
@@ -33,17 +33,17 @@ Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
-INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files: they may change
-NUM_REASONS = 3  # that are printed if most pieces are unusable
+INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files, which may change
+NUM_REASONS = 3  # reasons to print if most pieces are unusable
 
 
 def is_failed(piece: Piece) -> bool:
-    """Return whether the model gave nothing usable; the verdict on a missing answer has `answered`."""
+    """Return whether the model gave nothing usable; a verdict on a missing answer has `answered` and does not fail."""
     return piece["value"] is None and "answered" not in piece
 
 
 def keys_hash(keys: Iterable[Key]) -> str:
-    """Return the same for the same pieces in any order."""
+    """Return a hash of keys that does not depend on their order."""
     return hashlib.sha256(json.dumps(sorted(json.dumps(key) for key in keys)).encode()).hexdigest()
 
 
@@ -51,41 +51,41 @@ def keys_hash(keys: Iterable[Key]) -> str:
 class Output:
     """A final file and the pieces that it is made of.
 
-    A shard (--num_shards) has pieces only: it fills the store, and neither looks at the file nor writes it.
+    A shard (--num_shards) has pieces only: it fills the store, and neither reads nor writes the file.
     """
 
     path: str
-    settings: dict[str, Any]  # that decide its pieces, known before a tokenizer is loaded
-    keys: list[Key]  # of the pieces that it is to have in the end
-    # From pieces, in the order of the keys, to the file's content; an iterator makes a list, an item at a time.
+    settings: dict[str, Any]  # decide its pieces; known before a tokenizer is loaded
+    keys: list[Key]  # of all pieces of the finished file
+    # From pieces, in the order of the keys, to the file's content; an iterator's items are written as a list.
     collect: Callable[[Pieces], Any]
     unit: str  # plural noun for the pieces
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
-    may_shrink: bool = False  # it may be replaced by one with fewer pieces
-    # Called with the manifest of a file that is replaced without --overwrite; may raise UserError (the path is added).
+    may_shrink: bool = False  # a file with fewer pieces may replace it
+    # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self.finished = False  # as `is_finished` has found it
-        self._lock: Lock | None = None  # since `open`
+        self.finished = False  # the last result of `is_finished`
+        self._lock: Lock | None = None  # held since `open`
         self._there = 0  # pieces in the file, which may not become fewer
-        self._usable = 0  # likewise the usable ones, if no input has changed
+        self._usable = 0  # usable pieces in the file, likewise, if no input has changed
 
     @property
     def is_shard(self) -> bool:
         return vars(self.args).get("num_shards", 1) > 1
 
     def is_finished(self) -> bool:
-        """Return whether this command has made it whole. Nothing is changed, so that a dry run may ask too.
+        """Return whether this command has finished the file. Changes nothing on disk, so a dry run may call it.
 
-        It is not if an input has changed, if a server failed on part of it, or if something was unusable and
-        --max_retries is higher now. Then it is made again, and requests only what the store lacks.
+        It is not finished if an input has changed, if a server failed on part of it, or if something was unusable and
+        --max_retries is higher now. Then it is made again, which requests only what the store lacks.
 
         Raises:
-            UserError: it cannot be written; another process is writing it; or --overwrite is not given, and it was made
-                with other settings, has more pieces than it would get, or was not written by this script.
+            UserError: it cannot be written; another process is writing it; or, without --overwrite, it was made with
+                other settings, has more pieces than it would get, or was not written by this script.
         """
         if self.is_shard:
             return False
@@ -116,29 +116,29 @@ class Output:
             raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
-        """Take the file, so that no other process writes it; UserError where one does."""
+        """Lock the file, so that no other process writes it; UserError if one does."""
         if not self.is_shard:
             check_writable(Path(self.path))
             self._lock = Lock(self.path)
             finish_interrupted_publish(Path(self.path))
 
     def close(self) -> None:
-        """Let the file go."""
+        """Unlock the file."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
 
     def missing(self) -> list[Key]:
-        """Return the pieces that are not there, in order."""
+        """Return the keys of the missing pieces, in order."""
         return [key for key in self.keys if key not in self.pieces]
 
     def content(self) -> Any:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
-        """Put the file in place, with its manifest; return whether that was done.
+        """Put the file in place with its manifest, and return whether that was done.
 
-        A file with more pieces stays if this run lacks some because of a server; otherwise that is a UserError.
+        A file with more pieces is kept if this run lacks some because of a server; otherwise, UserError.
 
         Args:
             found: settings that the run has found out about its models.
@@ -170,8 +170,10 @@ class Output:
         return True
 
     def report_finished(self) -> int:
-        """Say that it is finished, and how many of its pieces are unusable: the exit code is 0 all the same, or what
-        follows the command could never run."""
+        """Print that the file is finished and how many pieces are unusable, and return the exit code.
+
+        It is always 0, so that commands which depend on this one can run.
+        """
         print(f"{self.path}: already finished, left alone")
         if unusable := read_manifest(self.path).get("unusable"):
             told = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
@@ -181,13 +183,13 @@ class Output:
     def report_failed(self) -> int:
         """Return the exit code: 1 if at least half of the requested pieces are unusable.
 
-        Then stderr has the most common reasons, each with a sample and a remedy.
+        In that case, print the most common reasons, each with a sample and a remedy.
         """
         pieces, failed = self.pieces, self._failed()
         asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < asked:
             return 0
-        # A prompt that is too long stays so, and an option as likely; another text may be usable.
+        # Too long prompts and the likelihoods of options stay the same; another text may be usable.
         may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
@@ -199,7 +201,7 @@ class Output:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def _again(self) -> str:
-        """Return how to retry unusable pieces; nothing for a greedy model, which would repeat itself."""
+        """Return how to retry unusable pieces; empty for a greedy model, which would repeat itself."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy else "; a higher --max_retries asks for them again"
 
@@ -218,7 +220,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
         reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))
         alike.setdefault((reason, _what_to_try(pieces[key], settings, unit)), []).append(key)
     lines = []
-    # Of as many the one that came first.
+    # Ties keep the order in which the reasons appeared.
     for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
         first = pieces[keys[0]]
         text = first.get("raw") or first.get("reasoning", first.get("raw"))
@@ -230,7 +232,7 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
 
 def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
     """Return a remedy for a failed piece, by how far the model got."""
-    if "attempts" not in piece:  # the prompt was too long to be asked
+    if "attempts" not in piece:  # the prompt was too long to be sent
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:
         return "another model, or generated text: leave out --choose likelihood or --verdicts probability"

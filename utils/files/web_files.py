@@ -1,4 +1,4 @@
-"""Files from a web server, in the cache whole or not at all. Where a connection breaks, the rest is asked for."""
+"""Files from a web server, cached completely or not at all. If a connection breaks, the download resumes."""
 
 import posixpath
 import time
@@ -16,19 +16,19 @@ from utils.files.writing import Lock, check_writable, open_whole, rename
 if TYPE_CHECKING:
     import httpx
 
-TRIES = 6  # in a row that brought nothing
-WAIT = 1.0  # seconds before the second try, and before each further one twice as many
+TRIES = 6  # in a row without any data
+WAIT = 1.0  # seconds before the second try, doubled before each further one
 SILENCE = 60  # seconds without a byte after which a connection counts as broken
 MB = 10**6
 
 
 class Server(NamedTuple):
-    """JSON files below an address; what was fetched stays in the cache, and is not asked for again."""
+    """JSON files below an address; fetched files stay in the cache and are not requested again."""
 
     url: str
     cache_dir: str
 
-    commit = None  # it has no versions by name
+    commit = None  # a web server has no named versions
     is_folder = False
 
     @property
@@ -36,14 +36,14 @@ class Server(NamedTuple):
         return without_password(self.url).rstrip("/")
 
     def fetch(self, path: str) -> Path:
-        """Return the file at `path`, which begins behind the address; UserError where it cannot be had."""
+        """Return the local copy of the file at `path`, relative to the address; UserError if it cannot be fetched."""
         place = urlsplit(f"{self.name}/{path}")
         cached = Path(self.cache_dir, place.netloc, posixpath.normpath(f"/{place.path}").lstrip("/"))
         if not cached.exists():
             check_writable(cached)
             lock = Lock(cached)
             try:
-                if not cached.exists():  # it may have come just now
+                if not cached.exists():  # another process may have fetched it meanwhile
                     _download(f"{self.url.rstrip('/')}/{path}", cached)
             finally:
                 lock.release()
@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 
 def check_proxies() -> None:
-    """Raise UserError for a proxy in the environment over which the HTTP library would fail with a traceback."""
+    """Raise UserError for a proxy in the environment on which the HTTP library would fail with a traceback."""
     for scheme, address in getproxies().items():
         if scheme in ("http", "https", "all") and not address.startswith("socks"):
             address = address if "://" in address else f"http://{address}"
@@ -69,7 +69,7 @@ def _download(url: str, path: Path) -> None:
     check_proxies()
     shown, part, tries, is_away = without_password(url), path.with_name(f"{path.name}.part"), 0, True
     version: dict[str, str] = {}
-    # As it is on disk there: the rest of it can be asked for.
+    # Without compression, so that a download can resume at a byte of the file.
     client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
     with client, open_whole(part, "wb") as file:
         while True:
@@ -97,9 +97,9 @@ def _download(url: str, path: Path) -> None:
 
 
 def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[str, str]) -> None:
-    """Add the rest of what is in `file`, or all of it if the file was changed since.
+    """Append the rest of a download to `file`, or begin again if the server's file has changed.
 
-    `version` is the header by which the server knows the version that has begun to come; empty where it can't tell.
+    `version` is the header that identifies the version begun; empty if the server cannot tell versions apart.
     """
     start, shown = file.tell() if version else 0, without_password(url)
     with client.stream("GET", url, headers={"Range": f"bytes={start}-", **version} if start else {}) as response:

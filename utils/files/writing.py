@@ -1,6 +1,6 @@
-"""Files written whole or not at all: under a temporary name first, then renamed; and the lock on an output.
+"""Write files completely or not at all, under a temporary name that is then changed; and lock outputs.
 
-`<output>.lock` names the host and the process that write it.
+`<output>.lock` names the host and the process that is writing the output.
 """
 
 import errno
@@ -20,17 +20,17 @@ from utils.cli import UserError, describe_os_error
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of `path`; UserError where a file of that name could not be written."""
+    """Make the folder of `path`; UserError if a file of that name could not be written."""
     with _told_as_mistake(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         probe_folder(path)
 
 
 def check_could_write(path: Path) -> None:
-    """`check_writable` without making anything, for a dry run."""
+    """Raise UserError if `path` could not be written, without making anything, for a dry run."""
     with _told_as_mistake(path):
         if path.parent.exists():
-            path.parent.mkdir(exist_ok=True)  # as a run does: an error where it is a file
+            path.parent.mkdir(exist_ok=True)  # as a run does; an error if it is a file
         probe_folder(path)
 
 
@@ -45,19 +45,19 @@ def _told_as_mistake(path: Path) -> Iterator[None]:
 def probe_folder(path: Path) -> Path:
     """Return the folder of `path`, or its nearest existing parent, after checking that a file can be made there.
 
-    OSError if it cannot, UserError if `path` is a folder itself.
+    OSError if none can, UserError if `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give the name of a file in it")
-    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # an error where the longest name is too long
+    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # an error if the longest name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     with tempfile.TemporaryFile(dir=folder):
-        pass  # a file without a name, where the file system knows such
+        pass  # a file without a name, if the file system supports that
     return folder
 
 
 def check_regular(path: Path) -> None:
-    """Raise UserError if it exists and is not a regular file, which could not be replaced later."""
+    """Raise UserError if a path exists and is not a regular file, because it could not be replaced later."""
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
@@ -65,7 +65,7 @@ def check_regular(path: Path) -> None:
 def open_appending(path: Path) -> IO[bytes]:
     """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
-    UserError if it is not a regular file, or a symbolic link: the link's target is not ours to write to.
+    UserError if the path is not a regular file, or is a symbolic link: its target is not ours to write to.
     """
     check_regular(path)
     try:
@@ -82,23 +82,23 @@ def _open_no_link(name: str, flags: int) -> int:
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
-    """Write to a file without a buffer, which may take a part at a time; an OSError names `path`."""
+    """Write a line to an unbuffered file, which may take it in parts; an OSError names `path`."""
     try:
         while line:
             line = line[file.write(line) :]
-    except OSError as error:  # as `naming`, which costs more than the rest of a short write
+    except OSError as error:  # not by `naming`, which costs more than a short write
         error.filename = str(path)
         raise
 
 
 def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file beside its name and rename it: readers see the old file or the new one."""
+    """Write a text file under a temporary name and rename it, so that readers see the old file or the new one."""
     write_synced(staged_path(path), text)
     rename(staged_path(path), Path(path))
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Have a symbolic link name `target`, whatever it named before: readers see the old one or the new one."""
+    """Point a symbolic link to `target`; readers see the old link or the new one."""
     staged = staged_path(link)
     staged.unlink(missing_ok=True)
     staged.symlink_to(target)
@@ -111,10 +111,10 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
-    """Write a JSON array to disk, with one item in memory at a time, or leave no file; returns its length.
+    """Write a JSON array with one item in memory at a time, or leave no file, and return its length.
 
-    The text is that of json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError
-    without items, or if one cannot be written.
+    The text is json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError without items,
+    or if an item cannot be written.
     """
     number, margin = 0, " " * indent
     with open_whole(path) as file:
@@ -130,23 +130,23 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that is whole on disk when this is left; it is deleted if it could not be written."""
+    """Open a file for writing. On exit it is complete on disk, or deleted if it could not be written."""
     try:
-        path.unlink(missing_ok=True)  # left by a killed run, or a link that somebody else put there: not to be followed
+        path.unlink(missing_ok=True)  # left by a killed run, or another's link, which must not be followed
         with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        path.unlink(missing_ok=True)  # on a full disk half a file is in the way
+        path.unlink(missing_ok=True)  # frees space on a full disk
         raise
 
 
 @contextmanager
 def fill_folder(folder: Path) -> Iterator[Path]:
-    """Make an empty folder beside `folder` and rename it when this is left, so it is there whole or not at all.
+    """Make an empty folder beside `folder` and rename it on exit, so that `folder` is complete or absent.
 
-    UserError where it cannot be made; the flag that names it is --output_dir.
+    UserError, naming the flag --output_dir, if it cannot be made.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -164,14 +164,14 @@ def rename(staged: Path, path: Path) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         with naming(path.parent):
-            os.fsync(folder)  # the name itself is on disk too
+            os.fsync(folder)  # so that the new name is on disk too
     finally:
         os.close(folder)
 
 
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Add this file's name to an OSError without one, such as that of a failed write."""
+    """Add a file's name to an OSError without one, such as a failed write's."""
     try:
         yield
     except OSError as error:
@@ -187,19 +187,19 @@ def staged_path(path: str | Path) -> Path:
 
 
 def check_free(output: str | Path) -> None:
-    """Raise UserError where `Lock` would; nothing is made: for a dry run."""
+    """Raise UserError if `Lock` would, without making anything, for a dry run."""
     if Path(f"{output}.lock").exists():
         Lock(output).release()
 
 
 class Lock:
-    """Makes an output this process's alone while this object exists.
+    """Reserves an output for this process while this object exists.
 
-    The kernel releases the lock when the process ends in any way; the next run takes a leftover file over.
+    The kernel releases the lock however the process ends; the next run takes over a leftover lock file.
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock; UserError where another process holds it, named by host and pid."""
+        """Take the lock; UserError, naming host and pid, if another process holds it."""
         path = Path(f"{output}.lock")
         file = _open_locked(path, Path(output))
         try:
@@ -209,8 +209,8 @@ class Lock:
         except OSError:
             _let_go(file, path, os.getpid())
             raise
-        os.register_at_fork(after_in_child=file.close)  # a fork that outlives this process is not to keep the lock
-        # Also when this object is forgotten, or the process ends.
+        os.register_at_fork(after_in_child=file.close)  # a fork that outlives this process must not keep the lock
+        # Also called when this object is garbage-collected, or the process ends.
         self.release = weakref.finalize(self, _let_go, file, path, os.getpid())
 
 
@@ -221,7 +221,7 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{output}: {_holder(file)} is writing it; wait for it, or end it") from None
-        except OSError:  # a file system that knows no locks
+        except OSError:  # a file system without locks
             return file
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
@@ -239,7 +239,7 @@ def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
 def _holder(file: IO[bytes]) -> str:
     """Describe the holder of a lock."""
     file.seek(0)
-    with suppress(ValueError, TypeError, KeyError):  # nobody has written theirs yet
+    with suppress(ValueError, TypeError, KeyError):  # its holder has not written it yet
         holder = json.loads(file.read())
         return f"process {holder['pid']} on {holder['host']}"
     return "another process"

@@ -1,10 +1,10 @@
 """The engine for OpenAI-compatible chat APIs, and its retries. It imports openai.
 
-Temporary failures are retried in three layers. `Throttle` limits concurrent requests when the API asks for that. The
-client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection or a timeout.
-`APIEngine.complete` repeats it when the library has given up, or when the reply is not a completion, with pauses that
-grow to minutes while nothing is answered. Permanent failures (key, model name, parameters, length) end the run. For
-refused parameters see refusals.py.
+Temporary failures are handled in three layers. `Throttle` limits concurrent requests when the API asks for that. The
+client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
+`APIEngine.complete` repeats it if the library gives up or the reply is not a completion, with pauses that grow to
+minutes while nothing is answered. Permanent failures (key, model name, parameters, length) end the run. refusals.py
+handles refused parameters.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from utils.parsing.thoughts import Split, split_thoughts
 T = TypeVar("T")
 
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
-CONNECT_SECONDS = 30  # to be connected; the answer has --request_timeout
+CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
 ROOT_SECONDS = 5  # for the list of models, which a run can do without
 NOTE_SECONDS = 30  # between two notes on stderr
-MOST_TOKENS = 10**12  # of a count that is believed: files take no numbers beyond 64 bits
+MOST_TOKENS = 10**12  # the highest plausible count: files take no numbers beyond 64 bits
 
-REFUSED = ("content_filter", "content_policy_violation")  # error codes that speak of one prompt's content
-PASSING = (408, 409, 429)  # and 5xx: statuses that may be others later
+REFUSED = ("content_filter", "content_policy_violation")  # error codes about one prompt's content
+PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 
@@ -65,7 +65,7 @@ class APIEngine:
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
-        # OpenAI's newer models take only the new name of this limit, other servers often only the old one.
+        # OpenAI's newer models take only the new name of this limit; other servers often take only the old one.
         self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None
 
@@ -77,14 +77,14 @@ class APIEngine:
             UnavailableError: every try failed.
             UserError: another try cannot help (key, model, parameters).
         """
-        # APIs take a JSON schema, but no regular expression: such an output is not constrained.
+        # APIs take JSON schemas but no regular expressions, so outputs with a regular expression are not constrained.
         return await self._insist(lambda: self._complete_once(model, prompt, sampling))
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`, which is called up to --max_retries times again if it raises UnavailableError."""
+        """Return the result of `ask`; call it up to --max_retries times again if it raises UnavailableError."""
         silent = 0  # tries in a row during which no request at all was answered
         for tries in range(1, self._max_retries + 2):
             answered = self._answered
@@ -97,7 +97,7 @@ class APIEngine:
                 return answer
             silent = 0 if self._answered > answered else silent + 1
             if tries <= self._max_retries:
-                # Before the first answer of all, a wrong address is more likely than an outage.
+                # Before the very first answer, a wrong address is more likely than an outage.
                 pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
                 self._note(f"{problem}; asking again in {pause:.0f} s")
                 await asyncio.sleep(pause)
@@ -105,12 +105,12 @@ class APIEngine:
         raise UnavailableError(problem)
 
     async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """`complete` without retries after failures; parameters that the API refuses are left out."""
+        """Request a completion without retries after failures, leaving out parameters that the API refuses."""
         asked = self._asked(model, prompt, sampling)
         return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
     def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
-        """Return the body of a request, if the API accepts all parameters."""
+        """Return the body of a request to an API that accepts all parameters."""
         set_by_default = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
         if not self._sends_seed:
             del set_by_default["seed"]
@@ -121,14 +121,14 @@ class APIEngine:
         return {**messages, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
-        """Return the completion for a request's body."""
+        """Send a request's body and return the completion."""
         named = {name: body[name] for name in ("model", "messages")}
         further = {name: value for name, value in body.items() if name not in named}
         asked = self._client.chat.completions.with_raw_response.create(**named, extra_body=further)
         return self._read((await self._explained(asked)).content, sampling, body)
 
     async def _explained(self, asked: Awaitable[T]) -> T:
-        """Return the client library's result; its errors become ours."""
+        """Return the client library's result, and raise its errors as ours."""
         try:
             return await asked
         except openai.APIStatusError as error:
@@ -137,12 +137,12 @@ class APIEngine:
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
     def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
-        """Return the completion in a reply's body, whatever its shape, to a request with the body `asked`."""
+        """Return the completion in a reply's body; UnavailableError if there is none. `asked` is the request's body."""
         try:
             answer = json.loads(content)
-        except (ValueError, RecursionError):  # also for a number of thousands of digits, and for endless nesting
+        except (ValueError, RecursionError):  # also for numbers of thousands of digits and endless nesting
             answer = None
-        # A server that is not such an API answers 200 with a web page or an error.
+        # Other kinds of servers answer 200 with a web page or an error.
         choice = next(iter(field_of(answer, "choices", list) or []), None)
         message = field_of(choice, "message", dict)
         text = None if message is None else _text(message.get("content"))
@@ -154,13 +154,13 @@ class APIEngine:
             raise RefusedError("content_filter")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
-        # Held to a schema where a server does not look for thoughts, a text begins with the answer.
+        # If a server constrains the output without looking for thoughts, the text begins with the answer.
         cut, is_held = finish_reason == "length", "response_format" in asked
         opened = None if sampling.opened and is_held else sampling.opened
         split = _split(message, text, cut, opened)
         is_told = split.reasoning or reasoning_tokens is not None or is_held or text.lstrip().startswith(("{", "```"))
         if cut and not is_told and THINKING_NAMES.match(asked["model"]):
-            # Where a template opens <think>, a text that breaks off in the thought has no mark of it.
+            # If the template opens <think>, a text that breaks off inside the thought has no mark.
             split = Split("", text.strip(), unfinished=True)
         return Completion(
             text=split.answer.encode(errors="replace").decode(),  # no file takes a lone surrogate
@@ -176,7 +176,7 @@ class APIEngine:
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
         body = error.body if isinstance(error.body, dict) else {}
-        # Other servers have other formats: a refusal of a request is shown as they wrote it.
+        # Other servers use other formats, so a refused request's whole body is shown.
         whole = str(error.body) if error.body else error.message
         found = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
         return self._problem(error.status_code, error.code, found, error.param, whole)
@@ -187,9 +187,9 @@ class APIEngine:
         """Return the exception for an error status.
 
         Args:
-            found: the message.
-            param: the parameter that it names.
-            whole: the whole body.
+            found: the error's message.
+            param: the parameter that the error names.
+            whole: the whole error body.
         """
         message = self._one_line(found)
         if status == 400 and code in REFUSED:
@@ -208,20 +208,20 @@ class APIEngine:
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
 
     def _one_line(self, found: object) -> str:
-        """Return a server's message in one printable line without secrets, which some servers repeat."""
+        """Return a server's message as one printable line, without the secrets that some servers repeat."""
         text = str(found)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return printable(" ".join(text.split()))[:300]
 
     def _note(self, text: str) -> None:
-        if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests have the same to tell
+        if time.monotonic() - self._noted >= NOTE_SECONDS:  # many requests report the same problem
             self._noted = time.monotonic()
             print(f"note: {text}", file=sys.stderr, flush=True)
 
 
 def address_of(base_url: str | None) -> dict[str, Any]:
-    """Return --base_url as the client library takes it; its query, such as Azure's api-version, is sent each time."""
+    """Return the client library's arguments for --base_url; its query (such as Azure's api-version) is always sent."""
     if base_url is None:
         return {}
     parts = urlsplit(base_url)
@@ -229,15 +229,15 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """Return the path or name that a server has loaded a model from, by its list of models (vLLM has it).
+    """Return the path or name from which a server has loaded a model, as its list of models says (vLLM's does).
 
-    None if the list has only the name, or there is no list: many proxies have none, and an unavailable server may be
-    back for the real requests.
+    None if the list has only the model's name or there is no list: many proxies have none, and an unavailable server
+    may be back for the real requests.
     """
     with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
             answer = client.get("/models", cast_to=object)
-        except (openai.OpenAIError, ValueError, RecursionError):  # the last two where it is not JSON that can be read
+        except (openai.OpenAIError, ValueError, RecursionError):  # the last two if the answer is not readable JSON
             return None
     for entry in field_of(answer, "data", list) or []:
         if field_of(entry, "id", str) == model:
@@ -247,13 +247,13 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
 
 
 def field_of(value: Any, name: str, kind: type[T]) -> T | None:
-    """Return a field of a JSON object, None unless it exists and has that type."""
+    """Return a field of a JSON object; None unless it exists and has the type `kind`."""
     found = value.get(name) if isinstance(value, dict) else None
     return found if isinstance(found, kind) else None
 
 
 def _text(content: Any) -> str | None:
-    """Return a message's content as text, also where it comes as a list of parts; None where it is something else."""
+    """Return a message's content as text, also from a list of parts; None if it is something else."""
     if content is None:
         return ""
     if isinstance(content, list) and content:
@@ -263,26 +263,26 @@ def _text(content: Any) -> str | None:
 
 
 def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -> Split:
-    """Answer and thoughts, which many servers give in a field of their own, of one of two names."""
+    """Split a message into answer and thoughts, which many servers send in a separate field of one of two names."""
     if thoughts := field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str):
         return Split(text, thoughts.strip(), unfinished=not text.strip())
     return split_thoughts(text, cut, opened)
 
 
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
-    """Return a number of tokens; None unless it is a whole number from 0."""
+    """Return a number of tokens; None unless it is a whole number from 0 to `MOST_TOKENS`."""
     count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
 
 
 def _written(usage: dict[str, Any] | None) -> int | None:
-    """Return the tokens that the model wrote, with thoughts, which some APIs (xAI, Gemini) only have in the total."""
+    """Return how many tokens the model wrote, with thoughts, which some APIs (xAI, Gemini) count only in the total."""
     prompt, written, total = (_count(usage, f"{name}_tokens") for name in ("prompt", "completion", "total"))
     return written if None in (prompt, written, total) else max(written, total - prompt)
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
-    """Return the texts that must not be printed: the key, and user and password in addresses of servers and proxies."""
+    """Return the texts that must not be printed: the key, and the logins in addresses of servers and proxies."""
     secrets = [api_key]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])

@@ -1,8 +1,8 @@
-"""OpenAI's batch interface for utils/batch.py: requests are noted, sent in batches, and read from the batches' answers.
+"""OpenAI's batch interface for utils/batch.py: note requests, send them in batches, and read the answers.
 
-A request's id is a hash of its body, its seed and the API's address. `batches.jsonl` beside the store has a line per
-batch: id, hash of its content, and its requests. If the process ended before a batch was noted, the batch is found in
-the API's list by the hash of its content.
+A request's id is a hash of its body, its seed, and the API's address. `batches.jsonl` beside the store has a line per
+batch: its id, the hash of its content, and its requests. If the process ended before it recorded a batch, the batch is
+found in the API's list by the hash of its content.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from utils.generation.requests import Completion, RefusedError, Sampling, Unavai
 
 Fields = dict[str, Any]  # a JSON object
 
-MOST_REQUESTS = 50_000  # in a batch, by OpenAI's documentation, and
+MOST_REQUESTS = 50_000  # per batch; both limits are from OpenAI's documentation
 MOST_BYTES = 200_000_000
-ROUNDS = 3  # batches that a request is sent in, and tries of an output that are; after that they go by themselves
-POLLS = (2.0, 60.0)  # seconds from one look at a batch to the next, at first and at most
+ROUNDS = 3  # times a request is sent in a batch, and tries of an output sent in batches; later ones are sent singly
+POLLS = (2.0, 60.0)  # seconds between two looks at a batch, at first and at most
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
-TOO_MUCH = "token_limit_exceeded"  # the error of a batch for which the API's queue has no room
+TOO_MUCH = "token_limit_exceeded"  # the error of a batch that the API's queue has no room for
 
 
 @dataclass
@@ -45,14 +45,14 @@ class Asked:
     """Requests to one API in all runs of a command, by their hashes."""
 
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests that are still to be sent
-    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why a content is refused
-    tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS where none takes it
+    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or reasons of refused contents
+    tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS if no batch takes it
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
 
 
 class BatchEngine(APIEngine):
-    """`APIEngine` that takes completions from batches, and notes what these lack."""
+    """An `APIEngine` that takes completions from batches and notes the requests that they lack."""
 
     def __init__(self, args: Namespace, api_key: str, asked: Asked):
         super().__init__(args, api_key)
@@ -62,14 +62,14 @@ class BatchEngine(APIEngine):
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """`APIEngine.complete` from batches; NotStoredError if no batch has an answer yet."""
+        """Do as `APIEngine.complete`, but from batches; NotStoredError if no batch has an answer yet."""
         its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
         async with (
             self._finding
         ):  # the first request outside a batch finds out what the API refuses; the others wait for it
             way = self.refusals.way(schema)
             body = self.refusals.body(way, asked, schema)
-            # The seed counts also where none is sent: without it two samples would be one request.
+            # The seed counts even if it is not sent: without it, two samples would be one request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
             if goes_alone and not self._has_found:
@@ -83,14 +83,14 @@ class BatchEngine(APIEngine):
         if answer is not None:
             try:
                 return self.refusals.told(way, asked, schema, self._read(answer, sampling, body))
-            except UnavailableError:  # it has no completion
+            except UnavailableError:  # the answer has no completion
                 its.tries[key] += 1
         its.noted[key] = body
         raise NotStoredError
 
     async def answer_noted(self) -> None:
         """Get the noted requests answered by batches, first by those that were sent before."""
-        its, left = self._its, dict(sorted(self._its.noted.items()))  # of the same requests the same content
+        its, left = self._its, dict(sorted(self._its.noted.items()))  # sorted: the same requests give the same content
         its.noted.clear()
         for batch_id, requests in self._sent().items():
             if batch_id not in its.read and (found := requests & left.keys()):
@@ -114,7 +114,7 @@ class BatchEngine(APIEngine):
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
-        elif batch["status"] == "failed":  # by themselves they would cost twice as much
+        elif batch["status"] == "failed":  # sent singly, its requests would cost twice as much
             told = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(told)}")
         else:
@@ -122,7 +122,7 @@ class BatchEngine(APIEngine):
             self._its.read.add(batch_id)
 
     async def _submit(self, content: bytes, requests: list[str]) -> str:
-        """Return the id of a batch of this content, which is sent unless the API has one that was not noted."""
+        """Send a batch of this content, unless the API has one that was not recorded, and return its id."""
         digest, known = hashlib.sha256(content).hexdigest(), self._sent()
 
         async def find() -> list[str]:
@@ -132,7 +132,7 @@ class BatchEngine(APIEngine):
 
         async def send() -> list[str]:
             file = await self._client.files.create(file=("batch.jsonl", content), purpose="batch")
-            # The library would pay twice for an answer that was lost.
+            # If the answer were lost, the library's retry would pay for a second batch.
             batch = await self._client.with_options(max_retries=0).batches.create(
                 input_file_id=file.id,
                 endpoint="/v1/chat/completions",
@@ -156,12 +156,12 @@ class BatchEngine(APIEngine):
         return batch_id
 
     def _sent(self) -> dict[str, set[str]]:
-        """Return the requests of each noted batch, by its id."""
+        """Return the requests of each recorded batch, by its id."""
         content = self._path.read_bytes() if self._path.exists() else b""
         return {line["id"]: set(line["requests"]) for line in _read_lines(content, "id")}
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
-        """Wait until a batch of `number` requests has ended; returns it."""
+        """Wait until a batch of `number` requests has ended, and return it."""
 
         async def look() -> Fields:
             return (await self._client.batches.retrieve(batch_id)).model_dump(warnings=False)
@@ -173,7 +173,7 @@ class BatchEngine(APIEngine):
                 done = sum(field_of(counts, name, int) or 0 for name in ("completed", "failed"))
                 if done > progress.done:
                     progress.update(done - progress.done)
-                if looks and status == "cancelled":  # somebody doesn't want it
+                if looks and status == "cancelled":  # somebody does not want it
                     again = "run the same command again to use its answers and send the rest again"
                     raise UserError(f"{batch_id} was cancelled at the {self.device}\n  {again}")
                 if status not in UNDER_WAY:
@@ -181,7 +181,7 @@ class BatchEngine(APIEngine):
                 await asyncio.sleep(min(POLLS[0] * 1.5 ** min(looks, 50), POLLS[1]))
 
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
-        """Read the answers of a finished batch to these requests; an expired one has only some."""
+        """Read a finished batch's answers to these requests; an expired batch has only some."""
         its = self._its
         for file_id in filter(None, (field_of(batch, f"{name}_file_id", str) for name in ("output", "error"))):
             found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))  # noqa: B023
@@ -202,7 +202,7 @@ class BatchEngine(APIEngine):
             its.tries.update(key for key in requests if key not in its.answers)
 
     async def _explained(self, asked: Awaitable[Any]) -> Any:
-        """`APIEngine._explained`, with UnavailableError also if the client library cannot read the answer."""
+        """Do as `APIEngine._explained`, and raise UnavailableError if the client library cannot read the answer."""
         try:
             return await super()._explained(asked)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
@@ -223,7 +223,7 @@ def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
 
 
 def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
-    """Yield the lines that are objects with a text of this name; another one says nothing of any request."""
+    """Yield the JSON objects that have a text under `name`; other lines concern no request."""
     for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             if field_of(found := json.loads(line), name, str) is not None:

@@ -1,4 +1,4 @@
-"""A call: a request for one output, repeated until its text is usable; and the cost of a run's calls."""
+"""Calls: requests for one output each, repeated until its text is usable; and the cost of a run's calls."""
 
 import math
 from argparse import Namespace
@@ -18,20 +18,20 @@ from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-THOUGHT_COUNT = "reasoning_tokens"  # of the completion's; in the records that have thoughts alone
+THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
 
 
 class Prices(NamedTuple):
-    """US dollars a million tokens."""
+    """US dollars per million tokens."""
 
     input: float
-    cached: float  # of input that came from the API's cache
+    cached: float  # for input from the API's cache
     output: float  # thoughts included, as APIs bill them
 
     def cost(self, tokens: Mapping[str, int | None]) -> float | None:
         """Return US dollars for a manifest's `tokens`, rounded to a millionth; None if the API reported no counts.
 
-        Input that is not reported as cached has the full price.
+        Input not reported as cached costs the full price.
         """
         prompt, written, cached = (tokens[f"{name}_tokens"] for name in ("prompt", "completion", "cached"))
         if prompt is None or written is None:
@@ -42,7 +42,7 @@ class Prices(NamedTuple):
 
 
 def prices_of(args: Namespace, whose: str = "") -> Prices | None:
-    """Return the prices among the flags (of `cli.add_price_arguments`), None without; `whose` is "" or "planner_"."""
+    """Return the prices in the flags of `cli.add_price_arguments`, or None; `whose` is "" or "planner_"."""
     price_in, price_out, cached = (vars(args).get(f"{whose}price_{name}") for name in ("in", "out", "cached"))
     return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
 
@@ -56,27 +56,27 @@ class Call:
     """A request for one output."""
 
     key: Key  # its seeds are derived from it
-    prompt: Rendered | None  # None where it does not fit the model: then nothing is asked
-    parse: Parser  # what reads its text
-    record: dict[str, Any] = field(default_factory=dict)  # what its record holds besides the output
-    options: dict[str, array] | None = None  # by output its token ids: the likeliest is chosen, no text is generated
-    # From the options' log-probabilities to what its record holds, `value` among it; None: the likeliest a token.
+    prompt: Rendered | None  # None if it does not fit the model; then nothing is requested
+    parse: Parser  # reads the output's text
+    record: dict[str, Any] = field(default_factory=dict)  # fields of its record besides the output's
+    options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
+    # From the options' log-probabilities to the record's fields, with `value`; None: choose the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -> Call:
-    """Return the call for an output to a prompt that `Model.fit` made; `record` is kept with it."""
+    """Return the call for a prompt that `Model.fit` made; `record` has further fields of the call's record."""
     figures = {} if fitted is None else dict(vars(fitted))
     return Call(key, figures.pop("prompt", None), parse, record | figures)
 
 
 async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """Request an output until its text is usable; return a record with the parsed value, or None and the reason.
+    """Request an output until its text is usable; return a record with the parsed value, or with None and the reason.
 
     `role` is the model's name in the store's record.
 
     Raises:
-        UnavailableError: a server failed to answer. That is not the model's failure, so there is no record.
+        UnavailableError: a server failed to answer. This is not the model's failure, so there is no record.
         NotStoredError: the store lacks a completion, and no engine is open.
     """
     if call.prompt is None:
@@ -105,7 +105,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
         if parsed.value is not None or is_last:
             break
-    # What the server took where it refused the schema that the last try was to be held to.
+    # The response format that the server took if it refused the last try's schema.
     taken, refused = completion.response_format, list(completion.refused_parameters)
     return {
         "value": parsed.value,
@@ -135,7 +135,7 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
     continuations = list(call.options.values())
     scored = await model.completions.score(engine, model.addr, call.prompt, continuations, id=call.key[0], role=role)
     scores = dict(zip(call.options, scored.mean_log_probs, strict=True))
-    if not all(map(math.isfinite, scores.values())):  # as a model's damaged logits have it; JSON has no such numbers
+    if not all(map(math.isfinite, scores.values())):  # a model's logits may be damaged; JSON has no such numbers
         scores = {option: score if math.isfinite(score) else None for option, score in scores.items()}
         chosen = {"value": None, "reason": "the model gives an option no likelihood"}
     elif call.expected_value is not None:
@@ -147,9 +147,9 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
 
 
 def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
-    """Return the likeliest option, the first of equal ones; none if another option has the same tokens.
+    """Return a record's fields with the likeliest option, or with None if another option has the same tokens.
 
-    Scores of such options differ by rounding at most.
+    The scores of options with the same tokens differ by rounding at most. Of equal scores, the first wins.
     """
     best = max(scores, key=scores.get)
     twins = [option for option in options if options[option] == options[best]]
@@ -159,7 +159,7 @@ def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str,
 
 
 def total(counts: list[int | None]) -> int | None:
-    """None where a server did not tell one of them."""
+    """Return the sum of counts; None if a server did not report one of them."""
     return None if None in counts else sum(counts)
 
 
@@ -169,7 +169,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in asked for name in refused})
-    # Not a setting: a server's may change from week to week, and earlier answers stay valid.
+    # Not settings: a server's fingerprints may change from week to week, and earlier answers stay valid.
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
     unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
@@ -180,7 +180,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         **({UNFINISHED_COUNT: unfinished} if unfinished else {}),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
-        # By name how many outputs were asked for without, or by another name, and how many outputs there are.
+        # By parameter: the outputs requested without it or under its other name, and all outputs.
         "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
         "system_fingerprints": sorted(states),
     }

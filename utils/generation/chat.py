@@ -23,32 +23,32 @@ from utils.generation.thinking import known_variables, own_parser, refuse_unknow
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, loading
 
-Rendered = array | Messages  # token ids (4 bytes each: a whole test set of prompts is held at once), or messages
+Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
-VERDICT_TOKENS = 512  # that a judge's output may have
+VERDICT_TOKENS = 512  # most tokens of a judge's output
 LENGTH_STEP = 64  # a judge's length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 COUNTED = 50_000  # messages whose lengths are remembered
 FETCH_SECONDS = 20  # for tiktoken's table
-BYTES_PER_TOKEN = 3  # without the model's tokenizer: on the safe side (English text has about 4)
+BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
 @dataclass(frozen=True)
 class Accepts:
-    """What a chat template takes without an error, and without dropping or moving text."""
+    """What a chat template accepts without an error and without dropping or moving text."""
 
     system: bool  # a system message at the beginning
-    later_system: bool  # one after others
-    repeats: bool  # two messages in a row of one role
+    later_system: bool  # a system message after others
+    repeats: bool  # two messages of one role in a row
     assistant_first: bool  # an assistant's message before any user's
 
 
 def find_accepts(render: Callable[[Messages], str]) -> Accepts:
-    """Try out what a template accepts; `render` may raise anything for what it does not.
+    """Try out what a template accepts; `render` may raise anything for the rest.
 
-    A UserError of `render` ends the run.
+    A UserError from `render` ends the run.
     """
 
     def takes(*roles: str) -> bool:
@@ -60,22 +60,22 @@ def find_accepts(render: Callable[[Messages], str]) -> Accepts:
         except Exception:
             return False
         places = [text.find(message["content"]) for message in messages]
-        # Where a single question has its system message is the template's affair.
+        # With a single question, the template may put the system message anywhere.
         return -1 not in places and (len(roles) == 2 or places == sorted(places))
 
     return Accepts(
         takes("system", "user"),
-        takes("system", "user", "assistant", "system", "user"),  # some have the last system message alone, first
+        takes("system", "user", "assistant", "system", "user"),  # some keep only the last system message, first
         takes("user", "user", "assistant", "assistant", "user"),
         takes("assistant", "user"),
     )
 
 
 def fold(messages: Messages, accepts: Accepts) -> Messages:
-    """Convert messages to a form that a template accepts, with each text in its order.
+    """Convert messages to a form that a template accepts, keeping the order of the texts.
 
-    A system message that it refuses is put before the text of the next user message, or becomes a user message. So does
-    an assistant's message before any user's. Neighbours of one role are merged.
+    A refused system message is put before the text of the next user message, or becomes a user message. So does a
+    refused first message of the assistant. Refused neighbours of one role are merged.
     """
     folded: Messages = []
     ahead: list[str] = []
@@ -108,18 +108,18 @@ def merge_neighbours(messages: Messages) -> Messages:
 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
-    """Return the chat of the model that `args` asks for (--openai, --cache_dir)."""
+    """Return a model's chat, behind an API or local (--openai, --cache_dir)."""
     return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir, template_variables(args))
 
 
 def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
-    """Return the chat of a model that runs here, announced: the first one imports transformers, which takes seconds."""
+    """Return the chat of a local model, with a message: the first one imports transformers, which takes seconds."""
     announce(f"loading the tokenizer of {model_addr}")
     return LocalChat(model_addr, *args, **settings)
 
 
 def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, Any]:
-    """Tokenizer and config of a model, or of an adapter's base model where the adapter has none; UserError without."""
+    """Load a model's tokenizer and config, an adapter's from its base model if it lacks them; UserError if missing."""
     from transformers import AutoConfig, AutoTokenizer
 
     base = adapter_base(model_addr) or model_addr
@@ -130,8 +130,8 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
             config = AutoConfig.from_pretrained(base, **source).get_text_config()
         with loading(with_tokenizer, *TOKENIZER_FILES):
             tokenizer = AutoTokenizer.from_pretrained(with_tokenizer, **source)
-            tokenizer("text")  # some fields are looked at only here
-        if not tokenizer.encode("text", add_special_tokens=False):  # without its file transformers makes an empty one
+            tokenizer("text")  # checks some fields that loading does not
+        if not tokenizer.encode("text", add_special_tokens=False):  # without its file, transformers makes an empty one
             raise UserError(f"{with_tokenizer}: its tokenizer has no vocabulary; is tokenizer.json missing?")
         return tokenizer, config
 
@@ -140,15 +140,15 @@ class LocalChat:
     """Renders messages with a model's chat template.
 
     Attributes:
-        model_limit: the longest sequence the model was made for, in tokens; None where its config doesn't say.
+        model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
         counter: how tokens are counted, for the manifest.
         variables: the template's variables besides the messages.
-        prompt_end: what the template adds after the user's text.
-        own_parser: which of vLLM's reasoning parsers it has, by its files.
+        prompt_end: the text that the template adds after the user's.
+        own_parser: the model's reasoning parser in vLLM, by its files.
 
     Raises:
-        UserError: model files are damaged; the chat template is missing, fails, or leaves out the
-            user's text, or does not know one of the `variables` (ignored with `only_known`).
+        UserError: model files are damaged; or the chat template is missing, fails, leaves out the user's text, or does
+            not know one of the `variables` (such variables are ignored with `only_known`).
     """
 
     counter = "the model's tokenizer"
@@ -172,7 +172,7 @@ class LocalChat:
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _check_template(self) -> str:
-        """Return what the template adds after the user's text."""
+        """Check the template, and return the text that it adds after the user's."""
         question = "c0ffee question"
         with self._blaming_template():
             text = self._apply([{"role": "user", "content": question}])
@@ -186,7 +186,7 @@ class LocalChat:
         return self._encode_all([self._text(messages)])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
-        """`render` of every prompt, tokenized together: on all cores."""
+        """Render groups of prompts; they are tokenized together, on all cores."""
         ids = iter(self._encode_all([self._text(messages) for group in groups for messages in group]))
         return [[next(ids) for _ in group] for group in groups]
 
@@ -221,7 +221,7 @@ class LocalChat:
 
     @cached_property
     def _accepts(self) -> Accepts:
-        """What the template accepts: some refuse the system role (Gemma 2), some silently drop its text."""
+        """What the template accepts. Some refuse the system role (Gemma 2), some silently drop its text."""
         return find_accepts(self._apply)
 
     def render_reply(self, text: str) -> array:
@@ -231,7 +231,7 @@ class LocalChat:
     def render_option(self, text: str) -> array:
         """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.
 
-        The prompt ends where a turn begins, so the text has the same tokens after it as alone.
+        The prompt ends where a turn begins, so the text has the same tokens after the prompt as alone.
         """
         return self._encode_all([text])[0]
 
@@ -251,17 +251,17 @@ class LocalChat:
         return len(rendered)
 
     def count(self, text: str) -> int:
-        """Return the tokens of a text that stands somewhere in a message."""
+        """Return the number of tokens of a text within a message."""
         return len(self._encode_all([text])[0])
 
     @cached_property
     def count_again(self) -> Callable[[str], int]:
-        """`count` for messages of a history, which several questions share."""
+        """`count` with a cache, for the messages of a history that several questions share."""
         return lru_cache(COUNTED)(self.count)
 
 
 class APIChat:
-    """Hands messages on to an API; counts their tokens by tiktoken where it has the model, else by their bytes."""
+    """Passes messages to an API. Counts tokens by tiktoken if it knows the model, otherwise by bytes."""
 
     model_limit = None
 
@@ -280,12 +280,12 @@ class APIChat:
         return sum(TOKENS_PER_MESSAGE + count(message["content"]) for message in rendered)
 
     def count(self, text: str) -> int:
-        """As `LocalChat.count`."""
+        """Return the number of tokens of a text, or an estimate."""
         return len(self._encode(text)) if self._encode else math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
 
     @cached_property
     def count_again(self) -> Callable[[str], int]:
-        """As `LocalChat.count_again`."""
+        """`count` with a cache, as in `LocalChat`."""
         return lru_cache(COUNTED)(self.count)
 
 
@@ -293,7 +293,7 @@ Chat = LocalChat | APIChat
 
 
 def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
-    """tiktoken's encoder for a model it knows; None for others, and where its table can't be fetched in time."""
+    """Return tiktoken's encoder for a model; None if tiktoken does not know it or cannot fetch its table in time."""
     import tiktoken
 
     found: list[Any] = []
@@ -302,7 +302,7 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
         with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
             found.append(tiktoken.encoding_for_model(model))
 
-    # In a thread, because tiktoken sets no time limit: with some firewalls its request would hang for ever.
+    # In a thread, because tiktoken sets no time limit: behind some firewalls, its request would hang forever.
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(FETCH_SECONDS)
@@ -321,9 +321,9 @@ def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[lis
 def choose_length(
     chat: Chat, max_model_len: int | None, max_tokens: int, wanted: int, flag: str = "--max_tokens"
 ) -> int:
-    """Return the tokens of prompt and output together: the user's, or `wanted`, but at most the model's limit.
+    """Return the length of prompt and output together, in tokens: the user's, or `wanted` up to the model's limit.
 
-    UserError if the user's exceeds that limit, or leaves nothing for the prompt.
+    UserError if the user's length exceeds that limit or leaves no room for the prompt.
     """
     length = limit_length(chat, "--max_model_len", max_model_len, wanted)
     if max_tokens >= length:
@@ -332,7 +332,7 @@ def choose_length(
 
 
 def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
-    """Return the user's length, else `wanted`, but at most the model's limit; UserError if the user's exceeds it."""
+    """Return the user's length (UserError if it exceeds the model's limit), or `wanted` up to the limit."""
     limit = chat.model_limit
     if length and limit and length > limit:
         raise UserError(f"{flag} {length}: the model takes at most {limit} tokens")
@@ -340,6 +340,6 @@ def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
 
 
 def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
-    """Return the length that a judge's longest prompt needs; a longer one would leave less memory for the KV cache."""
+    """Return the length that a judge's longest prompt needs; more would take memory from the KV cache."""
     needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
     return choose_length(chat, max_model_len, max_tokens, needed)

@@ -1,4 +1,4 @@
-"""Completions by what was sent for them: looked up in the store first, requested only if it lacks them."""
+"""Completions by their request: look a request up in the store, and send it only if the store lacks it."""
 
 import asyncio
 import hashlib
@@ -13,29 +13,29 @@ from utils.generation.chat import Rendered
 from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
 from utils.generation.store import ModelStore
 
-# Of a `Completion`, those that are left out of its line if they have their default.
+# Fields of a `Completion` that its line leaves out if they have their default.
 OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
 
 
-WAIT_SECONDS = 60  # for completions that another node has just written: network file systems show them late
+WAIT_SECONDS = 60  # network file systems are late to show completions that another node has just written
 
 
 class NotStoredError(Exception):
-    """The store lacks this completion, and no engine is open to give it; or the engine has noted it for a batch."""
+    """The store lacks a completion, and no engine is open or the engine has noted the request for a batch."""
 
 
 class Completions:
     """One model's completions.
 
     Attributes:
-        asked: how many were requested and kept.
+        asked: how many were requested and stored.
     """
 
     def __init__(self, store: ModelStore, is_greedy_seeded: bool, cached_only: bool):
         """
         Args:
-            is_greedy_seeded: a greedy request with another seed is another request, as a server may sample anyway.
-            cached_only: nothing is requested; what is missing is looked for once more after `WAIT_SECONDS`.
+            is_greedy_seeded: whether the seed tells greedy requests apart, because a server may sample anyway.
+            cached_only: request nothing; look for missing completions once more after `WAIT_SECONDS`.
         """
         self.store = store
         self.asked = 0
@@ -50,8 +50,8 @@ class Completions:
         """Return the stored completion of this request, or request and store a new one with the fields in `told`.
 
         Raises:
-            RefusedError: the model's server refuses this content, now or earlier.
-            NotStoredError: it is not stored, and `engine` is None.
+            RefusedError: the model's server refuses this content, or refused it earlier.
+            NotStoredError: the completion is not stored, and `engine` is None.
         """
         key = self._key(prompt, sampling)
         async with _Turn(self._under_way, key):
@@ -72,7 +72,7 @@ class Completions:
     async def score(
         self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **told: Any
     ) -> Scored:
-        """Likewise how likely several continuations are."""
+        """Return, in the same way, how likely several continuations are."""
         key = _hash("score", self.store.described, prompt, *continuations)
         async with _Turn(self._under_way, key):
             if (found := await self._find(key)) is not None:
@@ -85,17 +85,17 @@ class Completions:
             return scored
 
     async def _find(self, key: str) -> dict[str, Any] | None:
-        """Return the stored fields; with --cached_only the store is read once more for missing ones."""
+        """Return the stored fields, or None; with --cached_only, read the store once more first."""
         found = self.store.get(key)
         if found is None and self.cached_only:
             await self._look_again()
             found = self.store.get(key)
         if found is not None:
-            await asyncio.sleep(0)  # a signal is heard, and an engine, also where the store has everything
+            await asyncio.sleep(0)  # lets signals and engines act even if the store has everything
         return found
 
     async def _look_again(self) -> None:
-        """Wait once for all calls that lack a completion, then read the store again."""
+        """Wait, once for all calls that lack a completion, then have the store read again."""
         if self._looked_again is not None:
             await self._looked_again.wait()
             return
@@ -116,12 +116,12 @@ class Completions:
         del its["attempt"]
         if sampling.temperature == 0 and not self._is_greedy_seeded:
             del its["seed"]
-        parts = getattr(prompt, "parts", (prompt,))  # of fusion in decoder
+        parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts
         return _hash("complete", self.store.described, *parts, its)
 
 
 class _Turn:
-    """The second of two concurrent requests with one key waits for the first."""
+    """Makes the second of two concurrent requests with one key wait for the first."""
 
     def __init__(self, under_way: dict[str, asyncio.Event], key: str):
         self._under_way, self._key = under_way, key
@@ -136,7 +136,7 @@ class _Turn:
 
 
 def _hash(*parts: Any) -> str:
-    """32 hex digits of what is sent: text, token ids, or JSON."""
+    """Return 32 hex digits that identify a request's parts: token ids or JSON values."""
     digest = hashlib.sha256()
     for part in parts:
         text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()

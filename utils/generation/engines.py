@@ -31,11 +31,11 @@ from utils.models.loading import adapter_base, loading
 from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.parsing.thoughts import UNFINISHED_COUNT, describe_unfinished
 
-# An answer of 2048 tokens is about 10 kB. The store holds its raw text, the output also the answer in it, and that is
-# written under a temporary name first.
+# An answer of 2048 tokens takes about 10 kB. The store has its raw text, the output also has the parsed answer, and the
+# output is first written under a temporary name.
 PIECE_BYTES = 64_000
 
-# Makes an API's engine from flags and key instead of `APIEngine`; utils/batch.py sets it.
+# Makes an API's engine from flags and key, instead of `APIEngine`; set by utils/batch.py.
 make_api_engine: Callable[[Namespace, str], Engine] | None = None
 
 
@@ -43,8 +43,8 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
     """Return the generator of `args` before it is loaded, and set `args.max_model_len` to its length.
 
     Args:
-        identity: as `identify_model` returns it.
-        length: the default length if the model has as much; None: the paper's.
+        identity: the result of `identify_model`.
+        length: the default length, if the model's limit allows it; None for the paper's.
     """
     chat = open_chat(args, args.model_addr)
     thoughts = find_thoughts(args, chat, args.model_addr)
@@ -63,14 +63,14 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
 
 
 def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
-    """`choose_generator`, or the encoder-decoder that the model's config says it is."""
+    """Return the generator of `args` (`choose_generator`), or an encoder-decoder if the model's config says so."""
     if not args.openai and is_encoder_decoder(args.model_addr, args.cache_dir):
         return import_module("utils.generator.encoder_decoder").choose(args, identity, schema)
     return choose_generator(args, identity, schema, length)
 
 
 def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
-    """Read it from the model's config; an adapter's base model is none."""
+    """Tell from its config whether a model is an encoder-decoder; adapters never are."""
     if adapter_base(model_addr):
         return False
     from transformers import AutoConfig
@@ -80,18 +80,18 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
         with skipping_absent_hub(model_addr), loading(model_addr, "config.json"):
             return bool(AutoConfig.from_pretrained(model_addr, **source).is_encoder_decoder)
     except UserError:
-        return False  # vLLM may know it; who loads it says what is wrong
+        return False  # vLLM may know the model; loading it reports the problem
 
 
 def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
-    """Read what utils/train_generator.py noted beside a model; empty for any other."""
+    """Return the settings that utils/train_generator.py noted beside a model; empty for other models."""
     path = model_file(model_addr, "manifest.json", cache_dir)
     settings = folder_settings(path.parent) if path else {}
     return settings if settings.get("script") == "utils/train_generator.py" else {}
 
 
 def open_completions(args: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
-    """Open the store of one model, identified also by `settings`; UserError if nothing could be added to it."""
+    """Open the store of one model, also identified by `settings`; UserError if nothing could be added to it."""
     described = {"model": identity, **({"api": True} if args.openai else {"dtype": args.dtype}), **settings}
     store = ModelStore(args.completions, model_addr, described)
     if not args.cached_only:
@@ -100,7 +100,7 @@ def open_completions(args: Namespace, model_addr: str, identity: str, **settings
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
-    """Return the model's identity for the settings; for an API model it is the name, not the address.
+    """Return the model's identity for the settings; an API model's is its name, not the API's address.
 
     UserError if the model's files or the API's key are missing, before anything expensive starts.
     """
@@ -116,7 +116,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
 
 
 def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
-    """`identify_model` for a model that is to run here, on an adapter's base model where it is one."""
+    """Return the identity of a local model; an adapter's includes its base model."""
     check_model(model_addr, cache_dir, safetensors_only=True)
     identity = model_fingerprint(model_addr, cache_dir)
     if base := adapter_base(model_addr):
@@ -125,9 +125,9 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
 
 
 def confirm_model(args: Namespace, model_addr: str, completions: Completions) -> None:
-    """Raise UserError if an API now reports another model than that of the stored completions.
+    """Raise UserError if an API now reports another model than the stored completions are from.
 
-    Without such a report, or with --model_id, the name is the identity.
+    Without a report, or with --model_id, the name is the identity.
     """
     if args.openai and args.model_id is None:
         from utils.generation.api_engine import ask_for_root  # imports openai
@@ -143,7 +143,7 @@ def open_api(args: Namespace) -> Engine:
 
 
 def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[str], pieces: int) -> None:
-    """Print what this machine has and lacks for these models, and for outputs of `pieces` together (--dry_run)."""
+    """Print what this machine has and lacks for these models and for `pieces` in all outputs (--dry_run)."""
     loaded, lines = [], []
     for model in models:
         own = model.describe_memory(args)
@@ -156,15 +156,15 @@ def print_machine(args: Namespace, models: Sequence[Model], outputs: Sequence[st
 
 
 def share_base(models: Iterable[str], cache_dir: str | None) -> bool:
-    """Are these one base model, with or without adapters on it?"""
+    """Return whether models have the same base model, with or without adapters."""
     bases = {adapter_base(model) or model for model in models}
     return len({model_fingerprint(base, cache_dir) for base in bases}) == 1
 
 
 def batch_invariance(device: str | None, openai: bool = False) -> bool | None:
-    """Return `is_batch_invariant` for the manifest, None if nothing was computed here.
+    """Return `is_batch_invariant` for the manifest; None if nothing was computed here.
 
-    Like the device it is not a setting, so a run may resume on another kind of GPU.
+    Like the device, it is not a setting, so a run may resume on another kind of GPU.
     """
     return None if device is None or openai else is_batch_invariant()
 
@@ -178,11 +178,11 @@ def publish_records(
     found: dict[str, Any],
     **figures: Any,
 ) -> None:
-    """Put an output in place with its records' figures in the manifest, and print a summary; a shard writes nothing.
+    """Publish an output with its records' figures in the manifest, and print a summary; a shard writes nothing.
 
     Args:
         openai: whether an API made it.
-        found: as for `Output.publish`.
+        found: goes to `Output.publish`.
     """
     made = {"batch_invariant": batch_invariance(device, openai), "counts": counts}
     made |= describe_records(output.pieces.values())
@@ -196,33 +196,33 @@ def publish_records(
 
 
 def reported(args: Namespace, completions: Completions) -> dict[str, Any]:
-    """Return the model that the API reports, for the manifest; nothing without a report or with --model_id."""
+    """Return the model that the API reports, for the manifest; empty without a report or with --model_id."""
     root = completions.store.root() if args.openai and args.model_id is None else None
     return {} if root is None else {REPORTED: root}
 
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
-    """Say where a shard's completions are, and how they become outputs."""
+    """Print where a shard's completions are and how to write the outputs."""
     if vars(args).get("num_shards", 1) > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
         print(f"{args.completions}: {which} is in it; the same command without shards writes {', '.join(outputs)}")
 
 
 def read_api_key(path: str | None) -> str:
-    """Return the API key from a file, else from OPENAI_API_KEY; UserError where there is none."""
+    """Return the API key from a file, or from OPENAI_API_KEY without one; UserError if there is no key."""
     where = "OPENAI_API_KEY" if path is None else f"--api_key_addr {path}"
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not key:
             raise UserError("--openai needs a key: --api_key_addr FILE, or OPENAI_API_KEY in the environment")
-    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe is not
+    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
         try:
             key = Path(path).read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{where}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
-    # It travels in an HTTP header, which takes printable ASCII.
+    # The key is sent in an HTTP header, which takes printable ASCII.
     if not key.isascii() or not key.isprintable() or " " in key or not key:
         raise UserError(f"{where}: must hold the key and nothing else")
     return key

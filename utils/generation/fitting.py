@@ -1,4 +1,4 @@
-"""Prompts within a token budget: the lowest-ranked posts go first, then the end of the only one."""
+"""Fit prompts into a token budget: drop the lowest-ranked posts first, then the end of the last remaining one."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from prompts import History, Messages, Prompt
 from utils.generation.chat import Chat, Rendered
 
 T = TypeVar("T")
-Entry = tuple[str, Callable[[str], str]]  # the text, and a function from the kept part of it to the entry
+Entry = tuple[str, Callable[[str], str]]  # a text, and a function from its kept part to the entry
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A rendered prompt within the budget, and what had to go."""
+    """A rendered prompt within the budget, and what was left out."""
 
     prompt: Rendered
     num_contexts_used: int  # posts in it
@@ -24,12 +24,12 @@ class Fitted:
 def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
     """Fit a prompt into a budget by leaving out whole posts, the lowest-ranked first.
 
-    A first post that is too long alone is cut at its end. None if the prompt exceeds the budget even without posts.
+    If the first post alone is too long, its end is cut. None if the prompt exceeds the budget even without posts.
 
     Args:
-        build: the messages for a list of posts.
+        build: returns the messages for a list of posts.
         posts: the profile's texts, best first.
-        budget: most tokens the prompt may have.
+        budget: most tokens that the prompt may have.
     """
 
     def render_within(kept: list[str]) -> Rendered | None:
@@ -50,7 +50,7 @@ def fit_profile(
 ) -> Fitted | None:
     """Fit a prompt with a user's best items into a budget (`fit_posts`).
 
-    `join` makes one text of several items. If the prompt has no place for a profile, there must be no items.
+    `join` makes one text of several items. A prompt without {profile} takes no items.
     """
 
     def build(kept: list[str]) -> Messages:
@@ -82,7 +82,7 @@ def fit_items(
     join: Callable[[list[str]], str],
     **values: str,
 ) -> Fitted | None:
-    """`fit_profile`, or the same for a history."""
+    """Fit a prompt with items into a budget by `fit_history` or `fit_profile`."""
     if isinstance(items, History):
         return fit_history(prompt, items, chat, budget, **values)
     return fit_profile(prompt, items, chat, budget, join, **values)
@@ -91,8 +91,8 @@ def fit_items(
 def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **values: str) -> Fitted | None:
     """Return a prompt with as many whole items of a history as fit into a budget.
 
-    None if the prompt exceeds it without any. The messages' own lengths give a good guess of the number, so the prompt
-    is rendered only a few times, even for long histories.
+    None if the prompt exceeds the budget even without items. The messages' own lengths give a good guess of the number,
+    so the prompt is rendered only a few times, even for long histories.
     """
 
     def within(number: int) -> Rendered | None:
@@ -115,17 +115,17 @@ def guess_number(history: History, chat: Chat, budget: int) -> int:
 
 
 def largest(most: int, guess: int, fit: Callable[[int], Any]) -> tuple[int, Any]:
-    """Return the largest number in 0..most for which `fit` returns something, and that; (0, None) if there is none.
+    """Return the largest n in 0..most for which `fit(n)` is not None, and that value; (0, None) if there is none.
 
-    It tries the guess, then doubles the distance from it, and finally bisects.
+    Tries the guess, then doubles the distance from it, and finally bisects.
     """
     best = fit(guess)
     low, high, step = (guess, most + 1, 1) if best is not None else (-1, guess, 1)
     while high - low > 1:
         if best is not None and high > most:
-            middle = min(low + step, most)  # nothing is known to be too much
+            middle = min(low + step, most)  # no number is known to be too large
         elif best is None:
-            middle = max(high - step, 0)  # nothing is known to fit
+            middle = max(high - step, 0)  # no number is known to fit
         else:
             middle = (low + high) // 2
         step *= 2
@@ -139,8 +139,8 @@ def largest(most: int, guess: int, fit: Callable[[int], Any]) -> tuple[int, Any]
 
 @dataclass(frozen=True)
 class Trimmed(Fitted):
-    num_contexts_trimmed: int = 0  # posts in it that are not whole
-    question_cut: bool = False  # the question is not whole: cut at its end
+    num_contexts_trimmed: int = 0  # posts in it that were cut
+    question_cut: bool = False  # the question was cut at its end
 
 
 def fit_trimmed(
@@ -148,11 +148,11 @@ def fit_trimmed(
 ) -> Trimmed | None:
     """Fit a prompt into a budget as LaMP's code does: trim every entry, then cut the question.
 
-    LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or have
-    none themselves, they are left out. None if the prompt exceeds the budget even without a question.
+    LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or do
+    not fit themselves, they are left out. None if the prompt exceeds the budget even without a question.
 
     Args:
-        values: values of the prompt's placeholders, with `question`.
+        values: texts for the prompt's placeholders, including `question`.
     """
     question = values["question"]
 
@@ -165,7 +165,7 @@ def fit_trimmed(
         return rendered if chat.length(rendered) <= budget else None
 
     bare, alone = [state("") for _, state in entries], length([])
-    # A token each for the seams: between others a text may have one more than alone.
+    # One token more per seam: a text may have one more token between others than alone.
     seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
     items = trim(entries, alone, seams, budget, chat.count)
     for texts in (items, []):
@@ -180,14 +180,14 @@ def fit_trimmed(
 def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: Callable[[str], int]) -> list[str]:
     """Trim entries to the budget: each has an equal share, plus what earlier ones did not need.
 
-    The prompt without entries gets at most 0.6 of the budget; if an entry exceeds its share even without text, at most
-    0.5, and so on down to 0. If that does not help, no entries are left.
+    The prompt without entries counts for at most 0.6 of the budget. If an entry exceeds its share even without text,
+    this falls to 0.5, and so on down to 0. If that does not help, no entries are left.
 
     Args:
         alone: tokens of the prompt without entries.
         seams: tokens between and around the entries.
-        budget: most tokens the prompt may have.
-        count: returns the tokens of a text.
+        budget: most tokens that the prompt may have.
+        count: returns a text's number of tokens.
     """
     for tenths in range(6, -1, -1):
         room = budget - min(alone, budget * tenths // 10) - seams
@@ -198,7 +198,7 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
 
 
 def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) -> list[str] | None:
-    """Trim each entry to its share of tokens; None if the fixed words of one are longer."""
+    """Trim each entry to its share of tokens; None if an entry's fixed words exceed it."""
     texts: list[str] = []
     saved = 0
     for entry in entries:
@@ -211,7 +211,7 @@ def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) ->
 
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
-    """Return an entry with as much of its text as fits into `most` tokens; None where it does not fit without any."""
+    """Return an entry with as much of its text as fits into `most` tokens; None if it is too long without text."""
     text, state = entry
 
     def within(length: int) -> str | None:

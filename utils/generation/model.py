@@ -1,7 +1,7 @@
 """A model in a run: its policy for sampling and retries, and prompts within its budget.
 
-By default (`fallback`), every try has another seed, and the last one is constrained to the schema; `always` constrains
-every try; `never` is the reference code's way and raises the temperature by 0.1 per try, up to 1.
+Every try has another seed. By default (`fallback`), the last try is constrained to the schema; `always` constrains
+every try; `never`, the reference code's way, raises the temperature by 0.1 per try, up to 1.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from utils.generation.thinking import Thoughts
 
 @dataclass(frozen=True)
 class Policy:
-    """How outputs are sampled and asked for again (the flags of `cli.add_sampling_arguments`)."""
+    """How outputs are sampled and requested again (the flags of `cli.add_sampling_arguments`)."""
 
-    temperature: float | None  # None, also of the next two: by default, as the model or its server has it
+    temperature: float | None  # None, as for top_p: the default of the model or its server
     top_p: float | None
     max_tokens: int
     seed: int | None
@@ -33,7 +33,7 @@ class Policy:
     schema: dict[str, Any] | str
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None
-    opened: bool | None = None  # `Sampling.opened`, which the model's template decides
+    opened: bool | None = None  # `Sampling.opened`, by the model's template
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
@@ -50,7 +50,7 @@ class Policy:
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
 
-        `is_sampled`: the server refuses temperature, so that even at 0 the model is not greedy.
+        `is_sampled`: the server refuses temperature, so the model is not greedy even at 0.
         """
         temperature = self.temperature
         if self.constrained_decoding == "never" and temperature is not None:
@@ -62,9 +62,9 @@ class Policy:
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
     def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
-        """Return whether this is the last try; a greedy constrained try is, because it would repeat itself.
+        """Return whether this is the last try; a greedy constrained try is, because another would repeat it.
 
-        It stays the last one if the server refuses the schema and it is constrained less.
+        It stays the last one if the server refuses the schema and constrains it less.
         """
         return attempt >= self.max_retries or (self._is_constrained(attempt, is_sampled) and self.is_greedy(is_sampled))
 
@@ -73,7 +73,7 @@ class Policy:
 
     def _is_constrained(self, attempt: int, is_sampled: bool) -> bool:
         if self.constrained_decoding == "fallback":
-            # Nor does a greedy free try get better by asking again: the second try is constrained at once.
+            # A greedy free try would only repeat itself, so the second try is already constrained.
             return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(is_sampled))
         return self.constrained_decoding == "always"
 
@@ -83,7 +83,7 @@ class Model:
     """A model as a run uses it."""
 
     addr: str
-    identity: str  # what tells it from any other, for the settings
+    identity: str  # tells it from any other model, for the settings
     chat: Chat
     length: int  # tokens of prompt and output together
     policy: Policy
@@ -92,11 +92,11 @@ class Model:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Further settings of how it answers; none for a model of vLLM or an API."""
+        """Further settings that decide its answers; none if vLLM or an API runs the model."""
         return {}
 
     def open_engine(self, args: Namespace) -> Engine | None:
-        """Load it on an engine of its own; None: vLLM or an API runs it, with others."""
+        """Load it on an engine of its own; None if vLLM or an API runs it."""
         return None
 
     def describe_memory(self, args: Namespace) -> list[str] | None:
@@ -106,11 +106,11 @@ class Model:
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
     ) -> Fitted | None:
-        """`fit_items` for its length."""
+        """Fit a prompt into its length (`fit_items`)."""
         return fit_items(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
     ) -> Fitted | None:
-        """`fit_trimmed` for its length."""
+        """Fit a prompt into its length (`fit_trimmed`)."""
         return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)

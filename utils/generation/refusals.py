@@ -1,7 +1,7 @@
 """What an API refuses: parameters and response formats, and too many requests at a time.
 
-A request that is refused for a parameter is repeated without it, or with its other name. What worked once is used for
-the rest of the run.
+A request refused for a parameter is repeated without the parameter, or with its other name. The rest of the run uses
+what worked.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from utils.cli import UserError
 from utils.generation.requests import FORMATS, LIMITS, Completion
 
 # Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
-# specified"), the first of these is left out.
+# specified"), the first in this order is left out.
 ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", *LIMITS, "temperature", "reasoning_effort")
 
 _ALLOWED = re.compile(
@@ -29,15 +29,15 @@ _ALLOWED = re.compile(
 )
 
 Asked = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
-LONGEST_PAUSE = 300.0  # seconds; where nothing is answered, our tries come after 5, 25, 125, 300, ...
-LONGEST_WAIT = 600.0  # seconds, for the time that a refusal names; the library waits two minutes at most
-RISE_AFTER = 10  # answers, for each request that may be under way, before more are tried
+LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, our tries follow after 5, 25, 125, 300, ...
+LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; the library waits two minutes at most
+RISE_AFTER = 10  # answers per allowed request before the limit rises
 
 
 class MalformedError(UserError):
     """The API refuses a request because of a parameter, its response_format, or something else in it.
 
-    `param` is the parameter that it names as such, `found` its whole message.
+    `param` is the parameter that the error names, `found` its whole body.
     """
 
     def __init__(self, message: str, param: str | None = None, found: str = ""):
@@ -48,16 +48,16 @@ class MalformedError(UserError):
 class Way(NamedTuple):
     """How a request is made."""
 
-    limit: str  # of LIMITS
-    left_out: frozenset[str]  # of ADAPTABLE
-    format: int  # of FORMATS
+    limit: str  # one of LIMITS
+    left_out: frozenset[str]  # some of ADAPTABLE
+    format: int  # an index into FORMATS
 
 
 class Refusals:
-    """What one server has refused so far, and how it is therefore asked.
+    """What one server has refused so far, and how requests avoid it.
 
     Args:
-        limit: the one of LIMITS that is tried first.
+        limit: the name from LIMITS to try first.
     """
 
     def __init__(self, limit: str):
@@ -65,7 +65,7 @@ class Refusals:
         self._known = Way(limit, frozenset(), 0)
 
     def way(self, schema: Any) -> Way:
-        """Return how to ask for an output now, constrained to `schema` if that is a JSON schema."""
+        """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
         return self._known if isinstance(schema, dict) else self._known._replace(format=len(FORMATS) - 1)
 
     def body(self, way: Way, asked: Asked, schema: Any) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Refusals:
         return {**limited, **({"response_format": held} if held else {})}
 
     def told(self, way: Way, asked: Asked, schema: Any, completion: Completion) -> Completion:
-        """Return the completion with the parameters and format that the server refused."""
+        """Return the completion with the refused parameters and the format that replaced a refused one."""
         refused = [*(way.left_out & asked.keys()), *([self._preferred] if way.limit != self._preferred else [])]
         taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
@@ -101,7 +101,7 @@ class Refusals:
             return self.told(way, asked, schema, completion)
 
     def _learn(self, way: Way, met: dict[str, MalformedError]) -> None:
-        """Use the way that worked for all later requests, and print what is new in it."""
+        """Use the way that worked for all later requests, and print its changes."""
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]
         for name, refusal in met.items():
@@ -112,7 +112,7 @@ class Refusals:
             elif name in way.left_out - known.left_out:
                 known, told = known._replace(left_out=known.left_out | {name}), f"without {name}"
             else:
-                continue  # another request has met it first
+                continue  # another request met this refusal first
             print(f"note: {refusal}; the run continues {told}", file=sys.stderr, flush=True)
         self._known = known
 
@@ -136,7 +136,7 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
-    """Return the parameter in a request's body that its refusal names, None where it names none of ADAPTABLE."""
+    """Return the parameter of a request's body that its refusal names; None if it names none of ADAPTABLE."""
     found = _ALLOWED.split(refusal.found)[0]  # a list of accepted names may follow
     words = set(re.findall(r"\w+", refusal.param)) & body.keys() or set(re.findall(r"\w+", found))
     if "response_format" in words & body.keys():
@@ -145,7 +145,7 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
 
 
 def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
-    """Return the parameter for one of FORMATS, None for "none".
+    """Return the `response_format` parameter for one of FORMATS; None for "none".
 
     OpenAI's strict mode does not document `minLength`, so it is left out; the parser checks it.
     """
@@ -161,26 +161,26 @@ def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
 
 
 class Throttle:
-    """Limits concurrent requests: to the user's number, less what the API's refusals (429) suggest.
+    """Limits concurrent requests to the user's number, or to fewer after refusals by the API (429).
 
     Refusals come in waves, when more requests are sent at once than the API allows. Each refusal lowers the limit by
-    one, a wave at most to half. `RISE_AFTER` answers per allowed request raise it by a quarter. No request is sent
-    before the time that a refusal names. If it names none, the client library delays that request alone; from the
-    second wave without an answer in between, all wait for 1 s, doubled with every wave, so that minutes of refusals do
-    not use up the tries.
+    one; a wave at most halves it. `RISE_AFTER` answers per allowed request raise it by a quarter. If a refusal names a
+    time, no request is sent before it. If it names none, the client library delays that request alone. From the second
+    wave without an answer in between, all requests wait for 1 s, doubled with every wave, so that minutes of refusals
+    do not use up the tries.
     """
 
     def __init__(self, most: int):
-        self.limit = self._most = most  # of requests that may be under way now
+        self.limit = self._most = most  # requests that may be under way now
         self._under_way = 0
-        self._answered = 0  # with a lowered limit, since it last rose
+        self._answered = 0  # answers since the lowered limit last rose
         self._freed = asyncio.Event()
         self._quiet_until = self._wave_began = -math.inf
-        self._floor = 1  # of the limit in this wave
-        self._pause = self._next_pause = 0.0  # of this wave and the next one, where the API names none
+        self._floor = 1  # the lowest limit in this wave
+        self._pause = self._next_pause = 0.0  # of this wave and the next one, if the API names no time
 
     async def enter(self) -> float:
-        """Wait for a place; returns the time at which it was given."""
+        """Wait for a place, and return the time at which it was given."""
         while True:
             now = time.monotonic()
             if now < self._quiet_until:
@@ -197,7 +197,7 @@ class Throttle:
         self._freed.set()
 
     def accepted(self) -> None:
-        """A request was answered."""
+        """Record that a request was answered."""
         self._next_pause = 0.0
         if self.limit == self._most:
             return
@@ -207,9 +207,9 @@ class Throttle:
             self._answered = 0
 
     def refused(self, entered: float, named: float) -> float:
-        """Record a refusal of a request that entered at `entered`; `named` is its number of seconds, 0 without one.
+        """Record the refusal of a request that entered at `entered`; `named` is the pause that it names, or 0.
 
-        Returns the seconds for which no request may enter now.
+        Returns the seconds during which no request may enter.
         """
         now = time.monotonic()
         if entered >= self._wave_began:
@@ -245,7 +245,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a refusal asks to wait, at most `LONGEST_WAIT`; 0 if it names none.
+    """Return the seconds that a refusal asks to wait, at most `LONGEST_WAIT`; 0 if it names no time.
 
     `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
     """
@@ -255,5 +255,5 @@ def read_retry_after(headers: Mapping[str, str]) -> float:
         ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
     ):
         with suppress(KeyError, ValueError, OverflowError):
-            return min(max(0.0, read(headers[name])), LONGEST_WAIT)  # 0 of NaN too
+            return min(max(0.0, read(headers[name])), LONGEST_WAIT)  # NaN gives 0
     return 0.0

@@ -7,10 +7,10 @@ from typing import Any, Protocol
 
 from utils.generation.chat import Rendered
 
-# Flags beside temperature, top_p and seed, as they are called in a request: of sampling, and all of them.
+# Flags besides temperature, top_p and seed, by their names in a request: those of sampling, and all of them.
 SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
-LIMITS = ("max_tokens", "max_completion_tokens")  # one limit by its old name and by OpenAI's new one
+LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
 
 
@@ -18,16 +18,16 @@ FORMATS = ("json_schema", "json_object", "none")  # response formats, the strict
 class Sampling:
     """How one output is sampled."""
 
-    temperature: float | None  # None: as the model or its server has it by default
+    temperature: float | None  # None: the default of the model or its server
     top_p: float | None  # likewise
     max_tokens: int
     seed: int
-    schema: dict[str, Any] | str | None = None  # to hold it to: JSON, or a regular expression (vLLM only)
-    attempt: int = 0  # which of this run's tries it is
+    schema: dict[str, Any] | str | None = None  # constrains it: a JSON schema, or a regular expression (vLLM only)
+    attempt: int = 0  # the number of this try, from 0
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
-    reasoning_parser: str | None = None  # that reads the thoughts of a model that runs here
-    opened: bool | None = None  # the prompt ends inside a thought; None: not known
-    constrained_decoding: str = "fallback"  # the flag; it decides nothing of this try, but tells outputs apart
+    reasoning_parser: str | None = None  # reads a local model's thoughts
+    opened: bool | None = None  # whether the prompt ends inside a thought; None if unknown
+    constrained_decoding: str = "fallback"  # the flag; it does not change this try, but tells outputs apart
 
 
 @dataclass(frozen=True)
@@ -36,32 +36,32 @@ class Completion:
 
     text: str  # after the thoughts
     finish_reason: str
-    prompt_tokens: int | None  # all three counts: None where a server doesn't tell
-    cached_tokens: int | None  # of the prompt's those not computed again
+    prompt_tokens: int | None  # this and the next two counts are None if a server does not report them
+    cached_tokens: int | None  # prompt tokens that were not computed again
     completion_tokens: int | None
-    response_format: str | None = None  # the one of FORMATS that a server took in place of the schema it refused
-    refused_parameters: tuple[str, ...] = ()  # that it was asked for without, or by another name
+    response_format: str | None = None  # the format of FORMATS that a server took instead of the schema it refused
+    refused_parameters: tuple[str, ...] = ()  # left out of the request or renamed
     system_fingerprint: str | None = None  # as the server reports it
     reasoning: str = ""  # the thoughts
-    reasoning_tokens: int | None = None  # of the output's, those of its thoughts; None where that is not told
-    unfinished: bool = False  # it ends inside a thought
+    reasoning_tokens: int | None = None  # completion tokens of the thoughts; None if unknown
+    unfinished: bool = False  # whether it ends inside a thought
 
 
 @dataclass(frozen=True)
 class Scored:
     """How likely several continuations of one prompt are."""
 
-    mean_log_probs: list[float]  # of each over its tokens
-    prompt_tokens: int  # of all that was sent for them, the prompt with each of them
-    cached_tokens: int  # of these those not computed again
+    mean_log_probs: list[float]  # per continuation, over its tokens
+    prompt_tokens: int  # over all requests, each with the prompt
+    cached_tokens: int  # those of them that were not computed again
 
 
 class RefusedError(Exception):
-    """The engine will never answer this request; others continue."""
+    """The engine will never answer this request; other requests continue."""
 
 
 class UnavailableError(Exception):
-    """A server did not answer this request on any try, but may later; others continue."""
+    """A server did not answer any try of this request, but may later; other requests continue."""
 
 
 class Engine(Protocol):
@@ -70,7 +70,7 @@ class Engine(Protocol):
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion: ...
 
-    # Only where the model runs here: no API tells how likely a text is that it has not written.
+    # Only for local models: no API tells how likely a text is that it has not written.
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored: ...
 
     async def close(self) -> None: ...

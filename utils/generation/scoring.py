@@ -2,9 +2,9 @@
 
 vLLM 0.32 uses that cache for a request with `prompt_logprobs` only if `skip_reading_prefix_cache` is False. It then
 returns log-probabilities of the tokens after the cached ones, and none or meaningless numbers for those before. So the
-continuations form a tree with the prompt as its root, and each node, where they part, is one request. Its
-`logprob_token_ids` give the likelihood of each next token, because a cache block may end there, and then no later
-request returns it. Its `prompt_logprobs` give those of its own tokens, which are in no other request and so not cached.
+continuations form a tree with the prompt as its root, and with a node, which is one request, wherever they part. Its
+`logprob_token_ids` give the likelihood of each next token: a cache block may end there, and then no later request
+returns it. Its `prompt_logprobs` cover the node's own tokens, which no other request has and which are thus not cached.
 
 The logits of a whole prompt, 20 GB for 32,000 tokens and a vocabulary of 150,000, are never held.
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
-FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER=0"  # vLLM's environment variable: the model runner that CPUs have
+FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER=0"  # vLLM's environment variable for the model runner used on CPUs
 
 Tokens = tuple[int, ...]
-Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and what is wanted of them
+Ask = Callable[[Tokens, "SamplingParams"], Awaitable["RequestOutput"]]  # token ids, and the wanted log-probabilities
 
 
 async def score_continuations(
@@ -40,17 +40,16 @@ async def score_continuations(
     """Return the mean log-probability of each continuation's tokens (at least one) after `prompt`.
 
     Args:
-        by_token: each token is a node, which needs no `prompt_logprobs`: vLLM 0.32 crashes over them with a LoRA
-            adapter
-            on a CPU. That takes far more requests.
+        by_token: make each token a node, which takes far more requests but no `prompt_logprobs`. With a LoRA adapter on
+            a CPU, vLLM 0.32 crashes over these.
 
-    UserError if the engine returns log-probabilities of other tokens in any case.
+    UserError if the engine does not return the log-probability of a requested token.
     """
     start = tuple(prompt)
     results: list[RequestOutput] = []
 
     async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
-        """Return, by continuation of a node, the sum over its tokens without the first ones, which are `told`."""
+        """Return, by continuation of a node, the sum over its tokens after the first ones, which are `told`."""
         size = len(node)
         branches = {first: list(its) for first, its in groupby(group, key=lambda tokens: tokens[size : size + 1])}
         ended = branches.pop((), [])
@@ -75,7 +74,7 @@ async def score_continuations(
 
 
 def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
-    """Return the common beginning of texts as token ids, the end of a prompt, and each one's rest, its options.
+    """Return the common beginning of texts, which ends a prompt, and the rest of each, an option, as token ids.
 
     If a tokenizer makes one token of a space and a digit, that token is in the option.
     """
@@ -93,13 +92,13 @@ def _shared(group: list[Tokens]) -> Tokens:
 async def _ask_node(
     ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
 ) -> "RequestOutput":
-    """Ask for the log-probabilities of `nexts` after a node, and of its own tokens after the ones in `told`."""
+    """Request the log-probabilities of `nexts` after a node, and of the node's own tokens after those in `told`."""
     wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
     if len(node) > len(told):
-        wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # of each position the one of its own token
+        wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # per position, only its own token's
     results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=False)))
     if len(node) > len(told) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(told):
-        # Another question has the same prompt and option.
+        # The node's own tokens are cached: another question has the same prompt and option.
         results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=True)))
     return results[-1]
 
@@ -107,7 +106,7 @@ async def _ask_node(
 async def _sum_told(
     ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
-    """Sum over a node's own tokens by its result's `prompt_logprobs`, or by single requests if these are of others."""
+    """Sum over a node's own tokens by its result's `prompt_logprobs`, or token by token if these are other tokens'."""
     own, found = node[len(told) :], result.prompt_logprobs
     if tuple(found.token_ids[-len(own) :]) == own:
         return sum(found.logprobs[-len(own) :])
@@ -120,7 +119,7 @@ async def _sum_told(
 
 
 def _told_next(result: "RequestOutput", token: int) -> float:
-    """Return the log-probability of a token after the request's tokens."""
+    """Return the log-probability of a token after the request's tokens; UserError if the result lacks it."""
     [found, *_] = result.outputs[0].logprobs or [{}]
     if token not in found:
         raise UserError(f"vLLM gave no log-probability of token {token}, which it was asked for; set {FIRST_RUNNER}")
@@ -140,6 +139,6 @@ def _params(**wanted: Any) -> "SamplingParams":
     """Return parameters for a prompt; vLLM generates at least one token, which is ignored."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    # Without text: cached positions may hold numbers that are not token ids.
+    # No detokenizing: cached positions may hold numbers that are not token ids.
     kind = RequestOutputKind.FINAL_ONLY
     return SamplingParams(temperature=0, max_tokens=1, detokenize=False, output_kind=kind, **wanted)

@@ -5,9 +5,9 @@
       model.json                             the model's identity
       20261124T015000-node7-4711-9c2e.jsonl  a file per process that wrote
 
-The first line of a file names the model, the writer and package versions. Every other line is a completion: its key,
-its fields, and a CRC-32. Files only grow, so several processes and nodes can share a store: each reads new lines of the
-others when it opens the store, and every ten seconds. Of two lines with one key, that in the older file counts.
+The first line of a file names the model, the writer, and package versions. Every other line is a completion: its key,
+its fields, and a CRC-32. Files only grow, so several processes and nodes can share a store: each reads the others' new
+lines when it opens the store, and every ten seconds. Of two lines with one key, the older file's counts.
 """
 
 import hashlib
@@ -33,14 +33,14 @@ from utils.files.writing import (
     write_synced,
 )
 
-KEY_START, KEY_END = 8, 40  # where a line has its key: {"key":"<32 hex digits>",...
-NO_KEY = "0" * (KEY_END - KEY_START)  # of a file's first line
+KEY_START, KEY_END = 8, 40  # a line's key: {"key":"<32 hex digits>",...
+NO_KEY = "0" * (KEY_END - KEY_START)  # the key of a file's first line
 SUM = b',"crc32":"%08x"}\n'
 SUM_LENGTH = len(SUM % 0)
 REFRESH_SECONDS = 10  # between two looks at what others have written
 SYNC_SECONDS = 1  # the most that a power cut may lose
-OPEN_FILES = 100  # to read from at a time: a store grows by a file with every run, and a process may open about 1000
-HOLE_LOOKS = 5  # a second apart: on a network file system, lines that have not all arrived may read as zeros
+OPEN_FILES = 100  # to read from: every run adds a file to a store, and a process may open about 1000
+HOLE_LOOKS = 5  # a second apart: on a network file system, lines that have not fully arrived may read as zeros
 OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100,000 tuples would take 10 MB more
 
 
@@ -49,24 +49,24 @@ class ModelStore:
 
     Attributes:
         folder: the model's folder; made with the first completion.
-        described: all that tells this model from others.
+        described: everything that tells this model from others.
     """
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
-        """`model` is its name, for the folder's."""
+        """`model` is the model's name, which the folder's name begins with."""
         told = json.dumps(described, sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         self.folder = Path(store) / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
         self.described = described
-        self._places: dict[bytes, int] = {}  # of each completion's line
+        self._places: dict[bytes, int] = {}  # by key, the place of the line
         self._files: list[_Lines] = []
-        self._opened: dict[_Lines, None] = {}  # those that `get` has open, the last used one last
+        self._opened: dict[_Lines, None] = {}  # files that `get` has open, the most recently used last
         self._own: IO[bytes] | None = None
         self._read_at = -float("inf")
         self._synced_at = 0.0
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Return the fields stored under a key, None if there are none; UserError if a file is damaged."""
+        """Return the fields stored under a key, or None; UserError if a file is damaged."""
         if time.monotonic() - self._read_at >= REFRESH_SECONDS:
             self._read_new()
         place = self._places.get(bytes.fromhex(key))
@@ -81,7 +81,7 @@ class ModelStore:
         return json.loads(line)
 
     def add(self, key: str, fields: dict[str, Any]) -> None:
-        """Keep a completion; it survives this process from here on, and a power cut a second later."""
+        """Store a completion. It then survives the end of this process, and about a second later also a power cut."""
         if self._own is None:
             self._begin()
         self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
@@ -89,13 +89,13 @@ class ModelStore:
             self._sync()
 
     def check_writable(self) -> None:
-        """Raise UserError if nothing could be added, before anything is paid for; nothing is made."""
+        """Raise UserError if nothing could be added, before anything is paid for; creates nothing."""
         check_could_write(self.folder / "model.json")
 
     def confirm_root(self, root: str | None) -> None:
-        """Record which model a server reports for its name; UserError if earlier completions are from another.
+        """Record which model a server reports under its name; UserError if earlier completions are from another.
 
-        None: the server does not say.
+        `root` is None if the server does not say.
         """
         if root is None:
             return
@@ -109,7 +109,7 @@ class ModelStore:
             self._make_folder(root=root)
 
     def root(self) -> str | None:
-        """Return the model that a server has reported for its name, None if it has not."""
+        """Return the model that a server has reported under its name, or None."""
         path = self.folder / "model.json"
         try:
             return json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
@@ -142,7 +142,7 @@ class ModelStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if told or not path.exists():
-                # All tasks of an array may begin at once, so each writes to a name of its own.
+                # All tasks of an array may begin at once, so each writes under its own name.
                 staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
                 write_synced(staged, json.dumps({**self.described, **told}, indent=2) + "\n")
                 rename(staged, path)
@@ -150,7 +150,7 @@ class ModelStore:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
 
     def _append(self, key: str, fields: dict[str, Any]) -> int:
-        """Write a line; returns its place. Of one that the disk takes only in part nothing stays."""
+        """Write a line and return its place. If the disk takes only a part of it, the part is removed."""
         file = self._files[self._own_number]
         line = line_of(key, fields)
         try:
@@ -159,7 +159,7 @@ class ModelStore:
             try:
                 self._own.truncate(file.end)
             except OSError:
-                self._own = None  # a torn line ends its file: what follows goes to another one
+                self._own = None  # a torn line ends its file: later lines go to another file
             raise
         place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
@@ -179,11 +179,11 @@ class ModelStore:
             del self._opened[oldest]
 
     def refresh(self) -> None:
-        """Look at what others have written the next time something is asked for."""
+        """Have the next `get` read the lines that others have written."""
         self._read_at = -float("inf")
 
     def _read_new(self) -> None:
-        """Index what others have added since the last look."""
+        """Index the lines that others have added since the last look."""
         known = {file.path for file in self._files}
         for path in sorted(self.folder.glob("*.jsonl")):
             if path not in known:
@@ -198,7 +198,7 @@ class ModelStore:
 
 
 class _Lines:
-    """A file of the store, as far as it has been read."""
+    """A file of the store, read up to `end`."""
 
     def __init__(self, path: Path, described: dict[str, Any]):
         self.path, self.end, self._number = path, 0, 0
@@ -214,8 +214,8 @@ class _Lines:
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Return key, offset and length of each new line; a last line without its end is still being written.
 
-        UserError if a line is damaged. A torn last line was left by a killed process, and nobody appends to that file.
-        A whole line without its line break is damaged too.
+        UserError if a line is damaged; a whole line without its line break is, too. A torn last line was left by a
+        killed process, and nobody appends to that file.
         """
         found = []
         with self._open(buffering=1 << 20) as file:

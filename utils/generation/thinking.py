@@ -1,10 +1,10 @@
 """Chat templates' variables, and thoughts: does a model think, with how much room, and where does its answer begin?
 
-Behind an API the marks in the text tell, or the server does, in a field of its own. A model that runs here has one of
-vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` where its config says gpt_oss;
-`mistral` and `deepseek_r1` where its chat template speaks of [THINK] or of <think> and its tokenizer has these marks as
-tokens; else none. One whose template closes the thought in the prompt does not think, nor does one of ours, which was
-trained to answer at once.
+An API's thoughts are found by the marks in the text or in a separate field of the reply. A local model uses one of
+vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` if its config says gpt_oss; `mistral`
+or `deepseek_r1` if its chat template mentions [THINK] or <think> and its tokenizer has these marks as tokens; otherwise
+none. A model whose template closes the thought in the prompt does not think, nor do the models that we trained to
+answer at once.
 """
 
 import re
@@ -21,12 +21,12 @@ from utils.parsing.thoughts import CLOSING, OPENING
 SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a local model's template gets
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
 MARKS = {MISTRAL: ("[THINK]", "[/THINK]", "[TOOL_CALLS]"), TAGS: ("<think>", "</think>")}  # tokens that these need
-ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # an empty one, as Qwen3's template has it
-TO_ANSWER = "<|channel|>final<|message|>"  # where gpt-oss' prompts end
+ENDS_THOUGHT = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}  # makes a thought empty, as Qwen3's template does
+TO_ANSWER = "<|channel|>final<|message|>"  # the end of gpt-oss's prompts for an answer
 THOUGHT_TOKENS = 8192  # for thoughts, in addition to the output's tokens: a guess
 # "OpenAI recommends reserving at least 25,000 tokens for reasoning and outputs when you start experimenting":
-# https://developers.openai.com/api/docs/guides/reasoning. What is not used costs nothing there. The chat variants of
-# gpt-5 write 16,384 tokens at most.
+# https://developers.openai.com/api/docs/guides/reasoning. Unused tokens cost nothing there. The chat variants of gpt-5
+# write 16,384 tokens at most.
 OPENAI_TOKENS, OPENAI_NAMES = 25_000, re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5(?!.*-chat))")
 # Names of API models that think.
 THINKING_NAMES = re.compile(r"(?i)(?:.*/)?(?:o[1-9]\b|gpt-5|gpt-oss|deepseek-r)")
@@ -50,7 +50,7 @@ def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
 
 
 def refuse_unknown(variables: dict[str, Any], known: dict[str, Any], where: str) -> None:
-    """Raise UserError over a variable that a template does not know: it would change nothing, without a word."""
+    """Raise UserError for a variable that a template does not know, because it would silently change nothing."""
     if unknown := variables.keys() - known.keys():
         name = min(unknown)
         flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
@@ -61,15 +61,15 @@ def refuse_unknown(variables: dict[str, Any], known: dict[str, Any], where: str)
 class Thoughts:
     """How a model thinks."""
 
-    parser: str | None = None  # vLLM's, which reads it here; NO_PARSER where the user wants none
-    opened: bool | None = False  # a prompt ends inside a thought; None: not known
+    parser: str | None = None  # vLLM's parser for a local model; NO_PARSER if the user wants none
+    opened: bool | None = False  # whether a prompt ends inside a thought; None if unknown
     thinks: bool = False
-    tokens: int = THOUGHT_TOKENS  # room for its thoughts, where no length limits it
+    tokens: int = THOUGHT_TOKENS  # room for its thoughts, unless a length limits it
 
     def room(self, is_set: bool, *lengths: int | None) -> int:
-        """Return how many tokens to add for thoughts: 0 if the user has set the limit (`is_set`).
+        """Return how many tokens to add for thoughts; 0 if the user has set the limit (`is_set`).
 
-        The number is at most a quarter of each known length in `lengths`, of prompt and output together.
+        The number is at most a quarter of each known length in `lengths` (prompt and output together).
         """
         if not self.thinks or is_set:
             return 0
@@ -82,7 +82,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     if not hasattr(chat, "prompt_end"):
         return _thoughts_of_api(model_addr, asked, vars(args).get("reasoning_effort"))
     if asked == NO_PARSER:
-        return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: the marks in a text tell
+        return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: by the marks in the text
     trained = read_folder_manifest(model_addr)
     if is_closed(chat.prompt_end) or (trained and trained["settings"].get("script") in TRAINED):
         return Thoughts()
@@ -100,7 +100,7 @@ def _thoughts_of_api(model: str, asked: str | None, effort: str | None) -> Thoug
 
 
 def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
-    """Have a chat's prompts end where an answer begins, for texts that are not written but scored."""
+    """Make a chat's prompts end where an answer begins, for texts that are scored instead of written."""
     if thoughts.opened:
         chat.behind = ENDS_THOUGHT[opening_of(chat.prompt_end)]
     elif thoughts.parser == GPT_OSS:
@@ -108,7 +108,7 @@ def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
 
 
 def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
-    """Return the parser of a model that runs here, by the rule above."""
+    """Return a local model's parser, by the rule above."""
     if model_type == "gpt_oss":
         return GPT_OSS
     template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()
@@ -117,7 +117,7 @@ def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
 
 
 def opening_of(end: str) -> str | None:
-    """Return the mark of the thought that a prompt with this end opens; None where it opens none."""
+    """Return the mark of the thought that a prompt with this end opens; None if it opens none."""
     opened = list(OPENING.finditer(end))
     return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ThoughtReader:
-    """Tells thoughts from answers by vLLM's parser where its marks are there, else by the marks that we know.
+    """Tells thoughts from answers by vLLM's parser if its marks are in the text, otherwise by the marks that we know.
 
     Attributes:
-        marks_are_special: tokens that a text has no trace of unless it is asked for.
+        marks_are_special: whether the marks are special tokens, which a text shows only on request.
 
     Raises:
         UserError: vLLM has no parser of this name, or the tokenizer lacks its marks.
@@ -27,7 +27,7 @@ class ThoughtReader:
     def __init__(self, name: str | None, load_tokenizer: Callable[[], Any]):
         self._load_tokenizer, self._parser = load_tokenizer, None
         self.marks_are_special = name == GPT_OSS
-        if name in (None, NO_PARSER, GPT_OSS):  # vLLM's of gpt-oss reads no text
+        if name in (None, NO_PARSER, GPT_OSS):  # vLLM's parser for gpt-oss reads no text
             return
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.reasoning import ReasoningParserManager
@@ -45,10 +45,10 @@ class ThoughtReader:
         self.marks_are_special = any(mark.special for mark in (added.get(vocabulary[one]) for one in marks) if mark)
 
     def read(self, output: "CompletionOutput", sampling: Sampling) -> tuple[Split, int]:
-        """Return an output in two, and how many of its tokens are thoughts, without their marks."""
+        """Return an output split into thoughts and answer, and the thoughts' number of tokens, without marks."""
         parser = self._parser if sampling.reasoning_parser not in (None, NO_PARSER) else None
         opened = sampling.opened
-        if opened and parser is None and sampling.schema:  # held from its first token, it began with the answer
+        if opened and parser is None and sampling.schema:  # constrained from its first token, it begins with the answer
             opened = False
         split = self._split(parser, output.text, output.finish_reason == "length", opened)
         if not split.reasoning:
@@ -56,7 +56,7 @@ class ThoughtReader:
         tokenizer = self._load_tokenizer()
         start = parser and tokenizer.get_vocab().get(parser.reasoning_start_str)
         ids = [start, *output.token_ids] if opened and start is not None else output.token_ids
-        counted = parser.count_reasoning_tokens(ids) if parser else 0  # 0: it does not count
+        counted = parser.count_reasoning_tokens(ids) if parser else 0  # 0: the parser does not count
         return split, counted or len(tokenizer.encode(split.reasoning, add_special_tokens=False))
 
     def _split(self, parser: "ReasoningParser | None", text: str, cut: bool, opened: bool | None) -> Split:
@@ -67,7 +67,7 @@ class ThoughtReader:
         reasoning, content = (part or "" for part in parser.extract_reasoning(begun, self._request))
         if not content.strip() and not (end and end in text):
             return Split("", reasoning.strip(), unfinished=bool(reasoning.strip() or opened))
-        behind = split_thoughts(content, cut, False)  # a thought may follow, which these parsers take for the answer
+        behind = split_thoughts(content, cut, False)  # another thought may follow, which these parsers take as answer
         thoughts = "\n".join(filter(None, (reasoning.strip(), behind.reasoning)))
         return Split(behind.answer, thoughts, behind.unfinished)
 

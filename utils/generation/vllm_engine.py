@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine, and the checks before it loads weights. vllm is imported when an engine opens."""
+"""vLLM's asynchronous engine, and the checks before it loads weights. Imports vllm only when an engine opens."""
 
 import asyncio
 import multiprocessing
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
 
 BATCH_INVARIANT = "VLLM_BATCH_INVARIANT"  # vLLM's environment variable
 BATCH_INVARIANT_FROM = 8.0  # compute capability; below it vLLM 0.32 silently ignores the variable
-AT_A_TIME = 256  # requests in a step on a GPU
+AT_A_TIME = 256  # requests per step on a GPU
 GONE_SECONDS = 30  # to wait for an engine's process to end
 
 
 class VLLMEngine:
-    """One base model, with or without LoRA adapters, request by request."""
+    """Runs one base model, with or without LoRA adapters, request by request."""
 
     def __init__(self, args: Namespace, models: list[str], max_model_len: int):
         """Load the base model and the adapters.
 
         Args:
             args: the flags of `cli.add_engine_arguments`, --seed and --log_level.
-            models: which can be asked: one base model (hub name or folder) and adapter folders on it.
+            models: the models to serve: one base model (hub name or folder) and adapter folders on it.
 
-        UserError where a GPU is here that torch cannot use, has less free memory than --gpu_memory_utilization asks
-        for, or cannot do VLLM_BATCH_INVARIANT=1.
+        UserError if a GPU cannot be used by torch, has less free memory than --gpu_memory_utilization asks for, or
+        does not support VLLM_BATCH_INVARIANT=1.
         """
         announce(f"loading {' and '.join(models)} (this may take a minute or more)")
         quiet_libraries(args.log_level)
@@ -81,22 +81,22 @@ class VLLMEngine:
         self._adapters = {adapter: LoRARequest(adapter, n, adapter) for n, adapter in enumerate(adapters, 1)}
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
-            config.model_config.try_get_generation_config()  # here, to report an error in it as the file's
+            config.model_config.try_get_generation_config()  # here, so that an error names this file
         self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
         tie_engine_processes("spawn" if on_gpu else "fork")
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        except RuntimeError:  # what its process died of stands above
+        except RuntimeError:  # its process has printed why it died
             check_weights(Path(settings["model"]))
             raise
-        # Twice as many as the schedulers run at a time, so that a waiting request follows each finished one.
+        # Twice as many as the schedulers run at a time, so that a waiting request can follow each finished one.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {cores()} cores"
         self.device = f"{name}, {str(config.model_config.dtype).removeprefix('torch.')}"
         announce(f"loaded on {self.device}")
         self._count = self._scored = 0
         self._copies = args.data_parallel_size
-        # No more than the KV cache holds whole: else a prompt is gone from it before what continues it is scored.
+        # No more prompts than fit into the KV cache: otherwise, one is evicted before its continuations are scored.
         cache = self._engine.vllm_config.cache_config
         held = cache.num_gpu_blocks * cache.block_size // max_model_len
         self._scored_at_once = asyncio.Semaphore(max(1, min(held, self.concurrency // 8)))
@@ -123,14 +123,14 @@ class VLLMEngine:
 
     @cached_property
     def _own_sampling(self) -> dict[str, Any]:
-        """What the model's generation_config.json says, by the names of sampling parameters."""
+        """The sampling parameters that the model's generation_config.json sets."""
         return self._engine.model_config.get_diff_sampling_param()
 
     async def score(self, model: str, prompt: array, continuations: Sequence[array]) -> Scored:
         """Return how likely each of several texts is after a prompt, all as token ids; no text is generated."""
         async with self._scored_at_once:
             self._scored += 1
-            # All of it by the same copy of the model, for each has a prefix cache of its own.
+            # All requests go to one copy of the model, because each copy has its own prefix cache.
             rank = self._scored % self._copies if self._copies > 1 else None
             ask = partial(self._ask, model, rank=rank)
             return await score_continuations(ask, prompt, continuations, by_token=model in self._adapters)
@@ -143,7 +143,7 @@ class VLLMEngine:
         rank: int | None = None,
         reasoning_ended: bool = True,
     ) -> "RequestOutput":
-        """One request's result; with `rank` that copy of the model has it."""
+        """Return the result of one request; `rank` selects a copy of the model."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         self._count += 1
@@ -162,12 +162,12 @@ class VLLMEngine:
         return result
 
     async def close(self) -> None:
-        """End vLLM's processes: their memory is free when this returns, so that another engine can have it."""
+        """End vLLM's processes. Their memory is free when this returns, so that another engine can use it."""
         announce("closing the engine")
         processes, workers = multiprocessing.active_children(), []
         for process in processes:
             with suppress(psutil.NoSuchProcess):  # it may die meanwhile
-                workers += psutil.Process(process.pid).children(recursive=True)  # one a GPU, which holds its memory
+                workers += psutil.Process(process.pid).children(recursive=True)  # one per GPU, holding its memory
         self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine
         for process in processes:
@@ -184,23 +184,23 @@ def _tokenizer_of(config: "VllmConfig") -> Any:
 def engine_settings(
     args: Namespace, base: str, adapters: list[str], max_model_len: int, on_gpu: bool
 ) -> dict[str, Any]:
-    """vLLM's engine arguments for a base model with adapters; `args` as in `VLLMEngine`."""
+    """Return vLLM's engine arguments for a base model with adapters; `args` is as in `VLLMEngine`."""
     return {
         # Never a hub name: vLLM would look for config and tokenizer in Hugging Face's own cache, not in --cache_dir.
         "model": str(model_folder(base, args.cache_dir)),
         "load_format": "safetensors",  # no pickled weights
         "dtype": settle_dtype(args.dtype),
         "tensor_parallel_size": args.tensor_parallel_size,
-        "data_parallel_size": args.data_parallel_size,  # vLLM's client gives a request to the engine with the fewest
+        "data_parallel_size": args.data_parallel_size,  # vLLM's client sends a request to the least busy engine
         "gpu_memory_utilization": args.gpu_memory_utilization,
         "enforce_eager": args.enforce_eager or not on_gpu,
         "max_model_len": max_model_len,
-        # Per step, as LLM.generate has them on an A100. The asynchronous engine's own are smaller; LLM.generate's on an
-        # H100 are larger and reduce the KV cache (utils/models/memory.py).
+        # Per step, LLM.generate's defaults on an A100. The asynchronous engine's are smaller; LLM.generate's on an H100
+        # are larger and reduce the KV cache (utils/models/memory.py).
         "max_num_seqs": AT_A_TIME if on_gpu else None,
         "max_num_batched_tokens": 8192 if on_gpu else None,
         "seed": args.seed or 0,
-        # vLLM rewinds a seeded request's generator after a part of a prompt, which a CPU's generator cannot do.
+        # After a chunk of a prompt, vLLM rewinds a seeded request's generator, which a CPU's generator cannot do.
         "enable_chunked_prefill": None if on_gpu else False,
         "disable_log_stats": True,
         "use_tqdm_on_load": args.log_level != "warning",
@@ -215,7 +215,7 @@ def engine_settings(
 
 
 def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = MappingProxyType({})) -> "SamplingParams":
-    """Return what vLLM is asked for; `own_sampling` has the model's temperature and top_p, which are else 1."""
+    """Return vLLM's sampling parameters; `own_sampling` has the model's own temperature and top_p (default: 1)."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
     own = {name: float(own_sampling.get(name, 1)) for name in ("temperature", "top_p")}
@@ -240,14 +240,14 @@ def is_batch_invariant() -> bool:
 
 
 def _check_gpus(args: Namespace, base: str) -> None:
-    """Refuse too few GPUs, or one that another process holds, or that is too small for the weights.
+    """Raise UserError if there are too few GPUs, or if one is in use by another process or too small for the weights.
 
-    Else minutes of fetching and loading end in vLLM's own error.
+    Otherwise, minutes of fetching and loading would end in vLLM's own error.
     """
     lines = ask_nvidia_smi("index,memory.free,memory.total")
     rows = [re.fullmatch(r"(\d+), (\d+), (\d+)", line) for line in lines or []]
     if lines is None or not all(rows):
-        return  # a part of a GPU named by its UUID, or one without memory of its own: vLLM looks itself, later
+        return  # part of a GPU (by UUID), or a GPU without its own memory: vLLM checks later
     check_gpu_count(len(rows), args)
     for row in rows[: count_gpus(args)]:
         index, free, total = map(int, row.groups())
@@ -259,18 +259,18 @@ def _check_gpus(args: Namespace, base: str) -> None:
 
 
 def _check_batch_invariance(count: int, on_gpu: bool) -> None:
-    """Refuse the mode where vLLM hasn't got it: on a CPU it would die of it in the first step."""
+    """Raise UserError if vLLM lacks the mode here; on a CPU, its first step would crash."""
     what = f"{BATCH_INVARIANT}=1 needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
     if not on_gpu:
         raise UserError(f"{what}; none is here")
-    # What is not told is a part of a GPU (MIG), which only those have that are new enough.
+    # An unreported capability is that of a part of a GPU (MIG), which only new enough GPUs have.
     lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
     if lowest < BATCH_INVARIANT_FROM:
         raise UserError(f"{what}; here it is {lowest}")
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:
-    """vLLM's settings for these adapters: room for all, and the smallest rank it has kernels for that holds theirs."""
+    """Return vLLM's settings for adapters: room for all, and the smallest rank with kernels that covers theirs."""
     if not adapters:
         return {}
     from vllm.config.lora import MaxLoRARanks
@@ -282,6 +282,6 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
 
 
-# Python's spawn imports the script, and so this file, in each process of vLLM's.
+# Python's spawn imports the script, and so this file, in each of vLLM's processes.
 if "--multiprocessing-fork" in sys.orig_argv and "VLLM_LOGGING_LEVEL" in os.environ:
     set_up_engine_process()

@@ -30,8 +30,7 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
     without checking for them. Our requests do not use that sampler, and vLLM has its own all-reduce.
 
     On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
-    for its KV cache. A process of its own for each engine is not needed without binding: a fork starts in 10 instead of
-    30 seconds.
+    for its KV cache. Without binding, an engine needs no process of its own, and it starts in 10 instead of 30 seconds.
     """
     if on_gpu:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
@@ -39,7 +38,7 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
         return
     from vllm.utils.cpu_resource_utils import get_memory_node_info
 
-    free = get_memory_node_info().available_memory / 2**30  # heeds a container's limit
+    free = get_memory_node_info().available_memory / 2**30  # respects a container's limit
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // engines)))
@@ -47,35 +46,35 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
 
 
 def tie_engine_processes(method: str) -> None:
-    """Set how vLLM starts its processes, and have these set themselves up first.
+    """Set how vLLM starts its processes, and have forked ones call `_set_up_fork` first.
 
-    A fork inherits imports that a spawned process repeats, but must not follow CUDA's start. On a CPU it is safe as
-    long as no torch operation has used several threads.
+    A fork inherits imports that a spawned process repeats, but must not happen after CUDA has started. On a CPU, it is
+    safe as long as no torch operation has used several threads.
     """
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = method
     if method == "fork":
-        os.register_at_fork(after_in_child=_set_up_fork)  # twice, for a second engine, does no harm
+        os.register_at_fork(after_in_child=_set_up_fork)  # a second engine repeats this, which is harmless
 
 
 def _set_up_fork() -> None:
-    """`set_up_engine_process`, after removing what a fork inherits from the script."""
+    """Set up a forked process, and reset the signals, warnings and threads that it inherits from the script."""
     import torch
 
-    set_up_engine_process()  # first, because the rest may fail, and no process may be left over
+    set_up_engine_process()  # first, because the rest may fail and leave the process behind
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     if os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
-    threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number a level of nesting
+    threads = os.environ["OMP_NUM_THREADS"].split(",")[0]  # a user may give one number per nesting level
     torch.set_num_threads(int(threads))
 
 
 def set_up_engine_process() -> None:
     """Have the kernel kill this process when its parent ends, so that a killed run leaves no GPU occupied.
 
-    In its own process group, it does not get the signals of a terminal or scheduler: the script ends it. vLLM is
-    silenced here before it sets up its own logging.
+    In its own process group, it does not get a terminal's or scheduler's signals: the script ends it. vLLM is silenced
+    here, before it sets up its own logging.
     """
     import ctypes
 

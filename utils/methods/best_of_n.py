@@ -37,4 +37,4 @@ async def answer(record, ask):
     if not marks:
         return None
     ask.note(num_candidates=len(marks), mark=max((mark for mark in marks.values() if mark), default=None))
-    return max(marks, key=lambda candidate: marks[candidate] or 0)  # of equally good ones the first
+    return max(marks, key=lambda candidate: marks[candidate] or 0)  # the first in a tie

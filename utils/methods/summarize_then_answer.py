@@ -1,4 +1,4 @@
-"""Two calls: summarize what the asker's posts say about them, then answer with that summary in place of the posts."""
+"""Two calls: summarize what the asker's posts say about them, then answer with that summary instead of the posts."""
 
 SUMMARIZE = """[system]
 You read what one person has written and describe that person for somebody who will answer their next question.

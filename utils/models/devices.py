@@ -1,4 +1,4 @@
-"""Find the GPUs that torch can use; if it cannot use one that is here, a run ends instead of using the CPU."""
+"""Find the GPUs that torch can use. If it cannot use one that is present, a run ends instead of using the CPU."""
 
 import os
 import re
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 
 from utils.cli import UserError
 
-OLDEST = 7.5  # compute capability; for older cards CUDA 13 compiles nothing, and vLLM 0.32's wheel holds no kernels
-MEANT = 8.0  # from here on there are bfloat16 and FlashAttention
+OLDEST = 7.5  # compute capability; CUDA 13 compiles nothing for older cards, and vLLM 0.32's wheel has no kernels
+MEANT = 8.0  # compute capability from which on there are bfloat16 and FlashAttention
 
 
 def set_up_allocator() -> None:
-    """Have torch's memory on a GPU grow in place, where the user says nothing of it; before torch is imported.
+    """Let torch's GPU memory grow in place, unless the user has set the allocator; call it before importing torch.
 
-    Batches of ever other shapes leave gaps between blocks of fixed size, which then cannot be given out. vLLM measures
-    what is free and takes its cache as one block, so its processes stay as they are.
+    Batches of varying shapes leave gaps between blocks of fixed size, which then cannot be used. vLLM measures the free
+    memory and takes its cache as one block, so its processes do not need this.
     """
     if not any(os.environ.get(name) for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")):
         os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def has_gpu() -> bool:
-    """Return whether to compute on a GPU; UserError as in `check_devices`."""
+    """Return whether to compute on a GPU; raises UserError as `check_devices` does."""
     import torch
 
     check_devices()
@@ -32,14 +32,14 @@ def has_gpu() -> bool:
 
 
 def check_devices() -> None:
-    """Make sure that the GPUs here can be used, or that none are to be: before weights load.
+    """Check, before weights load, that the GPUs here can be used or that none are wanted.
 
-    It also turns cuDNN's attention off for this process: of torch 2.13 it gives NaN gradients on Hopper and Blackwell
-    where a mask is given (pytorch/pytorch#196678), and it makes a new plan for each new shape.
+    It also turns cuDNN's attention off for this process: in torch 2.13, it gives NaN gradients on Hopper and Blackwell
+    with a mask (pytorch/pytorch#196678), and it makes a new plan for each new shape.
 
     Raises:
-        UserError: a GPU is here, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES does not hide them
-            all; or one is too old.
+        UserError: a GPU is too old; or there is a GPU, or SLURM gave one, but torch sees none, and CUDA_VISIBLE_DEVICES
+            does not hide them all.
     """
     import torch
 
@@ -70,7 +70,7 @@ def has_bf16() -> bool:
 
 
 def settle_dtype(wanted: str) -> str:
-    """Return the dtype to load: for `auto` on a CPU without bfloat16 float32, which is about three times as fast."""
+    """Return the dtype to load; `auto` means float32 on a CPU without bfloat16, which is about three times as fast."""
     import torch
 
     return "float32" if wanted == "auto" and not torch.cuda.is_available() and not has_bf16() else wanted
@@ -78,7 +78,7 @@ def settle_dtype(wanted: str) -> str:
 
 @contextmanager
 def fitting(what: str, remedy: str) -> Iterator[None]:
-    """Turn torch's error over a lack of memory, on a GPU or a CPU, into a UserError."""
+    """Turn torch's out-of-memory error, on a GPU or a CPU, into a UserError."""
     import torch
 
     try:
@@ -97,7 +97,7 @@ def find_capabilities() -> dict[str, float]:
 
 
 def ask_nvidia_smi(fields: str) -> list[str] | None:
-    """Return a line for each visible GPU; None where nvidia-smi is missing or doesn't tell."""
+    """Return a line for each visible GPU; None if nvidia-smi is missing or fails."""
     query = [f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         query.append(f"--id={visible}")
@@ -112,24 +112,24 @@ def _call_nvidia_smi(*arguments: str) -> list[str] | None:
 
 
 def _cpu_is_meant() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES does not begin with a GPU ("", "-1"), which hides all after it."""
+    """Return whether CUDA_VISIBLE_DEVICES begins with no GPU ("", "-1"), which hides all GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible is not None and re.match(r"\s*(\d|GPU-|MIG-)", visible) is None
 
 
 def _find_gpu() -> str | None:
-    """Return the evidence that a GPU is here, None if there is none."""
+    """Return the evidence that there is a GPU, or None."""
     listed = [line for line in _call_nvidia_smi("-L") or [] if line.startswith("GPU ")]
     if listed:
         return f"{listed[0].partition(' (UUID')[0]} is here"
-    # By their manuals, sbatch and srun set this one for the step and its node. SLURM_JOB_GPUS is also set in the shell
-    # that salloc opens on a login node.
+    # By their manuals, sbatch and srun set this variable for the step and its node. SLURM_JOB_GPUS is also set in the
+    # shell that salloc opens on a login node.
     count = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     return f"SLURM gave this job GPUs ({count})" if count not in ("", "0") else None
 
 
 def _way_out(cuda: str | None) -> str:
-    """Return the remedy for a GPU that torch does not see; `cuda` is torch's version of CUDA, None for a CPU build."""
+    """Return the remedy for a GPU that torch does not see; `cuda` is torch's CUDA version, None for a CPU build."""
     if cuda is None:
         return "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
     driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]

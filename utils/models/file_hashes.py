@@ -1,4 +1,4 @@
-"""SHA-256 of files. That of a large one is kept in the user's cache, so that only the first run reads gigabytes."""
+"""SHA-256 of files. Large files' hashes are kept in the user's cache, so that only the first run reads gigabytes."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one t
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex."""
     key, status = _key(path), path.stat()
     if (kept := _read().get(key)) is not None:
         return kept
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
-        with suppress(OSError, RuntimeError):  # where it cannot be kept, the next run hashes again
+        with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
             _keep({**_read(), key: found})
     return found
 
@@ -41,8 +41,8 @@ def _cache() -> Path:
 
 
 def _read() -> dict[str, str]:
-    """Return all that is kept; nothing where it cannot be read."""
-    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home, and of endless nesting
+    """Return all kept hashes; empty if they cannot be read."""
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: no home folder, or endless nesting
         kept = json.loads(_cache().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     return {}

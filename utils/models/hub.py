@@ -1,4 +1,4 @@
-"""Models by hub name or folder: is it there, and which one exactly. Free of torch, so it answers at once."""
+"""Models by hub name or folder: check that a model exists, and identify it. Does not import torch, so it is fast."""
 
 import functools
 import hashlib
@@ -17,9 +17,9 @@ from utils.models.file_hashes import hash_file, is_kept
 from utils.models.loading import adapter_base, inner_name, read_headers
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
-# What changes a model's answers besides its weights: architecture, tokenizer, default sampling.
+# Files that change a model's answers besides its weights: architecture, tokenizer, default sampling.
 SETTINGS = (*CONFIGS, "generation_config.json", "tokenizer*", "vocab*", "chat_template*")
-# Files of a hub model that vLLM reads, in its top folder: no pickled weights, and none twice in another format.
+# Files in a hub model's top folder that vLLM reads: no pickled weights, and no second copy in another format.
 FETCHED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 NOT_FETCHED = ["*/*", "consolidated*"]
 # API models; no model on the hub has such a name without an owner.
@@ -30,12 +30,12 @@ GB = 10**9  # bytes: hashing more takes seconds
 
 
 class NoModelError(UserError):
-    """There is no model of this name, here or on the hub, or none that can be had now."""
+    """A model does not exist, here or on the hub, or cannot be fetched now."""
 
 
 @contextmanager
 def suggesting_openai() -> Iterator[None]:
-    """For scripts with --openai: a model that is not found may be an API's."""
+    """Suggest --openai if a model is not found, because it may be an API's."""
     try:
         yield
     except NoModelError as error:
@@ -43,18 +43,18 @@ def suggesting_openai() -> Iterator[None]:
 
 
 def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool = False) -> None:
-    """Make sure that a model can be loaded, with a LoRA adapter its base model, before anything expensive starts.
+    """Check, before anything expensive starts, that a model (and a LoRA adapter's base model) can be loaded.
 
     For a hub model that is not cached, only the config is fetched, which pins the commit.
 
     Args:
         name: a folder with config.json or adapter_config.json and weights, or a hub name (`owner/model`, `model`).
-        safetensors_only: a whole model's weights may not be pickled (*.bin), as an adapter's never may.
+        safetensors_only: refuse a whole model's pickled weights (*.bin); an adapter's are always refused.
 
     Raises:
-        UserError: the folder or its files are missing or cut short; the weights are pickled; the adapter is of no kind
-            vLLM serves, or does not fit its base model; the hub has no such model, or cannot be reached and the cache
-            lacks it.
+        UserError: the folder or its files are missing or incomplete; the weights are pickled; vLLM does not serve this
+            kind of adapter, or the adapter does not fit its base model; the hub has no such model, or cannot be reached
+            and the cache lacks it.
     """
     if is_folder(name):
         folder, remedy = Path(name), "give the folder that holds config.json and the weights"
@@ -85,7 +85,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
 def model_folder(name: str, cache_dir: str | None = None) -> Path:
     """Return the folder with all files of a model (a hub model's commit in its fingerprint); call `check_model` first.
 
-    What the cache lacks is fetched into it, unless HF_HUB_OFFLINE is set.
+    Files that the cache lacks are fetched into it, unless HF_HUB_OFFLINE is set.
 
     Raises:
         UserError: the hub cannot be reached or refuses and the cache lacks weights; the hub has only pickled ones.
@@ -95,7 +95,7 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
     folder = cached_folder(name, cache_dir)
     if is_folder(name) or constants.HF_HUB_OFFLINE:
-        return folder  # check_model has found it whole
+        return folder  # check_model has checked it
     if not sys.stderr.isatty():
         disable_progress_bars()
     if not any(folder.glob("*.safetensors")):
@@ -113,12 +113,12 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
 
 
 def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | None:
-    """Return the path of a model's file (a hub model's at its cached commit), None if it has no such file.
+    """Return the path of a model's file (a hub model's at its cached commit); None if it has no such file.
 
-    What the cache does not tell is asked of the hub, and None where that is away. Call `check_model` first.
+    If the cache does not know, the hub is asked; None if it cannot be reached. Call `check_model` first.
 
     Raises:
-        UserError: the hub refuses, or is in trouble.
+        UserError: the hub refuses the request or fails.
     """
     if is_folder(name):
         path = Path(name) / file
@@ -131,14 +131,14 @@ def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | Non
     if found is None and not is_hub_away():
         with _hub_errors(name), suppress(RemoteEntryNotFoundError):
             found = hf_hub_download(name, file, revision=commit, cache_dir=cache_dir)
-    return Path(found) if isinstance(found, str) else None  # else the marker of a file that the hub does not have
+    return Path(found) if isinstance(found, str) else None  # otherwise, a marker that the hub lacks the file
 
 
 @contextmanager
 def skipping_absent_hub(name: str) -> Iterator[None]:
-    """Load a hub model from the cache alone if the hub cannot be reached (`local_files_only` does not do that).
+    """Load a hub model only from the cache if the hub cannot be reached (`local_files_only` does not do that).
 
-    Else each file that is looked for in vain would take half a minute.
+    Otherwise, each missing file would take half a minute.
     """
     from huggingface_hub import constants
 
@@ -151,24 +151,24 @@ def skipping_absent_hub(name: str) -> Iterator[None]:
 
 
 def is_hub_away() -> bool:
-    """Return whether the hub cannot be reached (refused, no such host, no route); a slow or failing hub can.
+    """Return whether the hub cannot be reached (refused, no such host, no route); a slow or failing hub can be.
 
-    One try: its client makes seven, in 23 s and more.
+    Tries once; the hub's own client tries seven times, in 23 s or more.
     """
     from huggingface_hub import constants, get_session
     from huggingface_hub.errors import HTTPError
 
     if constants.HF_HUB_OFFLINE:
         return True
-    try:  # to connect, to read, to write, for a place among its connections
+    try:  # timeouts to connect, to read, to write, and for a free connection
         get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
-    except HTTPError as error:  # by name, for which HTTP library the client has is its own affair
+    except HTTPError as error:  # by name, because the client may use any HTTP library
         return type(error).__name__ in ("ConnectError", "ConnectTimeout")
     return False
 
 
 def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
-    """Return a model's folder; a hub model's main commit in the cache, or None if it is not cached."""
+    """Return a model's folder; for a hub model, that of the main commit in the cache, or None if it is not cached."""
     if is_folder(name):
         return Path(name)
     from huggingface_hub import try_to_load_from_cache
@@ -184,7 +184,7 @@ def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
 
 
 def check_cache_dir(cache_dir: str | None) -> None:
-    """Raise UserError where something else than a folder has this name."""
+    """Raise UserError if --cache_dir exists and is not a folder."""
     if cache_dir is not None and Path(cache_dir).exists() and not Path(cache_dir).is_dir():
         raise UserError(f"--cache_dir {cache_dir}: not a folder")
 
@@ -192,7 +192,7 @@ def check_cache_dir(cache_dir: str | None) -> None:
 def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     """Return a model's identity, independent of its place: `owner/model@commit`, or `sha256:...` for a folder.
 
-    The hash is over names and all bytes of its settings and weights files. Call `check_model` first.
+    The hash covers the names and all bytes of its settings and weights files. Call `check_model` first.
     """
     if not is_folder(name):
         return f"{name}@{cached_commit(name, cache_dir) or 'main'}"
@@ -207,7 +207,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
 
 
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
-    """Return the commit of a cached hub model, to load that very one; None for a folder or one that is not cached."""
+    """Return the commit of a cached hub model, to load exactly that one; None for a folder or an uncached model."""
     folder = None if is_folder(name) else cached_folder(name, cache_dir)
     return folder and folder.name
 
@@ -219,10 +219,10 @@ def pinned_source(name: str, cache_dir: str | None = None) -> dict[str, Any]:
 
 @functools.cache
 def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[list[int], str]]:
-    """`read_headers` of a model, also of one that is still to be fetched, where the hub tells; empty where none does.
+    """Return a model's `read_headers`, from the hub if it is not fetched yet; empty if they are unknown.
 
     Raises:
-        UserError: the hub refuses, or is in trouble.
+        UserError: the hub refuses the request or fails.
     """
     folder = cached_folder(name, cache_dir)
     if folder is not None and any(folder.glob("*.safetensors")):
@@ -241,7 +241,7 @@ def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[lis
 
 
 def is_folder(name: str) -> bool:
-    """Return whether this is a folder and not a hub name: it exists, looks like a path, or has two slashes."""
+    """Return whether a name is a folder's, not a hub model's: it exists, looks like a path, or has two slashes."""
     return Path(name).exists() or name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -260,7 +260,7 @@ def _check_folder(folder: Path, remedy: str) -> None:
     for path in folder.glob("*.safetensors"):
         try:
             safe_open(path, "numpy")
-        except SafetensorError as error:  # as an interrupted copy leaves it
+        except SafetensorError as error:  # left by an interrupted copy
             raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
         try:
@@ -281,7 +281,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         where = f"{folder}: its base model cannot be used (base_model_name_or_path in its adapter_config.json)"
         raise UserError(f"{where}\n  {error}") from None
     base_folder = cached_folder(base, cache_dir)
-    # By the name inside the stack of layers: the prefix differs between checkpoints of one architecture.
+    # By names inside the stack of layers, because prefixes differ between checkpoints of one architecture.
     shapes = {inner_name(name): shape for name, (shape, _) in read_headers(base_folder).items()}
     if not shapes:
         return  # a hub model without fetched weights, or without safetensors
@@ -300,7 +300,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
 
 
 def _weights(folder: Path) -> list[Path]:
-    """Return the weights files, sorted by name; *.bin only where there are no safetensors, as transformers does."""
+    """Return the weights files, sorted by name; *.bin only if there are no safetensors, as in transformers."""
     return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
 
 
@@ -319,12 +319,12 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    """Make the hub's errors over a model the user's."""
+    """Turn the hub's errors about a model into UserErrors."""
     from huggingface_hub import errors
 
     logging.getLogger("huggingface_hub").setLevel(
         logging.ERROR
-    )  # it warns of every retry; the outcome is reported below
+    )  # it warns of every retry; only the outcome is reported below
     try:
         yield
     except errors.GatedRepoError:
@@ -333,8 +333,8 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise NoModelError(f"{name}: neither a folder here nor a model on the hub") from None
     except errors.LocalEntryNotFoundError:
         raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
-    except errors.HfHubHTTPError as error:  # its text may repeat the request, with the token
+    except errors.HfHubHTTPError as error:  # its text may repeat the request with the token
         status = error.response.status_code
         raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
-    except (errors.HTTPError, RuntimeError):  # in the middle of a file; the second is the client's own downloader's
+    except (errors.HTTPError, RuntimeError):  # within a file; RuntimeError is from the client's own downloader
         raise UserError(f"{name}: the connection to the hub broke off; run the same command again to resume") from None

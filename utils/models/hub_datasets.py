@@ -1,6 +1,6 @@
-"""Datasets by hub name or folder: contents, commit, and files. The hub's client fetches them.
+"""Datasets by hub name or folder: contents, commit, and files.
 
-It caches finished files, resumes after a lost connection, and compares sizes.
+The hub's client fetches them: it caches finished files, resumes after a lost connection, and compares sizes.
 """
 
 import fnmatch
@@ -19,7 +19,7 @@ SUFFIXES = (".json", ".jsonl", ".parquet")
 
 
 class UnreachableError(UserError):
-    """The hub gives no answer, and the cache does not hold what is wanted."""
+    """The hub does not answer, and the cache lacks the requested files."""
 
 
 class Source(NamedTuple):
@@ -27,8 +27,8 @@ class Source(NamedTuple):
 
     name: str
     commit: str | None
-    folder: Path  # holds its card; of a dataset on the hub it is the commit's in the cache
-    sizes: dict[str, int]  # bytes of each of its files, by the path from `folder`
+    folder: Path  # has its card; for a dataset on the hub, the commit's folder in the cache
+    sizes: dict[str, int]  # bytes of its files, by their paths relative to `folder`
     cache_dir: str | None = None
 
     @property
@@ -36,9 +36,9 @@ class Source(NamedTuple):
         return self.commit is None
 
     def fetch(self, path: str) -> Path:
-        """Return a file of the dataset, from the hub where the cache lacks it; UserError where it cannot be had.
+        """Return a file of the dataset, from the hub if the cache lacks it; UserError if it cannot be fetched.
 
-        Not by `snapshot_download`: its threads continue with gigabytes after a Ctrl-C.
+        `snapshot_download` is not used, because its threads continue with gigabytes after a Ctrl-C.
         """
         if self.is_folder:
             return self.folder / path
@@ -52,9 +52,9 @@ class Source(NamedTuple):
 
 
 def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
-    """Return the dataset in a folder, or on the hub; without an answer from the hub the commit that the cache holds.
+    """Return the dataset in a folder or on the hub; if the hub does not answer, the commit in the cache.
 
-    UserError where there is none, or it cannot be had: UnreachableError where only the hub's answer is missing.
+    UserError if there is none or it cannot be fetched; UnreachableError if only the hub's answer is missing.
     """
     if not is_folder(name):
         return _find_on_hub(name, revision, cache_dir)
@@ -62,7 +62,7 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
-    """Return the files in a folder, which `flag` gives; UserError where there is none."""
+    """Return the files in a folder given by `flag`; UserError if it does not exist."""
     folder = Path(name)
     if not folder.is_dir():
         raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
@@ -80,7 +80,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it shows addresses, which may hold secrets
     where = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}
     unreachable = None
-    try:  # snapshot_download would wait without a limit, and take the cache's commit without a word
+    try:  # snapshot_download would wait without a limit, and use the cache's commit silently
         with _explaining(name, revision, cache_dir):
             HfApi().dataset_info(name, revision=revision, timeout=constants.HF_HUB_DOWNLOAD_TIMEOUT)
     except UnreachableError as error:
@@ -99,7 +99,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
 
 
 def files_of(source: Source, config: str, split: str) -> list[str]:
-    """Return the files of a config's split, as the card or their names say; UserError if there are none."""
+    """Return the files of a config's split, according to the card or to file names; UserError if there are none."""
     patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
     readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
     found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
@@ -110,7 +110,7 @@ def files_of(source: Source, config: str, split: str) -> list[str]:
 
 
 def _card_patterns(source: Source, config: str, split: str) -> list[str]:
-    """Return the card's files of a split, from `configs: [{config_name, data_files: [{split, path}]}]`."""
+    """Return the card's patterns for a split's files: `configs: [{config_name, data_files: [{split, path}]}]`."""
     from huggingface_hub.repocard import metadata_load, yaml
 
     if CARD not in source.sizes:
@@ -126,10 +126,10 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
 
 @contextmanager
 def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[None]:
-    """Make the errors of the hub's client the user's: its own text may repeat what was sent, the token too.
+    """Turn the hub client's errors into UserErrors, without their text, which may repeat the request with the token.
 
     Raises:
-        UserError: UnreachableError where the same command may succeed later or elsewhere.
+        UserError: the hub or the client fails; UnreachableError if the same command may succeed later or elsewhere.
         OSError: the cache cannot be written.
     """
     from huggingface_hub import constants, errors

@@ -1,4 +1,4 @@
-"""Reading of a model's files by libraries, with errors reported as the files' fault; and LoRA adapters."""
+"""Read a model's files by libraries, with their errors reported as the files' fault; and read LoRA adapters."""
 
 import json
 import re
@@ -16,10 +16,10 @@ MODEL_FILES = ("config.json", "generation_config.json", "weights")
 
 @contextmanager
 def loading(name: str | Path, *files: str) -> Iterator[None]:
-    """Wrap a library's call that reads these files of a model, and nothing else.
+    """Wrap a library call that reads only these files of a model.
 
     Raises:
-        UserError: the library raises anything; the message names the first file that is not a JSON object, else all.
+        UserError: the library raises anything. The message names the first file that is not a JSON object, or all.
     """
 
     def what() -> str:
@@ -32,13 +32,13 @@ def loading(name: str | Path, *files: str) -> Iterator[None]:
 
 @contextmanager
 def blaming(what: Callable[[], str]) -> Iterator[None]:
-    """Turn a library's exception into a UserError: `what`, and the library's message in one line."""
+    """Turn a library's exception into a UserError with the text of `what` and the library's message, in one line."""
     try:
         yield
     except UserError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # that of tokenizers' Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # from tokenizers' Rust
             raise
         raise UserError(f"{what()}: {in_short(error)}") from error
 
@@ -57,14 +57,14 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
 
 
 def in_short(error: BaseException) -> str:
-    """Return a library's error in one line that is fit for a terminal; its kind where it has no words."""
+    """Return a library's error as one line for a terminal; its type if it has no message."""
     lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
-    is_title = lines[0].endswith(":") or "validation error" in lines[0]  # the latter is pydantic's
+    is_title = lines[0].endswith(":") or "validation error" in lines[0]  # the latter is from pydantic
     return " ".join(lines[: 2 if is_title else 1])[:300]
 
 
 def _may_be_right(path: Path) -> bool:
-    """Return whether it is a JSON object, not JSON by its name, or missing."""
+    """Return whether a file is a JSON object, not JSON by its name, or missing."""
     try:
         return path.suffix != ".json" or not path.is_file() or isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError, RecursionError):
@@ -72,13 +72,13 @@ def _may_be_right(path: Path) -> bool:
 
 
 def adapter_base(name: str) -> str | None:
-    """Return the base model that a LoRA adapter folder names, None for anything else."""
+    """Return the base model that a LoRA adapter's folder names; None for anything else."""
     config = adapter_config(name)
     return config and config["base_model_name_or_path"]
 
 
 def adapter_config(name: str) -> dict[str, Any] | None:
-    """Return the settings of a LoRA adapter folder, None for anything else; UserError where they are damaged."""
+    """Return the settings in a LoRA adapter's folder; None for anything else. UserError if they are damaged."""
     path = Path(name) / "adapter_config.json"
     if not path.is_file():
         return None
@@ -95,9 +95,9 @@ def adapter_config(name: str) -> dict[str, Any] | None:
 
 
 def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Shape and type by name of every tensor in the safetensors that vLLM reads, from their headers.
+    """Return shape and type, by name, of every tensor in the safetensors that vLLM reads, from their headers.
 
-    Those are the files that the index names, where there is one: some repositories hold every weight twice.
+    If there is an index, these are the files that it names: some repositories have every weight twice.
     """
     from safetensors import safe_open
 

@@ -1,7 +1,7 @@
 """A command's requirements as --dry_run prints them: GPUs, memory, a C compiler, disk.
 
-The run may be on another machine than the dry run, such as a login node. So what this one lacks is a line that begins
-with "missing:", and not an error. No weights are loaded.
+The dry run may be on another machine than the run, such as a login node. So a missing requirement is a line that begins
+with "missing:", not an error. No weights are loaded.
 """
 
 import functools
@@ -30,11 +30,11 @@ class Loaded(NamedTuple):
 
     name: str
     length: int
-    limit: int | None  # of the model itself; None if its config does not say
+    limit: int | None  # the model's own limit; None if its config does not say
 
 
 def _or_missing(check: Callable[..., list[str] | None]) -> Callable[..., list[str]]:
-    """Have a check return its lines, or one that begins with "missing:" if it raises UserError."""
+    """Make a check return its lines, or one that begins with "missing:" if it raises UserError."""
 
     @functools.wraps(check)
     def run(*args: Any) -> list[str]:
@@ -48,7 +48,7 @@ def _or_missing(check: Callable[..., list[str] | None]) -> Callable[..., list[st
 
 @_or_missing
 def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
-    """Lines on the GPUs here and on each model that vLLM would load on them; `args`: `cli.add_engine_arguments`."""
+    """Describe the GPUs here and each model that vLLM would load on them (flags of `cli.add_engine_arguments`)."""
     gpus, count = _find_gpus(), memory.count_gpus(args)
     lines = _describe_gpus(gpus)
     if gpus:
@@ -61,7 +61,7 @@ def describe_engine(args: Namespace, models: Sequence[Loaded]) -> list[str]:
 
 @_or_missing
 def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: str = "weights") -> list[str]:
-    """Lines on the GPUs here and on a model that transformers would load, `value_bytes` per number of its weights."""
+    """Describe the GPUs here and a model that transformers would load with `value_bytes` per weight."""
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
@@ -75,7 +75,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
 
 @_or_missing
 def describe_disk(path: str, needed: int = 0) -> list[str]:
-    """Return a line on the disk of an output that takes up to `needed` bytes; 0 to leave that out."""
+    """Describe the disk of an output that takes up to `needed` bytes (0: not mentioned)."""
     folder = next(folder for folder in Path(path).absolute().parents if folder.exists())
     free = shutil.disk_usage(folder).free
     line = f"disk of {folder}: {free / GB:.1f} GB free"
@@ -98,7 +98,7 @@ def _describe_gpus(gpus: list[Gpu]) -> list[str]:
 
 @_or_missing
 def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str]:
-    """Return a model's requirements, and how it fits on these GPUs."""
+    """Describe a model's requirements, and how it fits on these GPUs."""
     name, length = model.name, model.length
     num_gpus, utilization = args.tensor_parallel_size, args.gpu_memory_utilization
     base = adapter_base(name) or name
@@ -132,7 +132,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
 
 @_or_missing
 def _check_bfloat16(dtype: str) -> list[str]:
-    """Raise UserError if --dtype is bfloat16 and a GPU cannot compute in it; else return a note on the dtype."""
+    """Raise UserError if --dtype is bfloat16 and a GPU lacks it; otherwise, return a note for such a GPU."""
     for gpu, capability in find_capabilities().items():
         if capability < MEANT:
             what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"

@@ -1,6 +1,6 @@
-"""GPU memory: of the GPUs here, and needed by a model in vLLM. Loads no weights.
+"""The memory of the GPUs here, and the memory that a model needs in vLLM. Loads no weights.
 
-Sizes are bytes; GB is 10^9 of them.
+Sizes are in bytes; GB is 10^9 bytes.
 """
 
 from argparse import Namespace
@@ -19,21 +19,20 @@ GB = 10**9
 GIB = 2**30
 BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
 
-# What vLLM takes off --gpu_memory_utilization besides the weights before the rest becomes KV cache: peak activations,
-# memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in vLLM's
-# v1/worker/gpu_worker.py). It measures them at each start and on each GPU: several share weights and KV cache, but each
-# has all of this for itself. A guess, not measured here: start-up logs that its users have published, of models with 8
-# to 32 billion parameters, show 1.3 GiB of activations (the same with one GPU and with two), 0.3 to 1.8 outside torch
-# and 0.3 to 1.1 of graphs.
+# The memory that vLLM takes from --gpu_memory_utilization besides the weights, before the rest becomes KV cache: peak
+# activations, memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in
+# vLLM's v1/worker/gpu_worker.py). vLLM measures them at each start. GPUs share weights and KV cache, but each needs all
+# of this for itself. A guess, not measured here: users' published start-up logs, of models with 8 to 32 billion
+# parameters, show 1.3 GiB of activations (with one GPU and with two), 0.3 to 1.8 outside torch, 0.3 to 1.1 of graphs.
 ALLOWANCE = 3 * GIB
-# The most of each in those logs; of two GPUs each has 3.6 GiB outside torch in one (vLLM's pull request 10511). A guess
-# too, for that was in 2024: in vLLM 0.32 CUDA's context and what NCCL allocates when it starts come before the first
-# measure, so that they go into what --gpu_memory_utilization leaves.
+# The maximum of each in those logs; in one, two GPUs have 3.6 GiB each outside torch (vLLM's pull request 10511). Also
+# a guess, because that was in 2024: in vLLM 0.32, CUDA's context and NCCL's first allocations precede the first
+# measurement, so they come out of the memory that --gpu_memory_utilization leaves free.
 MOST_ALLOWANCE = int(4.2 * GIB)
 MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)
 
 _CAST = ("F64", "F32", "F16", "BF16")  # safetensors' types that --dtype changes; quantized weights stay
-_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of the others; 1 where it is not here
+_BYTES = {"I64": 8, "U64": 8, "I32": 4, "U32": 4, "I16": 2, "U16": 2}  # of other types; 1 if not listed
 
 
 class Gpu(NamedTuple):
@@ -48,15 +47,15 @@ class Gpu(NamedTuple):
 class ModelSize:
     """The sizes that decide a model's memory."""
 
-    weights: int  # bytes of its weights as vLLM holds them
-    layers: int  # of these, and of the next two, the KV cache has as many for every token, twice
+    weights: int  # bytes of its weights in vLLM
+    layers: int  # the KV cache has 2 x layers x kv_heads x head_dim numbers per token
     kv_heads: int
     head_dim: int
-    value_bytes: int  # of one number in the KV cache
-    heads: int  # of attention; vLLM shares them out between the GPUs
+    value_bytes: int  # bytes of a number in the KV cache
+    heads: int  # attention heads, which vLLM divides between the GPUs
 
     def token_bytes(self, num_gpus: int = 1) -> int:
-        """Bytes of KV cache a token on each GPU, which holds one head at least; layers with a window may need less."""
+        """Return each GPU's bytes of KV cache per token, for at least one head; layers with a window may need less."""
         return 2 * self.layers * max(1, self.kv_heads // num_gpus) * self.head_dim * self.value_bytes
 
 
@@ -64,16 +63,16 @@ class Fit(NamedTuple):
     """How a model fits on each of its GPUs, in bytes."""
 
     weights: int
-    cache: int  # left for the KV cache; negative where not even the weights fit
-    token_bytes: int  # of KV cache a token
+    cache: int  # left for the KV cache; negative if not even the weights fit
+    token_bytes: int  # KV cache per token
 
     @property
     def tokens(self) -> int:
-        """Tokens that the KV cache holds, in whole blocks: the longest sequence that fits."""
+        """The number of tokens that the KV cache holds, in whole blocks: the longest sequence that fits."""
         return max(0, self.cache // (self.token_bytes * BLOCK)) * BLOCK
 
     def requests(self, length: int) -> int:
-        """Sequences of `length` tokens that the KV cache holds at a time."""
+        """Return how many sequences of `length` tokens the KV cache holds at a time."""
         return self.tokens // (-(-length // BLOCK) * BLOCK)
 
 
@@ -88,7 +87,7 @@ def fit_model(
     """Return the memory left on GPUs with `gpu_memory` bytes each when vLLM has loaded a model.
 
     Raises:
-        UserError: the attention heads cannot be shared out between that many GPUs.
+        UserError: the attention heads cannot be divided between that many GPUs.
     """
     if size.heads % num_gpus:
         raise UserError(f"--tensor_parallel_size {num_gpus}: does not divide the model's {size.heads} attention heads")
@@ -112,14 +111,14 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
     """Return the size of a model, from its configuration and `find_headers`; None if these do not tell.
 
     Args:
-        dtype: --dtype. By `auto` vLLM takes 16 bits a number, also for weights stored in 32.
+        dtype: --dtype. With `auto`, vLLM uses 16 bits per number, even for weights stored in 32.
     """
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     if not headers or not heads or not getattr(text, "num_hidden_layers", None):
         return None
     value_bytes = 4 if dtype == "float32" else 2
-    # Where a file holds the output layer too, vLLM leaves it out.
+    # If the embeddings are tied, vLLM leaves out an output layer that a file has.
     tied = getattr(text, "tie_word_embeddings", False)
     return ModelSize(
         weights=count_weights(headers, value_bytes, without_head=tied)[1],
@@ -132,7 +131,7 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
 
 
 def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> tuple[int, int]:
-    """Numbers in the weights with these headers, and their bytes where those not quantized take `value_bytes` each."""
+    """Return how many numbers the weights have, and their bytes, with `value_bytes` for each unquantized number."""
     tensors = [
         (prod(shape), value_bytes if kind in _CAST else _BYTES.get(kind, 1))
         for name, (shape, kind) in headers.items()
@@ -144,7 +143,7 @@ def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, w
 def refuse_too_large(
     what: str, needed: int, gpu_memory: float, share: float = 1, remedy: str = "a smaller model"
 ) -> None:
-    """Raise UserError if `needed` bytes are more than this share of a GPU's memory."""
+    """Raise UserError if `needed` bytes exceed this share of a GPU's memory."""
     if needed > share * gpu_memory:
         part = f"{share:g} x " if share < 1 else ""
         sizes = f"{needed / GB:.1f} GB a GPU do not fit into {part}{gpu_memory / GB:.1f} GB"
@@ -160,20 +159,20 @@ def check_before_fetching(
     num_gpus: int = 1,
     **told: str,
 ) -> None:
-    """Raise UserError where a model surely can't fit, before it is fetched or loaded, where its size is known.
+    """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
 
     Args:
-        gpu_memory: bytes of a GPU; None is not checked.
-        value_bytes: bytes per weight; in a training of all weights with gradient and AdamW's averages.
-        told: `refuse_too_large`'s remedy.
+        gpu_memory: bytes of a GPU; None skips the check.
+        value_bytes: bytes per weight; in a training of all weights, with gradient and AdamW's averages.
+        told: the remedy for `refuse_too_large`.
     """
     if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
-        needed = count_weights(headers, value_bytes, without_head=True)[1]  # which may be tied
+        needed = count_weights(headers, value_bytes, without_head=True)[1]  # the head may be tied
         refuse_too_large(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, share, **told)
 
 
 def smallest_gpu() -> int | None:
-    """Bytes of the smallest GPU to compute on; None where none is, or nvidia-smi doesn't tell, as of a part of one."""
+    """Return the smallest GPU's bytes; None without a GPU, or if nvidia-smi does not tell, as for a part of one."""
     import torch
 
     lines = ask_nvidia_smi("memory.total") if torch.cuda.is_available() else None
@@ -181,9 +180,9 @@ def smallest_gpu() -> int | None:
 
 
 def check_weights(folder: Path) -> None:
-    """Raise UserError where a model's config and weights do not fit, for a model that an engine could not load.
+    """Raise UserError if the weights of a model that an engine could not load do not match its config.
 
-    Not before it is loaded: weights that are quantized, or named in an older way, fit all the same.
+    Not called before loading, because quantized weights and weights with older names do load.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -208,7 +207,7 @@ def find_gpus() -> list[Gpu]:
             Gpu(torch.cuda.get_device_properties(index).name, *torch.cuda.mem_get_info(index))
             for index in range(torch.cuda.device_count())
         ]
-    except RuntimeError as error:  # the driver refuses, or another process has it for itself
+    except RuntimeError as error:  # the driver refuses, or another process uses it exclusively
         raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
 
@@ -218,7 +217,7 @@ def count_gpus(args: Namespace) -> int:
 
 
 def check_gpu_count(found: int, args: Namespace) -> None:
-    """Raise UserError where fewer GPUs are here than these flags ask for."""
+    """Raise UserError if there are fewer GPUs than the flags ask for."""
     if count_gpus(args) > found:
         copies = args.data_parallel_size
         flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
@@ -226,7 +225,7 @@ def check_gpu_count(found: int, args: Namespace) -> None:
 
 
 def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
-    """Raise UserError where a GPU has less than `utilization` of its bytes free: vLLM would end in an error later."""
+    """Raise UserError if a GPU has less than `utilization` of its bytes free, because vLLM would fail later."""
     if free < utilization * total:
         raise UserError(
             f"GPU {index} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, "

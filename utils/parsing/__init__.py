@@ -11,10 +11,10 @@ from typing import Any
 class Parsed:
     """The result of a parser; its module documents the order in which it looks."""
 
-    value: Any  # a text, a number, a boolean or a list of them; None: nothing usable
+    value: Any  # a text, a number, a boolean or a list of them; None if nothing is usable
     how: str  # "strict", "repaired" or "none"
-    reason: str | None  # why nothing was found; None when something was
-    truncated: bool = False  # the text ended inside the value, which was closed and kept
+    reason: str | None  # why nothing was found; None if something was
+    truncated: bool = False  # whether the text ended inside the value, which was closed and kept
 
 
 def nothing(reason: str) -> Parsed:
@@ -22,6 +22,6 @@ def nothing(reason: str) -> Parsed:
 
 
 def writable(value: str) -> str:
-    """Return the value without what can't be written as UTF-8 or breaks other tools; halves of a pair are joined."""
+    """Return a text that UTF-8 can hold: surrogate pairs are joined, lone halves replaced, NULs and CRs dropped."""
     value = value.replace("\r\n", "\n").replace("\0", "")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,9 +1,9 @@
-"""An answer as a model wrote it: the text of a field of a JSON object, read as json_text.py says. Pure.
+"""Read a model's answer: the text of a field of a JSON object, read as json_text.py describes. Pure.
 
-The first object that has the field wins. A list or a dict becomes text, one line an item ("key: value" for a dict). A
-number, true, null and prose without the field are not answers. A text that ends inside the value is kept and flagged as
-truncated. White space at both ends goes, CRLF becomes LF, NUL goes, a lone surrogate becomes U+FFFD (so the
-value can be written as UTF-8). Newlines inside stay.
+The first object that has the field wins. A list or a dict becomes text, one line per item ("key: value" for a dict).
+Numbers, true, null, and prose without the field are not answers. A value that the text's end cuts is kept and flagged
+as truncated. White space at both ends and NULs are dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so
+that the value can be written as UTF-8. Newlines inside stay.
 """
 
 import re
@@ -22,15 +22,15 @@ from utils.parsing.json_text import (
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = field_named(ANSWER_FIELD)
-_HALF = "[\ud800-\udbff\ufffd]"  # of a character
-_HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # looked for once a run, so in linear time
+_HALF = "[\ud800-\udbff\ufffd]"  # half a character
+_HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
 
 
 def parse_answer(text: str, cut: bool = False) -> Parsed:
     """Read the string field "personalized_answer"; the value is never empty.
 
-    cut: the generation ended at max_tokens, so the end of the text does not mean that the answer ended.
+    cut: the generation ended at max_tokens, so the end of the text need not be the end of the answer.
     """
     if cut and may_be_draft(text):
         return nothing(DRAFT)

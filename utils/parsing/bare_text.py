@@ -1,12 +1,12 @@
-"""Bare text as a model wrote it: a label of a list, a rating, or a whole text. Pure.
+"""Read a model's bare text: a label from a list, a rating, or a whole text. Pure.
 
-White space at both ends is dropped. A label or a rating is "strict" where nothing
-else is there. Else ("repaired") it is the one that the text names, in whatever case and with a space for a hyphen or
-the other way round: a text that names two different ones, or none, holds nothing. A label inside a longer one, as
-comedy in dark comedy, is not named. A text is taken whole.
+White space at both ends is dropped. A label or a rating is "strict" if the text has nothing else. Otherwise
+("repaired") it is the only one that the text names, in any case and with spaces and hyphens interchangeable; a text
+that names several or none is unusable. A label inside a longer one, as comedy in dark comedy, does not count as named.
+A text is used as a whole.
 
-In a text that max_tokens cut, a label or rating counts only if the text begins with it and continues after it: what
-prose names may be one that it rejects.
+In a text that max_tokens cut, a label or rating counts only if the text begins with it and continues after it, because
+a label named in prose may be one that the prose rejects.
 """
 
 import re
@@ -16,7 +16,7 @@ from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern
 
 RATINGS = "12345"
-# Not a part of a word or of another number: neither the 4 of 4.5, of -4 or of 14, nor the 1 of "1 to 5".
+# A rating outside words and other numbers: not the 4 of 4.5, -4 or 14, nor the 1 of "1 to 5".
 _RATING = pattern(r"(?<![\w.,/-])([1-5])(?:\.0+)?(?:\s*(?:/|out of)\s*5(?:\.0+)?)?(?!\w|[.,/-]\d)")
 _OTHER_NUMBER = pattern(r"\d")
 _BREAKS_OFF = "the text breaks off, and does not begin with {}"
@@ -24,7 +24,7 @@ _SCALE = pattern(r"\b1\s*(?:-|–|to)\s*5\b")
 
 
 class LabelParser:
-    """Reads one of the labels; `spelled` has by label other ways to write it, as regular expressions."""
+    """Reads a label; `labels` maps each one to a regular expression for its spellings."""
 
     def __init__(self, labels: Mapping[str, str]):
         self.labels = tuple(labels)
@@ -43,7 +43,7 @@ class LabelParser:
 
 
 def words_of(label: str) -> str:
-    """Return a regular expression for a label's words that accepts spaces for hyphens and the reverse."""
+    """Return a regular expression for a label's words, with spaces and hyphens interchangeable."""
     words = r"[\s-]+".join(re.split("[ -]", label))
     return rf"(?<!\w){words}(?!\w)"
 
@@ -66,7 +66,7 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
 
 
 def _is_first(found: list[re.Match[str]], text: str) -> bool:
-    """Return whether the text begins with the first of these, which ends before the text does."""
+    """Return whether the text begins with the first match and continues after it."""
     return bool(found) and re.search(r"\w", text[: found[0].start()]) is None and found[0].end() < len(text)
 
 
@@ -80,7 +80,7 @@ def _only(named: list[str], what: str) -> Parsed:
 def parse_text(text: str, cut: bool = False) -> Parsed:
     """Read a whole text; the value is never empty.
 
-    cut: the generation ended at max_tokens; what there is of the text is kept, and flagged.
+    cut: the generation ended at max_tokens; the text is kept as it is, and flagged.
     """
     value = writable(text).strip()
     if cut:

@@ -1,12 +1,12 @@
-"""A model's judgments of posts while a dataset is built, read as json_text.py describes. Pure.
+"""Read a model's judgments of posts while a dataset is built, as json_text.py describes. Pure.
 
-Needs: the boolean "needs_personalization", also as the text "true" or "false"; without a valid object it is read after
-its name, if all values there agree.
+Needs: the boolean "needs_personalization", also as the text "true" or "false". Without a valid object, the value is
+read after each occurrence of the name, if all values agree.
 
-Aspects: an object with the boolean "enough_details" and, where that is true, "aspects", each with the texts "aspect",
-"evidence" and "reason". None of them empty but the reason, and at least one aspect, or the output cannot be used; only
-valid JSON is read. Without enough details there are no aspects, whatever is listed. A list without the boolean counts
-as enough.
+Aspects: an object with the boolean "enough_details" and, if that is true, the list "aspects" with the texts "aspect",
+"evidence" and "reason" for each. Only valid JSON is read. The output is usable only if there is at least one aspect,
+and no text except the reason is empty. Without enough details there are no aspects, whatever is listed. A list without
+the boolean counts as enough details.
 """
 
 from typing import Any
@@ -34,7 +34,7 @@ ASPECTS_SCHEMA = {
 
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
-    """Read whether a good answer depends on the asker, as a boolean; one that max_tokens cut is not read."""
+    """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
     value, how = from_object(text, _NEEDS)
     if how != "none":
         told = _boolean(value)
@@ -68,7 +68,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 
 def _aspect(item: Any) -> dict[str, str] | None:
-    """Return the item's texts; None where one is missing."""
+    """Return the item's texts; None if one is missing, or if aspect or evidence is empty."""
     if not isinstance(item, dict) or not all(isinstance(item.get(name), str) for name in ASPECT_TEXTS):
         return None
     texts = {name: writable(item[name]).strip() for name in ASPECT_TEXTS}

@@ -1,19 +1,19 @@
-"""A judge's choice as it wrote it: a verdict, a level or a preference, in a field of a JSON object. Pure.
+"""Read a judge's choice: a verdict, a level or a preference, in a field of a JSON object. Pure.
 
-It is read as json_text.py says. Of several objects the first one that has the name decides, also when its value is
-refused. The name with different values, in one object or in prose, is refused as contradictory. Without the name there
-is a last attempt ("repaired"): the text is a verdict, a level or a preference and nothing else.
+The field is read as json_text.py describes. The first object that has the name decides, even if its value is refused.
+Different values under the name, in one object or in prose, are refused as contradictory. Without the name there is a
+last attempt ("repaired"): a text that is only a verdict, a level or a preference.
 
 Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused in any
-dress. Outside an object `match_score: 2` counts (also with "=" or "is"), prose without the name does not. Without the
-name a verdict counts where nothing but the remains of a fence, quotes or braces stands around it, as in `json 2`, `2}`
-and `"2"}`; but "2", a whole string, is refused. A number at the end of a text that max_tokens cut does not count,
-since it may continue.
+form. Outside an object, `match_score: 2` counts (also with "=" or "is"), but prose without the name does not. Without
+the name, a verdict counts if it has only the remains of a fence, quotes or braces around it, as in `json 2`, `2}` and
+`"2"}`; but "2", a whole string, is refused. A number at the end of a text that max_tokens cut does not count, because
+it may continue.
 
 Levels (direct scoring): the numbers 0, 0.25, 0.5, 0.75 and 1, also as 1.0 or .5. Preferences (pairwise comparison): the
-integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response"; "A" is none of
-the prompt's names for a response, so it is refused. Both are read as verdicts are, but outside an object the name must
-be quoted or start a line, with a colon or "=" after it, and nothing else may be in the value's line.
+integer 1 or 2, also as Response 1 and as the text "1", "Response 1", "first" or "the first response". "A" is refused,
+because the prompt does not use it for a response. Both are read like verdicts, but outside an object the name must be
+quoted or start a line, with a colon or "=" after it, and the value's line may have nothing else.
 """
 
 import json
@@ -27,7 +27,7 @@ from utils.parsing.json_text import QUOTE, Field, pattern
 VERDICT_VALUES = (0, 1, 2)
 LEVELS = (0, 0.25, 0.5, 0.75, 1)
 
-# A verdict, not the beginning of another number, a range, a fraction or a condition.
+# A verdict that does not begin another number, a range, a fraction or a condition.
 _VERDICT = re.compile(
     r"[0-2](?:\.0++)?(?!\w)(?![ \t*`]*+(?:[-–/,.|~+]\s*+[0-9]|%|(?:out|or|to|of|if|when|unless|only)\b))"
     r"(?![^\n{}\"]{0,20}\bout of\b)"
@@ -38,7 +38,7 @@ _NUMBERED = r"(?:response[ _]?)?[12]"
 _IN_WORDS = r"(?:the )?(?:first|second)(?: response)?"  # only in quotes
 _PREFERENCE = rf"(?:{_NUMBERED}|{QUOTE}(?:{_NUMBERED}|{_IN_WORDS}){QUOTE})"
 _ENDS_VALUE = rf"(?!\w)(?=[ \t*`]*+(?:\Z|[\n\r}}]|,\s*+(?:\Z|\}}|{QUOTE})))"
-# What may follow a number that max_tokens cut: it may have continued as 1.5, 1/2, or 1 out of 2.
+# The text that may follow a number cut by max_tokens: it may have continued as 1.5, 1/2, or 1 out of 2.
 _CUT_NUMBER = re.compile(r"[ \t*`]*+(?:[-–/,.|~+][ \t]*+)?\Z")
 _FENCES = r"(?:```|/?json\b|\s|\ufeff)*+"
 _REMAINS = rf"(?:`|/?json\b|[{{}}]|{QUOTE}|\s|\ufeff)*+"
@@ -51,14 +51,14 @@ class Choice:
     """A field with one of a few values, and how it is read."""
 
     field: Field
-    value: re.Pattern[str]  # as it is written
-    only: re.Pattern[str]  # a text that is a value and nothing else
+    value: re.Pattern[str]  # a value as written
+    only: re.Pattern[str]  # a text that is only a value
     read: Callable[[str], int | float]
     values: str  # in words
 
     @property
     def begin(self) -> str:
-        """The text before the value in an object as the schema writes it."""
+        """The text before the value in an object that follows the schema."""
         return f"{{{json.dumps(self.field.name)}: "
 
     def parse(self, text: str, cut: bool = False) -> Parsed:
@@ -84,14 +84,14 @@ class Choice:
         return self._chosen([self._value_at(text, start, cut) for start in starts], "repaired")
 
     def _value_at(self, text: str, start: int, cut: bool = False) -> int | float | str:
-        """Return the value that starts there, or a description of other text."""
+        """Return the value that starts at `start`, or a description of the text there."""
         found = self.value.match(text, start)
         if found is None:
             return json_text.describe(text, start)
         return "cut off" if cut and _breaks_off(text, found.end()) else self.read(found[0])
 
     def _chosen(self, found: list[int | float | str], how: str) -> Parsed:
-        """Return the only value in `found`, which has values and descriptions of other text."""
+        """Return the only value in `found`, a list of values and of descriptions of other text."""
         if len(set(found)) > 1:
             named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
             return nothing(f"{self.field.name} is contradictory: {named}")
@@ -101,7 +101,7 @@ class Choice:
 
 
 def _breaks_off(text: str, end: int) -> bool:
-    """Return whether the value that ends there is a number at the end of the text."""
+    """Return whether the value that ends at `end` is a number at the end of the text."""
     return text[end - 1].isdigit() and _CUT_NUMBER.match(text, end) is not None
 
 

@@ -1,16 +1,16 @@
-"""Lenient reading of the JSON object, with one field, that a model was asked for in a ```json fence. Pure.
+"""Read leniently the JSON object with one field that a model was asked for in a ```json fence. Pure.
 
 The first attempt that finds the field decides:
 
-1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, with white space and a
-   fence around it or half a fence.
+1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, possibly with white
+   space and a fence, or half a fence, around it.
 2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; the text around
-   it is dropped. From here on strings may contain raw newlines, and the name other spellings ("Match Score").
-3. By name ("repaired"): the name is looked for, first as a key inside an object, then without braces. The value is read
-   from there by a tolerant scanner: other quotes, unescaped quotes inside, no end.
+   it is dropped. From here on, strings may contain raw newlines, and the name may be spelled otherwise ("Match Score").
+3. By name ("repaired"): the name is searched for, first as a key inside an object, then without braces. A tolerant
+   scanner reads the value from there: with other quotes, with unescaped quotes inside, or without an end.
 
-A text that max_tokens cut, with prose before and after its objects, may be an unmarked thought with a draft, so it is
-not read.
+A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked thought with a
+draft.
 """
 
 import json
@@ -20,7 +20,7 @@ from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
 
-# Every repetition in the parsers' expressions is possessive or bounded, so no text makes a search slower than linear.
+# Every repetition in the parsers' expressions is possessive or bounded, so that every search takes linear time.
 QUOTE = "[\"'“”‘’]"
 _GAP = r"(?:\s++|(?://|\#)[^\n]{0,200}+|/\*[^*]{0,200}+\*/){0,4}+"  # white space and comments
 
@@ -34,20 +34,21 @@ class Field:
     """A requested field, and the patterns that find it."""
 
     name: str
-    spelled: re.Pattern[str]  # the name as models spell it
-    key: re.Pattern[str]  # as a key in an object, up to its value
-    unbraced: re.Pattern[str]  # without braces, up to its value
+    spelled: re.Pattern[str]  # the name in models' spellings
+    key: re.Pattern[str]  # the name as a key in an object, up to its value
+    unbraced: re.Pattern[str]  # the name without braces, up to its value
 
     def schema(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema for constrained decoding: an object with this field only, and the given type of value."""
+        """Return the schema for constrained decoding: an object with only this field; `value` is the value's schema."""
         properties = {self.name: value}
         return {"type": "object", "properties": properties, "required": [self.name], "additionalProperties": False}
 
 
 def field_named(name: str, anywhere: bool = False) -> Field:
-    """Return a field by its name, words joined by "_".
+    """Return a field by its name, whose words are joined by "_".
 
-    anywhere: without braces the name, which no prose has, may stand anywhere; else it must be quoted or start a line.
+    anywhere: a name without braces may be anywhere, because no prose has it; otherwise, it must be quoted or start a
+    line.
     """
     words = r"[\s_\\-]{0,3}".join(name.replace("ize", "i[sz]e").split("_"))
     spelled = rf"(?<!\w){words}(?!\w)"
@@ -62,9 +63,9 @@ def field_named(name: str, anywhere: bool = False) -> Field:
 
 _OPENING_QUOTE = re.compile(rf"\"\"\"|'''|{QUOTE}")
 _CLOSING_QUOTE = {"“": '[”“"]', "”": '[”“"]', "‘": "[’‘']", "’": "[’‘']"}  # any other closes itself
-# What follows a quote that ends a string. The end of the text proves nothing once a quote inside was left
-# unescaped and the text was cut. The first quote needs less: an unescaped quote inside comes in pairs, and
-# the opening one of a pair is followed by a word.
+# Patterns of the text after a quote that ends a string. If an inner quote was left unescaped and the text was cut, the
+# end of the text proves nothing. The first quote needs less: unescaped inner quotes come in pairs, and a word follows
+# the opening quote of a pair.
 _NEXT_KEY = rf"{QUOTE}[\w -]{{1,40}}{QUOTE}\s*+:"
 _ENDS_OBJECT = rf"{_GAP}[,;.]?+{_GAP}(?:\}}|{_NEXT_KEY})"
 _ENDS_TEXT = rf"{_GAP}[,;]?+{_GAP}[\])]*+\s*+(?:```\s*+)?\Z"
@@ -102,12 +103,12 @@ def may_be_draft(text: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether it has a word besides a fence's json."""
+    """Return whether a text has a word besides a fence's "json"."""
     return re.search(r"\w", re.sub("json", "", text, flags=re.IGNORECASE)) is not None
 
 
 def from_object(text: str, field: Field) -> tuple[object, str]:
-    """(value, "strict" or "repaired") from a valid JSON object, attempts 1 and 2; else (None, "none")."""
+    """Return (value, "strict" or "repaired") from a valid JSON object (attempts 1 and 2), or (None, "none")."""
     body = re.sub(r"\A```(?:json)?", "", text.removeprefix("\ufeff").strip(), flags=re.IGNORECASE)
     body = body.removesuffix("```").strip()
     try:
@@ -126,9 +127,9 @@ def from_object(text: str, field: Field) -> tuple[object, str]:
 
 
 def value_starts(text: str, field: Field, first_object: bool = False) -> list[int]:
-    """Return where the field's values start: after keys in objects, or else after names without braces.
+    """Return where the field's values start: after keys in objects, or without any after names without braces.
 
-    first_object: of several objects only the first one that has the key counts.
+    first_object: only the first object that has the key counts.
     """
     keys = list(field.key.finditer(text))
     if not keys:
@@ -140,7 +141,7 @@ def value_starts(text: str, field: Field, first_object: bool = False) -> list[in
 
 
 def describe(text: str, start: int) -> str:
-    """Return a short name for the value that starts there, for a reason."""
+    """Return a short description, for a reason, of the value that starts at `start`."""
     if text[start : start + 1] in ("[", "{"):
         return "a list" if text[start] == "[" else "an object"
     if (opening := _OPENING_QUOTE.match(text, start)) is not None:
@@ -152,13 +153,13 @@ def describe(text: str, start: int) -> str:
 
 
 def read_text(text: str, start: int, cut: bool) -> tuple[str, bool] | None:
-    """(value, truncated) of the string, list or object that starts there; None where something else does."""
+    """Return (value, truncated) for the string, list or object that starts at `start`; None if none does."""
     if text[start : start + 1] in ("[", "{"):
         return _read_items(text, start)
     if (opening := _OPENING_QUOTE.match(text, start)) is None:
         return None
     later = _AFTER_QUOTE_CUT if cut else _AFTER_QUOTE
-    first = later if opening[0] in "'‘’" else _AFTER_FIRST_QUOTE  # it's a quote or an apostrophe
+    first = later if opening[0] in "'‘’" else _AFTER_FIRST_QUOTE  # a quote or an apostrophe
     span = _closing_quote(text, opening, first, later, weak_end=not cut)
     if span is not None:
         return unescape(text[opening.end() : span[0]]), False
@@ -176,8 +177,8 @@ def _closing_quote(
 ) -> tuple[int, int] | None:
     """Return the span of the quote that closes the string: the first one followed by a match of `first` or `later`.
 
-    Inside braces that the string itself opened, as in code that it quotes, only the first quote closes. Where
-    that leaves none, weak_end takes the first one that a closing brace and a new line or the like follow.
+    Inside braces that the string itself opened, as in quoted code, only the first quote can close it. If no quote
+    does, `weak_end` accepts the first one before a closing brace and a line break or the like.
     """
     depth, weak, seen = 0, None, False
     token = re.compile(rf"\\.|[{{}}]|{_CLOSING_QUOTE.get(opening[0], opening[0])}", re.DOTALL)
@@ -197,7 +198,7 @@ def _closing_quote(
 
 
 def _read_items(text: str, start: int) -> tuple[str, bool]:
-    """Return (text, truncated) of a list or dict: a line per item, "key: value" for a dict, nested items below."""
+    """Return (text, truncated) for a list or dict: a line per item, "key: value" for a dict, nested items below."""
     parts: list[str] = []
     depth, pos = 0, start
     while (token := _ITEM_TOKEN.match(text, pos)) is not None:
@@ -220,7 +221,7 @@ def _read_items(text: str, start: int) -> tuple[str, bool]:
 
 
 def unescape(raw: str) -> str:
-    """JSON's escapes resolved. An unknown one stays as written, one that the end of the text cut is dropped."""
+    """Resolve JSON's escapes. An unknown escape is kept; one cut by the end of the text is dropped."""
 
     def resolve(escape: re.Match[str]) -> str:
         if escape[1]:

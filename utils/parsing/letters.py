@@ -1,13 +1,13 @@
-"""The letter of an option as a model wrote it, (a) to (d). Pure, and without knowing which one is right.
+"""Read the letter of the option that a model chose, (a) to (d), without knowing the right one. Pure.
 
-The letter right after the last `<final_answer>` counts; without one there, the letter of the "final answer" or in
-`\\boxed{}`; else the only letter that is named: in parentheses, or as "option b", "answer: b", "b is correct", "go with
-b", "b)" at the beginning of a line, or as the whole text. A text that names two different letters, as "(a) or (b)",
-"(a)(b)" or "A: no. B: yes.", or none, holds nothing. Nor does a text that max_tokens cut before its marker: what it
-names may be an option that it rejects.
+The letter right after the last `<final_answer>` counts. Without it, the letter after "final answer" or in `\\boxed{}`
+counts; otherwise, the only letter that is named: in parentheses, or as "option b", "answer: b", "b is correct", "go
+with b", "b)" at the beginning of a line, or as the whole text. A text that names two different letters, as "(a) or
+(b)", "(a)(b)" or "A: no. B: yes.", or none, is unusable. So is a text that max_tokens cut before its marker, because
+it may name an option that it rejects.
 
-The article "a" is not a letter: a lower-case "a" with a word after it on the same line, unless no article can be
-before that word ("a because"). Right after the marker, "option", "letter" or "answer:" it is always the letter.
+The article "a" is not a letter: a lower-case "a" with a word after it on the same line, unless no article can precede
+that word ("a because"). Right after the marker, "option", "letter" or "answer:", it is always the letter.
 
 `read_officially` is the public code's rule, which asks whether the right letter was written.
 """
@@ -33,7 +33,7 @@ _IS = r"(?:\s++is\b)?+"
 _UP_TO_LETTER = rf"[\s:={_MARKS}]*+"
 _OPENS = rf"[\s:={_MARKS}(\[{{]*+"
 _AFTER_MARKER = pattern(rf"{_OPENS}(?:(?:option|answer|response)\s*+[{_MARKS}(\[]*+)?{_LETTER}")
-_BRACKETED = r"[(\[]([a-d])[)\]]"  # after a line break it is another one only if no word follows
+_BRACKETED = r"[(\[]([a-d])[)\]]"  # after a line break, another letter only if no word follows
 _ANOTHER = pattern(
     rf"(?:[^\S\n]|[{_MARKS})\]}}])*+{_BRACKETED}|[\s{_MARKS})\]}}]*+(?:{_BRACKETED}(?![^\S\n]*+\w)"
     rf"|(?:(?:[,/&|]|\b(?:or|and|vs|versus)\b\.?)\s*+)++[{_MARKS}(\[{{]*+{_NO_ARTICLE})"
@@ -60,14 +60,14 @@ _OFFICIAL_BARE = re.compile(r"\b([a-d])\b")
 def parse_letter(text: str, cut: bool = False) -> Parsed:
     """Read the letter; the value is "a" to "d".
 
-    cut: the generation ended at max_tokens, so a letter at the end of the text may be the first of a word, and only a
-    letter after the marker counts.
+    cut: the generation ended at max_tokens, so a letter at the end of the text may begin a word, and only a letter
+    after the marker, or one that is the whole text, counts.
     """
     body = writable(text).strip()
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
     marked = _AFTER_MARKER.match(behind)
     alone = _ALONE.fullmatch(body)
-    last = body.rstrip("'’")  # of "d'accord" too
+    last = body.rstrip("'’")  # also for "d'accord"
     if cut and last[-1:].isalpha() and (alone or (marked and behind[marked.end() :].strip("'’") == "")):
         return nothing("the text breaks off in a letter")
     if marked:
@@ -95,7 +95,7 @@ def _named(text: str) -> list[str]:
 
 
 def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
-    """Return the letters of these matches, and those joined to them by a comma, "or", "and", "vs", or nothing."""
+    """Return the letters of matches, and letters joined to them by a comma, "or", "and", "vs", or nothing."""
     matches = list(matches)
     others = [another for match in matches if (another := _ANOTHER.match(text, match.end()))]
     return sorted({match[match.lastindex].lower() for match in (*matches, *others)})
@@ -104,9 +104,9 @@ def _letters_of(matches: Iterable[re.Match[str]], text: str) -> list[str]:
 def read_officially(text: str, right: str) -> bool:
     """Return whether the public code counts this text as correct.
 
-    It does if the letters after the last marker are the right one and no other, or else if those of the whole text
-    are. Letters are those in parentheses; where there are none, every word "a" to "d". That code also cuts a closing
-    tag at the end of the text, which makes no difference: the tag holds no such word.
+    It does if the right letter is the only one after the last marker, or the only one in the whole text. Letters are
+    those in parentheses or, if there are none, all words "a" to "d". That code also cuts a closing tag at the end of
+    the text, which makes no difference, because the tag has no such word.
     """
     return any(_official_letters(told) == {right} for told in (text.rpartition(MARKER)[2], text))
 

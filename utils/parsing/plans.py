@@ -1,15 +1,14 @@
-"""Plans of PlanPers, lists of aspect titles: reading them from a model's text, writing, and matching. Pure.
+"""Read, write, and match the plans of PlanPers, which are lists of aspect titles. Pure.
 
-A model was asked for titles, one a line. Fences are dropped, and so is what marks a line as an item of a list ("- ",
-"1. ", bold face), and a first line that ends in a colon where it introduces the others: it says so ("Here are the
-aspects:", "Plan:", "The user cares about:"), also when nothing follows, or it looks so: items follow and it is none, or
-it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array of texts is a plan too. A
-repeated title (whatever its case) is left out, and one that max_tokens may have cut is left out
-unless it is the only one.
+The model was asked for titles, one per line. Fences and the marks of list items ("- ", "1. ", bold face) are dropped.
+So is a first line that ends in a colon and introduces the others. It does if it says so ("Here are the aspects:",
+"Plan:", "The user cares about:"), even if nothing follows; or if it looks so, because items follow and it is none, or
+it alone is marked as a heading. Any other line that ends in a colon is a title. A JSON array of texts is a plan too.
+Repeated titles (in any case) are left out, and so is a title that max_tokens may have cut, unless it is the only one.
 
-In the planner's target and in the generator's prompt a plan is its titles, one a line (paper, section 4); `lead_in` is
-then None. With --planner_target reference it is as in the public code: a lead-in, then a dash and a title a line; in
-the generator's prompt it is then the planner's unchanged text.
+In the planner's target and in the generator's prompt, a plan is its titles, one per line (paper, section 4), and
+`lead_in` is None. With --planner_target reference, a plan is as in the public code: a lead-in, then a dash and a title
+per line; the generator's prompt then has the planner's unchanged text.
 """
 
 import re
@@ -19,8 +18,8 @@ from typing import Any
 from utils.parsing import Parsed, nothing, writable
 from utils.parsing.json_text import pattern, unescape
 
-# A plan is lines: at most 10, for a model that would never end, each of 3 to 120 characters, the first of them neither
-# white space nor punctuation.
+# A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, and does not begin with white
+# space or punctuation.
 PLAN_LINE = r"[^\s!-/:-@\[-`{-~][^\n]{2,119}"
 PLAN_PATTERN = rf"{PLAN_LINE}(\n{PLAN_LINE}){{0,9}}"
 
@@ -42,7 +41,7 @@ _INTRODUCES = pattern(
 
 WORDS_THRESHOLD = 0.6
 
-# Words without a meaning of their own in a title. "User" is in many titles, and never alone.
+# Words without a meaning of their own in a title. "User" is in many titles, but never alone.
 _LISTED = """
     a an and are as at be by can do for from how in into is it its of on or s that the their them they this to user
     users was what when where which who why with without your
@@ -53,13 +52,13 @@ _FUNCTION_WORDS = frozenset(_LISTED.split())
 def parse_plan(text: str, cut: bool = False) -> Parsed:
     """Read the aspect titles of a plan, best first; the list is never empty.
 
-    cut: the generation ended at max_tokens, so the last title may be a part of one.
+    cut: the generation ended at max_tokens, so the last title may be incomplete.
     """
     body = text.removeprefix("\ufeff").strip()
     if (array := _ARRAY.search(body)) is not None:
         lines = _array_texts(body, array.end())
         as_asked = array.start() == 0 and body.endswith("]")
-        last_is_whole = True  # a text that was cut has no closing quote and is not among them
+        last_is_whole = True  # a cut text has no closing quote and is not among them
     else:
         lines = body.splitlines()
         as_asked = not _begins_with_introduction(lines)
@@ -85,7 +84,7 @@ def _begins_with_introduction(lines: list[str]) -> bool:
     form = _line_form(lines[0])
     others = [(_line_form(line), _ends_in_colon(line)) for line in lines[1:] if _plan_title(line)]
     if not others or (form, True) in others:
-        return False  # the only title, or one of several that are written alike
+        return False  # the only title, or one of several in the same form
     return (form, others[0][0]) in [("plain", "item"), ("heading", "item"), ("heading", "plain")]
 
 
@@ -94,7 +93,7 @@ def _ends_in_colon(line: str) -> bool:
 
 
 def _line_form(line: str) -> str:
-    """Return a line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
+    """Return whether a line is an "item" of a list, a "heading" (# or all in bold face), or "plain"."""
     line = line.strip()
     if _ITEM.match(line.replace("**", "")) is not None:
         return "item"
@@ -111,7 +110,7 @@ def _array_texts(text: str, pos: int) -> list[str]:
 
 
 def _plan_title(line: str) -> str:
-    """Return a line without its list mark, fence and bold face; nothing where it holds no word."""
+    """Return a line without list marks, fences and bold face; empty if it has no word."""
     line = " ".join(writable(line).replace("**", "").split())
     line = _FENCE.sub("", line).replace("```", "").strip()
     start = 0
@@ -122,29 +121,29 @@ def _plan_title(line: str) -> str:
 
 
 def plan_text(aspects: Sequence[str], lead_in: str | None = None) -> str:
-    """Return a plan as a model reads and writes it: a title a line, or as the public code has it."""
+    """Return the text of a plan as a model reads and writes it: one title per line, or the public code's form."""
     if lead_in is None:
         return "\n".join(aspects)
     return lead_in + "".join(f"- {aspect}\n" for aspect in aspects)
 
 
 def gold_text(titles: Sequence[str], lead_in: str | None = None) -> str:
-    """Return a gold plan as the planner learns to write it; the public code takes the titles as they are."""
+    """Return a gold plan as the planner learns to write it; the public code's form has the titles unchanged."""
     return plan_text([one_line(title) for title in titles] if lead_in is None else titles, lead_in)
 
 
 def gold_plan(titles: Sequence[str], lead_in: str | None) -> dict[str, Any]:
-    """Return a gold plan as a piece of the file of plans."""
+    """Return a gold plan as a piece of the plans file."""
     return given_plan(list(titles), "the rubric has no aspects", lead_in, gold_text(titles, lead_in))
 
 
 def target_settings(lead_in: str | None) -> dict[str, Any]:
-    """Return --planner_target's settings for an output."""
+    """Return an output's settings for --planner_target."""
     return {"planner_target": "paper" if lead_in is None else "reference", "lead_in": lead_in}
 
 
 def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the content of a file of plans as pieces, by (question id, number)."""
+    """Return the content of a plans file as pieces, by (question id, number)."""
     numbered = {(question_id, i): plan for question_id, samples in plans.items() for i, plan in enumerate(samples)}
     return {
         key: given_plan(plan["aspects"] or [], plan.get("reason") or "an empty plan", lead_in, plan.get("raw"))
@@ -155,7 +154,7 @@ def plans_by_key(plans: dict[str, list[dict[str, Any]]], lead_in: str | None) ->
 def given_plan(titles: list[str], reason: str, lead_in: str | None, raw: Any) -> dict[str, Any]:
     """Return a plan as a piece; `reason` says why there is no plan.
 
-    With a lead-in it keeps its text, `raw`; of titles that came without a text that is the lead-in and these.
+    With a lead-in, the plan keeps its text `raw`; if that is None, its text is made from the lead-in and the titles.
     """
     if not titles:
         return {"value": None, "reason": reason}
@@ -178,7 +177,7 @@ def plan_parser(lead_in: str | None) -> Callable[[str, bool], Parsed]:
 
 
 def plan_pattern(lead_in: str | None) -> str:
-    """Return the regular expression that the last try for a plan is held to."""
+    """Return the regular expression that constrains the last try for a plan."""
     if lead_in is None:
         return PLAN_PATTERN
     written = re.sub(r"[\\^$.|?*+()\[\]{}]", r"\\\g<0>", lead_in).replace("\n", r"\n")
@@ -190,15 +189,15 @@ def one_line(text: str) -> str:
 
 
 def word_overlap(a: str, b: str) -> float:
-    """Dice coefficient of two titles' distinct words, function words left out: 2 |A & B| / (|A| + |B|), 0 to 1."""
+    """Return the Dice coefficient of two titles' sets of content words: 2 |A & B| / (|A| + |B|), 0 to 1."""
     words_a, words_b = _content_words(a), _content_words(b)
     return 2 * len(words_a & words_b) / (len(words_a) + len(words_b))
 
 
 def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
-    """Share of the gold titles that match any planned one, 0 to 1: `word_overlap` of at least `WORDS_THRESHOLD`.
+    """Return the share of gold titles with a planned one of `word_overlap` of at least `WORDS_THRESHOLD`, 0 to 1.
 
-    A planned title may match several; of no gold titles it is 0.
+    A planned title may match several. Without gold titles, the share is 0.
     """
     if not gold:
         return 0.0
@@ -206,6 +205,6 @@ def aspect_recall(gold: Sequence[str], planned: Sequence[str]) -> float:
 
 
 def _content_words(title: str) -> set[str]:
-    """Its distinct words without function words; all of them where it has no others; itself where it has no words."""
+    """Return a title's distinct words without function words; if none are left, all; without any, the title."""
     words = set(re.findall(r"\w+", title.casefold()))
     return words - _FUNCTION_WORDS or words or {title}

@@ -1,10 +1,10 @@
 """Separate a model's thoughts from its answer by the marks in the text. Pure.
 
-Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final one is
-the answer: as they are, or as they are left where a server drops special tokens, `analysis...assistantfinal...`.
+Marks are <think> and </think>, [THINK] and [/THINK] (Mistral), and gpt-oss's channels; only the final channel is
+the answer. If a server drops special tokens, the channels look like `analysis...assistantfinal...`.
 
-A thought that does not end is not an answer, nor is the text before it. In a text that was not cut an opening mark
-counts only at the beginning of a line, for an answer may speak of it. A text that is one JSON object has no marks.
+A thought that does not end is not an answer, nor is the text before it. In a text that was not cut, an opening mark
+counts only at the beginning of a line, because an answer may mention it. A text that is one JSON object has no marks.
 """
 
 import json
@@ -21,26 +21,26 @@ _DROPPED_FINAL = "assistantfinal"
 _ANALYSIS_ALONE = re.compile(r"\s*+analysis(?![\w\s:,.;-])|\s*+analysis[A-Z0-9]")  # not the word in a sentence
 _FENCE = re.compile(r"\A\s*+```(?:json)?|```\s*+\Z", re.IGNORECASE)
 THINK_LONGER = "a higher --max_tokens (for plans --max_tokens_plan) and --max_model_len"
-UNFINISHED = f"unfinished thought: try {THINK_LONGER}"  # the reason in place of a value
-UNFINISHED_COUNT = "unfinished_thoughts"  # in a manifest, how many pieces have that reason
+UNFINISHED = f"unfinished thought: try {THINK_LONGER}"  # the reason why a value is None
+UNFINISHED_COUNT = "unfinished_thoughts"  # a manifest's count of pieces with that reason
 
 
 @dataclass(frozen=True)
 class Split:
-    """A text in two."""
+    """A text split into answer and thoughts."""
 
     answer: str  # unchanged; empty if the thoughts do not end
     reasoning: str = ""  # the thoughts without their marks and outer white space, if any
-    unfinished: bool = False  # the text ends inside a thought
+    unfinished: bool = False  # whether the text ends inside a thought
 
 
 def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> Split:
-    """Return the answer and the thoughts.
+    """Split a text into answer and thoughts.
 
     Args:
         cut: the text ended at max_tokens.
-        opened: the prompt ended inside a thought, so the text begins in it; None: not known, and then a closing mark
-            ends a thought also where none opens it.
+        opened: whether the prompt ended inside a thought, which the text then continues. If None (unknown), a closing
+            mark ends a thought even if no mark opens it.
     """
     if not opened and _is_object(text):
         return Split(text)
@@ -63,12 +63,12 @@ def split_thoughts(text: str, cut: bool = False, opened: bool | None = None) -> 
 
 
 def describe_unfinished(count: int) -> str:
-    """Return the text about them in a run's last line, empty if there are none."""
+    """Return the text on unfinished thoughts in a run's last line; empty if there are none."""
     return f"; {count} unfinished thought{'s' if count > 1 else ''}: try {THINK_LONGER}" if count else ""
 
 
 def _split_channels(text: str) -> Split:
-    """Split gpt-oss's channels; a final channel in the last place is the answer."""
+    """Split gpt-oss's channels; the last channel is the answer if it is the final one."""
     _, *told = _CHANNEL.split(text)  # channel names and messages, alternating
     names, messages = told[::2], [_ENDS_MESSAGE.split(message)[0] for message in told[1::2]]
     reasoning = "\n".join(said.strip() for name, said in zip(names, messages, strict=True) if name != "final")

@@ -1,4 +1,4 @@
-"""The parts of baselines.py besides its method: questions, model, and response files."""
+"""Everything in baselines.py except its method: questions, model, and response files."""
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,17 +30,17 @@ Method = Callable[[Record, Ask], Awaitable[Piece]]
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset, and the questions that a run answers."""
+    """A dataset and the questions that a run answers."""
 
     path: str
     output_addr: str
     records: list[Record]
     task: Task
-    asked: dict[Key, Record] = field(default_factory=dict)  # by key of an answer, (id, number), its question
+    asked: dict[Key, Record] = field(default_factory=dict)  # question by answer key, (id, number)
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
-    """Add the flags of `read_datasets`."""
+    """Add the flags that `read_datasets` uses."""
     # fmt: off
     add = parser.add_argument
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help=inputs_help)
@@ -100,7 +100,7 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
 
 
 def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
-    """Raise UserError where the best posts of a dataset are wanted that is not ranked; with --unranked only say so."""
+    """Raise UserError if a dataset is not ranked; with --unranked, only print a note."""
     for one in datasets:
         refuse_unranked(one.path, args.unranked)
 
@@ -163,7 +163,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
         shared, left = load(), [output for [output] in its]
         with writing(left):
             run_steps(steps(shared, its), shared)
-        # Another try would write the same, and the text is scored by LaMP's own rule.
+        # Beam search would write the same text again, and LaMP's own rule scores any text.
         by_beams = "num_beams" in shared.roles["generator"].model.settings
         codes = [output.report_failed() for output in left]
         missing = sum(len(output.missing()) for output in left)
@@ -179,7 +179,7 @@ def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **as
         asked: the current values, by their names in `trained_settings`.
 
     Raises:
-        UserError: it was trained on another task, or without the chat template's variables.
+        UserError: it was trained on another task, or --chat_template_kwargs is given.
     """
     if not (trained := model.trained):
         return
@@ -198,7 +198,7 @@ def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **as
 
 
 def _check_flags(args: Arguments, task: Task) -> None:
-    """Raise UserError over a flag that the benchmark, or a model of that kind, knows nothing of."""
+    """Raise UserError for a flag that the benchmark or the kind of model does not support."""
     if args.choose and args.openai:
         raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
     if args.choose and task.options is None:

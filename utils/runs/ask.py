@@ -1,4 +1,4 @@
-"""`ask` for one record: a call is rendered within the budget, looked up in the store, requested, and parsed."""
+"""`ask` for one record: render a call within the budget, look it up in the store, request it, and parse its text."""
 
 import asyncio
 import hashlib
@@ -24,11 +24,11 @@ from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.runs.shared import ParserError, Shared
 
-MOST_CALLS = 10_000  # of a record: a loop without an end pays for thousands in seconds
-TURNS = 20  # of the event loop, in which a method whose calls have returned continues
+MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in seconds
+TURNS = 20  # of the event loop for a method to continue once its calls have returned
 PATIENCE = 60  # seconds before a method that is busy between calls counts as making different calls
-UNDER_WAY = 8_000_000  # tokens of prompts that are under way at a time: long ones would be gigabytes
-CHARACTERS_PER_TOKEN = 4  # about, of English
+UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
+CHARACTERS_PER_TOKEN = 4  # roughly, in English
 
 
 class MethodError(Exception):
@@ -36,20 +36,20 @@ class MethodError(Exception):
 
 
 class Room:
-    """Limits the tokens of prompts that are under way; a longer prompt may be under way alone."""
+    """Limits the tokens of prompts under way; the last prompt to fit may exceed the limit."""
 
     def __init__(self) -> None:
         self._left = UNDER_WAY
         self._freed = asyncio.Event()
 
     async def wait(self) -> None:
-        """Return once there is room for a prompt. It is to be made and taken before anything else is awaited."""
+        """Wait until there is room for a prompt, which the caller then makes and takes."""
         while self._left <= 0:
             self._freed.clear()
             await self._freed.wait()
 
     def take(self, prompt: Rendered | None, call: asyncio.Task) -> None:
-        """Keep the prompt's room until its call ends."""
+        """Reserve room for the prompt until its call ends."""
         if isinstance(prompt, list):
             tokens = sum(len(message["content"]) for message in prompt) // CHARACTERS_PER_TOKEN
         else:
@@ -73,12 +73,12 @@ class Ask:
         num_contexts: --num_contexts.
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
-        asked: hashes of its calls; a repeated call has another hash.
+        asked: hashes of its calls; each repetition of a call has its own.
         calls: role and record of each finished call, in the order in which they were made.
         ended: why the record ends for now.
-        needs: the role that it waits for; its engine is not open.
-        asks_otherwise: it makes a new call without having repeated all earlier ones.
-        gave_up: the method cancelled a call.
+        needs: the role whose engine it waits for, because that engine is not open.
+        asks_otherwise: whether it makes a new call without having repeated all earlier ones.
+        gave_up: whether the method cancelled a call.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Ask:
     ):
         """
         Args:
-            room: limits what is under way in all records together.
-            before: `asked` of the record when it was run before; None: the method is trusted to ask the same.
+            room: limits the prompts under way in all records together.
+            before: `asked` from the record's earlier runs; None if the method is trusted to make the same calls.
             landed: called when a call has its result from an engine or the store.
         """
         self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
@@ -105,13 +105,13 @@ class Ask:
         self.asks_otherwise = self.gave_up = False
         self._shared, self._record, self.key, self._engines, self._room = shared, record, key, engines, room
         self._before, self._landed = before, landed
-        self._num_left = len(before or ())  # of them those that are still to be asked again
-        self._num_new = 0  # calls that have waited until all of `before` is asked
+        self._num_left = len(before or ())  # calls in `before` that are still to be repeated
+        self._num_new = 0  # calls not in `before`, which wait until it is repeated
         self._is_over = False  # the method has returned
-        self.tasks: set[asyncio.Task] = set()  # the method's that have asked; asyncio alone would forget them
+        self.tasks: set[asyncio.Task] = set()  # the method's that have asked; asyncio refers to tasks weakly
         self._has_asked_all = asyncio.Event()
         self._same: Counter[str] = Counter()  # how often each call was made
-        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # None while it is under way
+        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # None while under way
         self._under_way: set[asyncio.Task] = set()
         self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
         self._loop = asyncio.get_running_loop()
@@ -136,18 +136,18 @@ class Ask:
         temperature: float | None = None,
         **values: str,
     ) -> Any:
-        """Ask the model; returns the value that `parse` reads from its text, None if no try was usable.
+        """Ask the model and return the value that `parse` reads from its text; None if no try was usable.
 
         Args:
             prompt: the name of one of the benchmark's prompts (none, rag, ...), or a text. A text may have {question},
                 {profile} and names of your own in braces, and lines [system] and [user] before its parts.
             items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
-            parse: from the text to a value, or None if it is unusable; it is then asked again with another seed
-                (default: for the benchmark's prompts the benchmark's own reader, for a text the text itself).
+            parse: returns the text's value, or None if it is unusable; the model is then asked again with another seed
+                (default: the benchmark's own reader for its prompts; otherwise, the value is the text itself).
             model: the name of a model that --model gives (default: --model_addr).
-            n: how many samples; returns a list of that length.
-            max_tokens, temperature: in place of the flags.
-            values: for the other names in braces.
+            n: the number of samples; a list of that length is returned.
+            max_tokens, temperature: override the flags.
+            values: texts for the other names in braces.
         """
         await self._unless_over()
         if n is not None:
@@ -168,11 +168,11 @@ class Ask:
         model: str = "generator",
         **values: str,
     ) -> str | None:
-        """Return the likeliest of several texts, by its name in `options`; no text is generated.
+        """Return the name in `options` of the likeliest text, without generating any.
 
-        The criterion is the mean log-probability per token. None if the likeliest ones have the same tokens. The rest
-        is as in `ask`. ValueError for an API model, because APIs return no such likelihoods, and for a model that
-        thinks.
+        The criterion is the mean log-probability per token. None if the likeliest texts have the same tokens. The other
+        arguments are as in `ask`. ValueError for an API model, because APIs return no such likelihoods, and for a model
+        that thinks.
         """
         await self._unless_over()
         if model in self._shared.roles:
@@ -194,7 +194,7 @@ class Ask:
         model: str = "generator",
         **more: Any,
     ) -> Piece:
-        """Make a call as `ask` does, and return its whole record; `more` is as for `Shared.make`."""
+        """Make a call as `ask` does and return its whole record; `more` goes to `Shared.make`."""
         await self._unless_over()
         make = partial(self._shared.make, self._record, self.key, model, prompt, items, values, **more)
         return await self.send(model, make)
@@ -203,7 +203,7 @@ class Ask:
         return self._shared.roles[role].model
 
     async def send(self, role: str, make: Callable[[], tuple[Model, Call, Callable[[], str]]]) -> Piece:
-        """Return the record of a call, which is made once there is room for its prompt."""
+        """Make a call once there is room for its prompt, and return its record."""
         await self._room.wait()
         await self._unless_over()
         model, call, its = make()
@@ -231,12 +231,12 @@ class Ask:
         return record
 
     def note(self, **fields: Any) -> None:
-        """Put fields into `notes` of the answer's record in the output file, as they are now."""
-        # An error here names the line that gives no JSON.
+        """Add fields, as they are now, to the `notes` of the answer's record in the output file."""
+        # Encoded now, so that an error names the method's line whose value is not JSON.
         self.notes |= json.loads(writable(json.dumps(fields, ensure_ascii=False, allow_nan=False)))
 
     def end(self, error: Exception) -> None:
-        """End the record for now: no call returns any more."""
+        """End the record for now: no further call returns."""
         self.ended = self.ended or error
         self._stirred.set()
 
@@ -250,9 +250,9 @@ class Ask:
             elif not await self._goes_on():
                 break
         self._is_over = method.done()
-        # Also where the method did not wait for such a call until its end.
+        # Also if the method returned without awaiting such a call.
         self.asks_otherwise = self.ended is None and self._waits
-        while self._under_way:  # it is paid for, and goes into the store
+        while self._under_way:  # these calls are paid for and go into the store
             await asyncio.wait(self._under_way)
 
     def close(self, method: asyncio.Task) -> None:
@@ -263,10 +263,10 @@ class Ask:
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
 
     async def _wait_for_its_turn(self, its: str, call: Call) -> Call:
-        """Wait until a call may be paid for; return it, with a key of its own if the record repeats it.
+        """Wait until a call may be paid for, and return it; a repeated call gets its own key.
 
-        A new call waits until all earlier calls are repeated, which needs no new call's value. Otherwise a method that
-        makes different calls than before would be paid for on every run.
+        A new call waits until the earlier runs' calls are repeated, which takes no value of a new call. Otherwise, a
+        method that makes different calls each time would be paid for on every run.
         """
         if len(self.asked) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
@@ -301,12 +301,12 @@ class Ask:
         return self._num_new > 0 and not self._has_asked_all.is_set()
 
     async def _unless_over(self) -> None:
-        # First of all: a loop over a bare `except` around a call that is refused would spin.
+        # Always the first step: a loop with a bare `except` around a refused call would spin.
         if self.ended is not None or self._is_over:
             await self._never()
 
     async def _never(self) -> None:
-        # A future of its own each time: one that was cancelled is done, and a loop over it would spin.
+        # A new future each time: a cancelled one is done, and a loop that awaits it would spin.
         await self._loop.create_future()
 
     def _land(self, role: str, is_sent: bool, call: asyncio.Task) -> None:
@@ -317,7 +317,7 @@ class Ask:
         if isinstance(error := call.exception(), NotStoredError):
             self.needs = self.needs or role
         elif error is None or isinstance(error, ParserError):
-            if is_sent:  # else no server was needed
+            if is_sent:  # otherwise, no server was needed
                 self._landed()
         else:
             self.end(error)

@@ -1,6 +1,6 @@
-"""Shared by all model commands: list the outputs, skip finished ones, and make the others on the engines of a run.
+"""The course of every model command: list the outputs, skip finished ones, and make the others.
 
-Models on one base model share an engine, and so do models of one API with one key.
+Models with the same base model share an engine, and so do models of one API with one key.
 """
 
 from argparse import Namespace
@@ -22,12 +22,12 @@ from utils.runs.shared import Role, Shared, Step
 
 @dataclass(frozen=True)
 class Command:
-    """A script's plan, after all mistakes that can be known before a tokenizer loads.
+    """A script's work, checked for all mistakes that can be found before a tokenizer loads.
 
     Attributes:
-        outputs: the files that it makes, grouped by what is made together.
-        describe: prints the requests, and what the machine lacks (--dry_run).
-        work: makes these outputs and returns the exit code.
+        outputs: the output files; those of a group are made together.
+        describe: prints the requests and the machine's shortcomings (--dry_run).
+        work: makes the given groups and returns the exit code.
     """
 
     outputs: Sequence[list[Output]]
@@ -36,7 +36,7 @@ class Command:
 
 
 def execute(command: Command, args: Namespace) -> int:
-    """Make the outputs that are not finished; returns the exit code."""
+    """Make the unfinished outputs and return the exit code."""
     for output in chain.from_iterable(command.outputs):
         output.is_finished()
     if args.dry_run:
@@ -66,7 +66,7 @@ def writing(outputs: Iterable[Output]) -> Iterator[None]:
 
 
 class _MadeError(Exception):
-    """Holds the call that a method of ours makes."""
+    """Carries the call that one of our methods makes."""
 
 
 class _Describing:
@@ -88,7 +88,7 @@ class _Describing:
 
 
 def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
-    """Yield the call of each record of a method of ours (--dry_run)."""
+    """Yield the one call that a method of ours makes per record (--dry_run)."""
     for key, record in step.records().items():
         try:
             step.method(record, _Describing(shared, record, key)).send(None)
@@ -97,10 +97,7 @@ def calls_of(step: Step, shared: Shared) -> Iterator[Call]:
 
 
 def open_engines(roles: Mapping[str, Role], asked: Sequence[str]) -> dict[str, Engine]:
-    """Return engines by role: for API models in `asked`, and for the first of `asked` with all on its base model.
-
-    Args:
-    """
+    """Return engines by role: the API models' in `asked`, and one for its first role and all models on that base."""
     by_api: dict[tuple[str | None, str | None], Engine] = {}
     engines: dict[str, Engine] = {}
     for name, its in roles.items():
@@ -116,7 +113,7 @@ def open_engines(roles: Mapping[str, Role], asked: Sequence[str]) -> dict[str, E
 
 
 def _load(roles: Mapping[str, Role], role: str) -> dict[str, Engine]:
-    """One engine for a role's model and all that can run on it."""
+    """Open one engine for a role's model and all models that can share it."""
     its = roles[role]
     if (own := its.model.open_engine(its.args)) is not None:
         return {role: own}
@@ -129,7 +126,7 @@ def _load(roles: Mapping[str, Role], role: str) -> dict[str, Engine]:
     parsers = [model.policy.reasoning_parser for model in served.values()]
     parser = next((one for one in parsers if one not in (None, NO_PARSER)), its.model.policy.reasoning_parser)
     addrs = list(dict.fromkeys(model.addr for model in served.values()))
-    # The engine notes what it chooses in the flags it is given.
+    # A copy of the flags, because the engine writes its choices into them.
     args = its.args if its.args.reasoning_parser == parser else its.args.replaced(reasoning_parser=parser)
     engine = VLLMEngine(args, addrs, max(model.length for model in served.values()))
     return dict.fromkeys(served, engine)

@@ -1,4 +1,4 @@
-"""The parts of evaluate_responses.py besides its method: responses, the judge's prompts, and score files."""
+"""Everything in evaluate_responses.py except its method: responses, the judge's prompts, and score files."""
 
 import os
 import sys
@@ -44,10 +44,10 @@ MANY_PROMPTS = 5000  # take seconds to render
 
 @dataclass
 class System:
-    """Responses that are judged together: one file, or the two of a pairwise comparison; and their score file."""
+    """Responses that are judged together (one file, or two for a pairwise comparison), and their score file."""
 
     response_addrs: list[str]
-    responses: list[dict[str, list[dict[str, Any]]]]  # what each of these files holds
+    responses: list[dict[str, list[dict[str, Any]]]]  # the contents of each file
     questions: list[Record]  # to be judged, in the dataset's order; each has a response in each file
     metric: Metric
     output: Output  # the score file; its pieces are the verdicts
@@ -65,13 +65,13 @@ class Judging:
     judge: Judge
     prompt: Prompt
     policy: Policy
-    identity: str  # of the model
-    chat: Chat | None = None  # of a model that runs here
+    identity: str  # the model's
+    chat: Chat | None = None  # None for an API model, or before `load_judge`
     completions: Completions | None = None  # its earlier completions
 
 
 def choose_metric(args: Arguments, task: Task) -> Metric:
-    """Return the metric that is asked for, else the default one; UserError where flags don't go with it."""
+    """Return the requested metric, or the default one. UserError if flags contradict it."""
     if args.reading is not None:
         args.strategy = (args.strategy or next(iter(task.metrics))).removesuffix(OFFICIAL) + OFFICIAL
     args.strategy = args.strategy or default_metric(task, args.response_addr)
@@ -95,7 +95,7 @@ def choose_metric(args: Arguments, task: Task) -> Metric:
 
 
 def check_verdicts(args: Arguments, task: Task, scale: Scale | None) -> None:
-    """Raise UserError where the judge's verdicts cannot be had as --verdicts and --num_verdicts say."""
+    """Raise UserError if the judge cannot give verdicts as --verdicts and --num_verdicts ask."""
     asked = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
     if (args.verdicts or args.num_verdicts > 1) and scale is None:
         raise UserError(f"{asked}: {task.name}'s {args.strategy} has no verdicts on parts of an answer; leave it out")
@@ -137,7 +137,7 @@ def read_systems(args: Arguments, task: Task, records: list[Record], judging: Ju
 
 
 def note_incomplete(path: str, systems: list[System]) -> None:
-    """Print how many aspects lack a text of the judge's prompt, such as evidence."""
+    """Print how many aspects lack a text that the judge's prompt shows, such as evidence."""
     metric, asked = systems[0].metric, {one["id"]: one for system in systems for one in system.questions}
     if metric.judge is None or metric.parts is None:
         return
@@ -148,7 +148,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
 
 
 def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
-    """Return the settings that decide the verdicts besides the responses; for computed ones only the metric."""
+    """Return the settings that decide the verdicts, without the responses; computed ones have no judge's settings."""
     its = {"script": SCRIPT, "strategy": args.strategy, "inputs": file_hash(args.inputs_addr)}
     if judging is None:
         return its
@@ -156,9 +156,9 @@ def shared_settings(args: Arguments, judging: Judging | None) -> dict[str, Any]:
 
 
 def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) -> None:
-    """Raise UserError if a score file was made from another response file: its name may be a mistake.
+    """Raise UserError if a score file was made from another response file, because its name may be a mistake.
 
-    A response file that has changed is judged again.
+    The same response file with other contents is judged again.
     """
     judged = made["judged"]
     if made["settings"]["responses"] != hashes and [*map(os.path.realpath, judged)] != [*map(os.path.realpath, addrs)]:
@@ -169,13 +169,13 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
 
 def choose_judge(args: Arguments, judge: Judge) -> Judging:
-    """Return the judge of `args`, as far as it is known before a tokenizer is loaded."""
+    """Return the judge of `args`, without the parts that need a tokenizer (`load_judge`)."""
     prompt, policy = load_prompt(judge.prompt, args.prompts_dir), Policy.from_arguments(args, judge.output.schema)
     return Judging(judge, prompt, policy, identify_model(args, args.evaluator_llm))
 
 
 def load_judge(args: Arguments, judging: Judging) -> Judging:
-    """Load the judge's chat template and completions, and add its thoughts' tokens to `args`."""
+    """Add the judge's chat template and completions, and the tokens of its thoughts to `args`."""
     chat = None if args.openai else open_chat(args, args.evaluator_llm)
     thoughts = find_thoughts(args, chat, args.evaluator_llm)
     args.reasoning_parser = thoughts.parser
@@ -189,7 +189,7 @@ def load_judge(args: Arguments, judging: Judging) -> Judging:
 
 
 def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, System, list[Key]]]:
-    """Return each system's response to each question, with the verdicts that it lacks."""
+    """Return question, system, and missing verdicts of each response that lacks verdicts."""
     missing = [set(system.output.missing()) for system in systems]
     return [
         (record, system, keys)
@@ -202,7 +202,7 @@ def lacking(systems: list[System], records: list[Record]) -> list[tuple[Record, 
 def calls_to(
     args: Arguments, systems: list[System], records: list[Record], judging: Judging
 ) -> tuple[Model, list[tuple[Call, Pieces]]]:
-    """Return the judge, with the length that its longest prompt needs, and a call for each missing verdict."""
+    """Return the judge, sized for its longest prompt, and a call (with the pieces to fill) for each missing verdict."""
     chat = judging.chat or open_chat(args, args.evaluator_llm)
     made = build_calls(systems, records, judging, chat)
     calls, places = [call for call, _ in made], [place for _, place in made]
@@ -216,9 +216,9 @@ def calls_to(
 def build_calls(
     systems: list[System], records: list[Record], judging: Judging, chat: Chat
 ) -> list[tuple[Call, Pieces]]:
-    """Return a call for each missing verdict, and the pieces that get it; equal calls are made once.
+    """Return a call for each missing verdict, and the pieces that get the verdict.
 
-    Verdicts on a response are adjacent, and so are responses to a question: in the judge's prompt the aspect comes
+    Verdicts on one response are adjacent, and so are responses to one question. In the judge's prompt, the aspect comes
     last, after the response, so the engine computes the shared prefix once.
     """
     responses = lacking(systems, records)
@@ -239,7 +239,7 @@ def build_calls(
 
 
 def ask_for_likelihoods(calls: list[Call], scale: Scale, chat: Chat) -> tuple[list[Call], int]:
-    """Calls for how likely each number is where the judge's output has one; and the tokens that one has besides."""
+    """Return calls for the likelihood of each verdict's number, and the tokens to reserve after each prompt."""
     begin, options = verdict_options(scale, chat)
     calls = [replace(one, prompt=one.prompt + begin, options=options, expected_value=expected_value) for one in calls]
     return calls, max(map(len, options.values())) + 1  # vLLM generates a token
@@ -248,7 +248,7 @@ def ask_for_likelihoods(calls: list[Call], scale: Scale, chat: Chat) -> tuple[li
 def fit_context(calls: list[Call], args: Arguments, chat: Chat) -> tuple[list[Call], int]:
     """Return the calls without over-long prompts, and the model length that the longest prompt needs."""
     lengths = [chat.length(call.prompt) for call in calls]
-    longest = max(lengths, default=1)  # nothing may be left to ask
+    longest = max(lengths, default=1)  # there may be no calls
     max_model_len = choose_judge_length(chat, args.max_model_len, args.max_tokens, longest)
 
     def fit(call: Call, length: int) -> Call:
@@ -261,7 +261,7 @@ def fit_context(calls: list[Call], args: Arguments, chat: Chat) -> tuple[list[Ca
 
 
 def pass_over_unanswered(systems: list[System]) -> None:
-    """Do not ask the judge about missing answers: their verdicts are known."""
+    """Fill in the verdicts on missing answers, which need no judge."""
     for system in systems:
         for question in system.questions:
             answered = are_answered(answers_to(system.responses, question["id"]))
@@ -280,7 +280,7 @@ def compute_verdicts(systems: list[System], records: list[Record]) -> None:
 
 
 def publish_scores(system: System, task: Task, args: Arguments, found: dict[str, Any], device: str | None) -> None:
-    """Write the score file and print its summary; `found` is as for `Output.publish`."""
+    """Write the score file and print its summary; `found` goes to `Output.publish`."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {

@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
 VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees
 LONGEST = 500  # characters of an error that are shown
-COUNTED = {  # of a role's calls, by what their records say
+COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
     "unusable": lambda call: call["value"] is None,
     "unfinished": lambda call: call.get("reason") == UNFINISHED,
     "truncated": lambda call: bool(call.get("truncated")),
@@ -43,7 +43,7 @@ COUNTED = {  # of a role's calls, by what their records say
 
 
 class HiddenFieldError(Exception):
-    """A method reads what only the scorer may see."""
+    """A method reads a field that only the scorer may see."""
 
 
 class Question(Mapping):
@@ -54,13 +54,13 @@ class Question(Mapping):
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int) -> list[str] | History:
-        """Return the texts of the best `number` items, in the order in which the benchmark's prompts have them."""
+        """Return the texts of the best `number` items, in the order that the benchmark's prompts use."""
         return self._task.best_items(self._record, number)
 
     def __getitem__(self, name: str) -> Any:
         if name not in VISIBLE:
             raise HiddenFieldError(f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(VISIBLE)}")
-        if name not in self._copies:  # a method that changes it would ask otherwise when it is run again
+        if name not in self._copies:  # a method that changes the value would ask otherwise on a second run
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
@@ -73,13 +73,13 @@ class Question(Mapping):
 
 @dataclass(frozen=True)
 class Method:
-    """A method's function."""
+    """A method's file and function."""
 
     path: Path
     answer: Callable[[Question, Ask], Any]
 
     def place_of(self, error: BaseException) -> str:
-        """`file, line n` of the last line of the method's own that an error went through."""
+        """Return `file, line n` of the last line of the method's own code in an error's traceback."""
         folder = str(self.path.parent.resolve())
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename.startswith(folder)] or frames
@@ -87,7 +87,7 @@ class Method:
 
 
 def load_method(path: str) -> Method:
-    """Import a method's file, or one of utils/methods by its name.
+    """Import a method from a file, or from utils/methods by name.
 
     UserError if it cannot be imported, or has no `async def answer(record, ask)`.
     """
@@ -121,7 +121,7 @@ def load_method(path: str) -> Method:
 
 
 def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
-    """Raise UserError if it imports a file of its folder by a name of this project, because it would get ours."""
+    """Raise UserError if a method imports a file of its folder whose name is also ours, because it would get ours."""
     if folder in (ROOT, SHIPPED):
         return
     lines = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
@@ -143,7 +143,7 @@ def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
 
 
 def piece_of(value: str | None, ask: Ask) -> Piece:
-    """Return a record of the output: the value, fields of the call that gave it, notes, and figures by role."""
+    """Return an answer's record in the output: value, fields of the call that gave it, notes, and figures by role."""
     calls = ask.calls
     value = value if value is not None and value.strip() else None
     own = next(
@@ -159,7 +159,7 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
 
 
 def report_raised(raised: dict[Key, str]) -> int:
-    """Return the exit code, and print a method's most common errors with ids."""
+    """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
     print(f"the method raised on {len(raised)} records; the same command retries them:", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`baselines.py --method FILE`: answers by a user's own method, written whole from the store and the inputs."""
+"""`baselines.py --method FILE`: answers by a user's own method; each run rebuilds them all from the store."""
 
 import argparse
 import asyncio
@@ -37,7 +37,7 @@ from utils.runs.methods import load_method, report_raised, sum_calls
 from utils.runs.runner import AT_ONCE, Run, Servers, end_tasks, run_steps
 from utils.runs.shared import Role, Shared, Step
 
-ROLE_FLAGS = {  # of a model of --model, with what reads them
+ROLE_FLAGS = {  # flags of a model that --model adds, and the functions that parse them
     "base_url": cli.api_address,
     "api_key_addr": str,
     "model_id": str,
@@ -49,7 +49,7 @@ ROLE_FLAGS = {  # of a model of --model, with what reads them
 
 
 def answer_by_method(args: Arguments) -> int:
-    """Answer the questions by --method; returns the exit code."""
+    """Answer the questions by --method and return the exit code."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: takes one --inputs_addr and one --output_addr")
@@ -77,7 +77,7 @@ def answer_by_method(args: Arguments) -> int:
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
-    """Return the flags by role: of the generator the command's, of those of --model with their own in place."""
+    """Return the flags by role: the command's for the generator, with overrides for each --model."""
     flags = {"generator": args.replaced()}
     for role, addr, own in args.model or []:
         if role in flags:
@@ -92,7 +92,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
 
 
 def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
-    """Return the models by role. Where two are the same one they share its completions."""
+    """Return the models by role; roles with the same model share its completions."""
     roles, stores = {}, {}
     for role, own in flags.items():
         identity = identify_model(own, own.model_addr)
@@ -109,7 +109,7 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
 
 
 def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
-    """Return the settings of the answers, without the method's file, its --set and the dataset, which may change."""
+    """Return the settings of the answers, without the method's code and its --set, which may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     return args.settings() | {
         "script": "baselines.py",
@@ -122,7 +122,7 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
 
 
 def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, Role]) -> dict[str, float | None]:
-    """Return a manifest's `cost_usd`, over the roles with prices; empty if no role has prices."""
+    """Return a manifest's `cost_usd`, summed over the roles with prices; empty if no role has prices."""
     costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
     return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
 
@@ -183,9 +183,9 @@ class _Counting:
 
 
 def describe_first_calls(step: Step, shared: Shared) -> int:
-    """Print the first calls of the records that the store lacks; later ones depend on the answers.
+    """Print the first calls that the store lacks; later ones depend on the answers.
 
-    The exit code is 1 if the method raises.
+    Returns the exit code, which is 1 if the method raises.
     """
     counting, run = _Counting(shared.roles), Run(step, shared, Servers())
 
@@ -236,7 +236,7 @@ def begin_with_fixed_hashes() -> None:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Return a value of --set, NAME=VALUE."""
+    """Parse a value of --set, NAME=VALUE."""
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{json.dumps(without_password(text))} is not NAME=VALUE")
@@ -244,7 +244,7 @@ def named(text: str) -> tuple[str, str]:
 
 
 def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
-    """Return a value of --model, NAME=MODEL[@URL][,FLAG=VALUE...]: the role, the model, and its own flags."""
+    """Parse a value of --model, NAME=MODEL[@URL][,FLAG=VALUE...], into the role, the model, and its own flags."""
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
     model, _, url = rest.partition("@")

@@ -1,4 +1,4 @@
-"""The parts of planpers.py besides its method: the source of plans, and their file."""
+"""Everything in planpers.py except its method: the source of plans, and their file."""
 
 from functools import partial
 from typing import Any
@@ -52,7 +52,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
 
 
 def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
-    """Return the prompts by name; a benchmark without a planner's takes --plans_addr alone (UserError)."""
+    """Return the prompts by name. UserError if the benchmark has no planner's prompt and no --plans_addr."""
     if "planner" not in task.prompts:
         remedy = "answer it with baselines.py"
         remedy += ", or with plans of your own by --plans_addr" if "planpers" in task.prompts else ""
@@ -65,7 +65,7 @@ def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
 
 
 def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -> list[Pieces]:
-    """Return by dataset the plans without a planner: gold ones, or those of --plans_addr (UserError if incomplete)."""
+    """Return each dataset's given plans: gold ones, or those of --plans_addr (UserError if incomplete)."""
     if args.gold_plan:
         return [
             {key: parsing.gold_plan(one.task.gold_plan(record), lead_in) for key, record in one.asked.items()}
@@ -127,7 +127,7 @@ def keep_plans(pairs: list[list[Output]], lead_in: str | None, has_planner: bool
 
 
 def publish_plans(plans: Output, role: Role | None = None, device: str | None = None) -> None:
-    """Publish plans, before they are used. `role` is the planner's; None if they are given."""
+    """Write plans and their manifest before they are used. `role` is the planner, None for given plans."""
     pieces = plans.pieces.values()
     found = [plan["value"] for plan in pieces if plan["value"]]
     counts = {
@@ -141,7 +141,7 @@ def publish_plans(plans: Output, role: Role | None = None, device: str | None = 
 
 
 def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
-    """Return the answers to request: those with a plan."""
+    """Return the records of the answers to request: those with a plan."""
     return {key: record for key, record in asked.items() if key in plans}
 
 
@@ -156,7 +156,7 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
 
 
 def report(pairs: list[list[Output]], has_planner: bool) -> int:
-    """Return the exit code, and print unusable and missing outputs."""
+    """Print unusable and missing outputs, and return the exit code."""
     made = [plans for _, plans in pairs if has_planner and not plans.finished] + [answers for answers, _ in pairs]
     code = max(output.report_failed() for output in made)
     return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))

@@ -1,7 +1,7 @@
 """The runner: runs every record through a method, first from the store alone, then with one engine after another.
 
-A record that needs a new completion from a model without an open engine is dropped. It is run again from its beginning
-once that engine is open: by then, all its earlier calls are in the store.
+A record that needs a new completion from a model without an open engine is set aside. It runs again from its beginning
+once that engine is open; by then, all its earlier calls are in the store.
 """
 
 import asyncio
@@ -23,8 +23,8 @@ from utils.runs.command import open_engines
 from utils.runs.methods import Method, Question, piece_of
 from utils.runs.shared import Shared, Step
 
-AT_ONCE = 16  # records without an engine: a method may wait for something else
-GRACE = 1  # seconds for tasks that a method has left running
+AT_ONCE = 16  # records without an engine, because a method may wait for something else
+GRACE = 1  # seconds to end the tasks that a method has left running
 OUTAGE = 3  # unanswered records in a row (at least as many as are under way) after which the server counts as gone
 Engines = Mapping[str, Engine]  # by the roles that they serve
 
@@ -78,7 +78,7 @@ def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["
 
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
-    """Run steps as far as they go with these engines, then close them; returns those that are left."""
+    """Run steps as far as these engines allow, close the engines, and return the steps that are left."""
     left: list[Run] = []
     try:
         for run in runs:
@@ -99,19 +99,19 @@ async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
 class Servers:
     """State of the servers in all steps of a run, by role (None for steps without a role)."""
 
-    answered: set[str | None] = field(default_factory=set)  # have answered, now or in an earlier run
-    gone: dict[str, str] = field(default_factory=dict)  # answer nothing any more, and the problem
+    answered: set[str | None] = field(default_factory=set)  # have answered, in this run or an earlier one
+    gone: dict[str, str] = field(default_factory=dict)  # no longer answer, with the problem
 
 
 class Run:
     """A step under way, in several passes.
 
     Attributes:
-        is_own: its method is a user's.
+        is_own: whether its method is a user's.
         calls: role and record (without texts) of each call of a user's method, by record.
-        missing: reasons by record that a server failed to answer.
-        raised: places and errors by record on which a user's method raised.
-        device: the device of an engine that was used, None if the store had everything.
+        missing: the reason for each record that a server failed to answer.
+        raised: place and error for each record on which a user's method raised.
+        device: the device of an engine that was used; None if the store had everything.
     """
 
     def __init__(self, step: Step, shared: Shared, servers: Servers):
@@ -130,24 +130,24 @@ class Run:
 
     def _begin_pass(self) -> None:
         self._live: set[Ask] = set()
-        self._tasks: set[asyncio.Task] = set()  # asyncio alone would forget those that do not end
-        self._in_a_row = 0  # records that the server failed to answer, since the last one that ended
-        self._error: Exception | None = None  # what ends the run
-        self._is_stopped = False  # of a function of ours: its engine is not open, so no record gets any further
+        self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
+        self._in_a_row = 0  # records that the server failed to answer since its last answer
+        self._error: Exception | None = None  # the error that ends the run
+        self._is_stopped = False  # the engine of our own method is not open, so no record can proceed
 
     @property
     def num_left(self) -> int:
         return len(self._left or ())
 
     def awaits(self) -> str:
-        """Return the role that most records wait for, of as many the first one."""
+        """Return the role that most records wait for; the first one in a tie."""
         if self.step.role:
             return self.step.role
         waiting = Counter(self._needs[key] for key in self._left)
         return max(self.shared.roles, key=lambda role: waiting[role])
 
     def other_roles(self, role: str) -> list[str]:
-        """Return the other ones that its records may ask."""
+        """Return the other roles that its records may ask."""
         return [] if self.step.role else [name for name in self.shared.roles if name != role]
 
     def refuse_cached_only(self, role: str) -> None:
@@ -159,7 +159,7 @@ class Run:
             )
 
     async def go(self, engines: Engines, is_shown: bool = True) -> None:
-        """Run the records that are left as far as they go with these engines."""
+        """Run the records that are left as far as these engines allow."""
         if self._left is None:
             self._left = dict(self.step.records())
             self._total = len(self._left) + self.step.done
@@ -172,7 +172,7 @@ class Run:
         concurrency = max((engine.concurrency for engine in its), default=AT_ONCE)
         most = max(OUTAGE, concurrency)
         waiting, room = iter(list(self._left.items())), Room()
-        left, untried = {}, {}  # records that need another engine, and those that were not begun
+        left, untried = {}, {}  # records that need another engine, and records not begun
 
         async def work() -> None:
             for key, record in waiting:
@@ -226,7 +226,7 @@ class Run:
             raise self._asks_otherwise(next(iter(self._left)))
 
     async def _one(self, key: Key, record: Any, engines: Engines, room: Room, progress: Progress | None) -> bool:
-        """Run one record; True if it ended, with a value or without."""
+        """Run one record and return whether it ended, with or without a value."""
 
         def count() -> None:
             self._num_calls += 1
@@ -273,7 +273,7 @@ class Run:
         return False
 
     def _num_requested(self) -> int:
-        """Completions that have been requested so far of the models that it may ask, also by steps before it."""
+        """Return how many completions were requested so far from the models it may ask, also by earlier steps."""
         roles = [self.step.role] if self.step.role else self.shared.roles
         return sum(self._completions(role).asked for role in roles)
 
@@ -290,7 +290,7 @@ class Run:
         )
 
     def _end(self, error: Exception) -> None:
-        """End the run: every record's calls that are under way land, and none follows."""
+        """End the run: calls under way still land, and no call follows."""
         self._error = self._error or error
         for ask in self._live:
             ask.end(error)
@@ -303,7 +303,7 @@ class Run:
         value = None if error is not None else task.result()
         if not isinstance(value, str | None):
             error = TypeError(f"answer returned {type(value).__name__}, not a text or None")
-        while isinstance(error, BaseExceptionGroup):  # of a TaskGroup
+        while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
             error = error.exceptions[0]
         if error is not None:
             known = isinstance(error, MethodError)
@@ -320,7 +320,7 @@ class Run:
 
 
 async def end_tasks() -> None:
-    """Cancel tasks that methods left running. Tasks that ignore this are abandoned: asyncio.run would wait for them."""
+    """Cancel tasks that methods left running, and abandon those that ignore it: asyncio.run would wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

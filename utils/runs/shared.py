@@ -1,4 +1,4 @@
-"""Shared by all records of a run: models, prompts, and the making of calls."""
+"""The models and prompts that all records of a run share, and the making of calls."""
 
 import inspect
 import re
@@ -24,21 +24,21 @@ class ParserError(Exception):
 
 @dataclass(frozen=True)
 class Role:
-    """A model under the name by which a method asks it."""
+    """A model that a method asks by name."""
 
-    args: Arguments  # the flags as they hold for it
+    args: Arguments  # the flags that apply to this model
     model: Model
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared by all records of a run.
+    """Models, prompts and settings that all records of a run share.
 
     Attributes:
         roles: the models by role; "generator" answers.
         prompts: the benchmark's prompts by name (default: the task's).
-        values: returns a record's values for them (default: the task's).
-        readers: parsers by role for these prompts (default: the task's parser of answers).
+        values: returns a record's values for the prompts (default: the task's).
+        readers: parsers for the prompts' outputs, by role (default: the task's parser of answers).
         settings: --set NAME=VALUE.
         own_prompts: prompts that were used, by name or text; filled during the run.
     """
@@ -71,11 +71,11 @@ class Shared:
         trimmed: bool = False,
         told: Mapping[str, Any] | None = None,
     ) -> tuple[Model, Call, Callable[[], str]]:
-        """Return a call: its model, the call for `key`, and a function that returns its hash among the record's calls.
+        """Return the model, the call for `key`, and a function that returns a text to tell the call from others.
 
         Args:
-            own: max_tokens and temperature, in place of the flags.
-            schema: the JSON schema for its text, in place of the task's.
+            own: max_tokens and temperature, which override the flags.
+            schema: the JSON schema for the output, instead of the task's.
             options: texts by name; the likeliest is chosen.
             variant: another form of the question, with its own values and parser.
             trimmed: the items are `Task.best_entries`, which are cut to fit.
@@ -93,7 +93,7 @@ class Shared:
         if schema is not None:
             policy = replace(policy, schema=schema)
         elif not is_named or parse is not None:
-            # There is nothing to hold its text to; nor does its temperature rise with the tries.
+            # The output has no schema, and the temperature does not rise with the tries.
             policy = replace(policy, schema=None, constrained_decoding="fallback")
         if is_named and parse is None:
             parse = variant.parse if variant else self.readers.get(role, self.task.output.parse)
@@ -147,7 +147,7 @@ class Shared:
 
 
 def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
-    """Return a parser of (text, cut), made from a method's function of the text; without one, the text itself."""
+    """Return a parser of (text, cut) from a method's function of the text; without one, the value is the text."""
 
     def read(text: str, cut: bool) -> Parsed:
         try:
@@ -168,13 +168,14 @@ class Step:
     Attributes:
         method: a user's (`Method`), or our own async function of a record and an `Ask` that returns a piece. Ours are
             trusted to make the same calls each time.
-        records: the method's first arguments, by key. Called when the step begins: it may depend on an earlier step.
+        records: returns the method's first arguments, by key; called when the step begins, after earlier steps.
         unit: plural noun for its pieces.
         pieces: filled with the results.
-        role: the only model that our own function asks, once per record; None: any model, any number of calls.
+        role: the only model that our own function asks, once per record; None if any model may be asked any number of
+            times.
         finish: called when everything is answered, with the device if something was requested.
         after: the step that must be complete before this one begins.
-        done: the number of pieces that exist already.
+        done: the number of pieces that already exist.
     """
 
     method: Any
