@@ -179,7 +179,7 @@ OPTIONAL = (
     f"made/{MEMORY}.json * *.distance_to_ref*", "ann_* null *.seconds",
     # Columns that the exported table only repeats.
     f"made/{MEMORY}.json * *.num_irrelevant_tokens", f"made/{MEMORY}.json * *.context_length*",
-    f"made/{MEMORY}.json retyped *.topic",
+    f"made/{MEMORY}.json retyped *.topic", f"made/{MEMORY}.json * *.group",
     "data.json dropped *.narrative",
     "data.json null *.narrative", f"made/{TOPIC}.json retyped *.id",
     "*answers_*.json null *.raw", "*answers_*.json dropped *.raw",  # as in answers that were chosen, not written
