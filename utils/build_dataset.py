@@ -48,7 +48,7 @@ SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # communities by the name of the file to make
 FOUND = {  # what became of an aspect, by how its evidence was found
     "exact": "aspects with exact evidence",
-    "tolerant": "aspects with evidence up to white space and quotation marks",
+    "tolerant": "aspects with evidence that is exact except for white space and quotation marks",
     "shortened": "aspects with evidence that leaves out some of the post",
     "nowhere": "aspects without evidence in the post, dropped",
 }
@@ -78,18 +78,18 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--posts_addr", nargs="+", required=True, metavar="FILE",
-        help="a dump's Posts.xml in a folder called as its community, with Users.xml beside it; or SE-PQA's *.jsonl")
+        help="a dump's Posts.xml in a folder named after its community, with Users.xml beside it; or SE-PQA's *.jsonl")
     add("--output_dir", required=True, metavar="DIR", help="where the file of each step goes")
     add("--communities_addr", metavar="FILE",
-        help="TOML: a table a file to make, named as it, with its `communities` (default: the paper's 47 in three)")
+        help="TOML: one table per file to make, with its name and its `communities` (default: the paper's 47 in three)")
     add("--min_body_words", type=cli.non_negative_int, default=30,
-        help="words that the body of a question has at least (%(default)s)")
+        help="minimum number of words in a question's body (%(default)s)")
     add("--min_profile_posts", type=cli.non_negative_int, default=5,
-        help="earlier posts that its author has at least (%(default)s)")
+        help="minimum number of earlier posts by a question's author (%(default)s)")
     add("--max_profile_posts", type=cli.positive_int, default=500,
-        help="earlier posts that go into a profile, the newest ones (%(default)s)")
+        help="maximum number of earlier posts in a profile, the newest ones (%(default)s)")
     add("--questions_per_author", type=cli.positive_int, default=1,
-        help="questions of one author, the newest ones; the paper has as many users as questions (%(default)s)")
+        help="maximum number of questions per author, the newest ones; the paper has one per user (%(default)s)")
     add("--validation_share", type=cli.fraction, default=0.1, help="share of the authors in validation (%(default)s)")
     add("--test_share", type=cli.fraction, default=0.1, help="share of the authors in test (%(default)s)")
     add("--split_seed", type=cli.non_negative_int, default=0, help="seed of splits and records to read (%(default)s)")
@@ -102,7 +102,7 @@ def build_parser() -> cli.FlagParser:
     parser.decides_nothing(
         "--communities_addr --min_body_words --min_profile_posts --max_profile_posts --questions_per_author"
         " --validation_share --test_share --split_seed",
-        "which posts are asked about; the files of the steps that go by them remember them",
+        "which posts are asked about; the steps that use them record them in their own files' manifests",
     )
     # fmt: on
     return parser
@@ -303,9 +303,9 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
                     [as_shown(one) for one in candidates]),
             Section("Factoid filter", "Does a good answer depend on who asks?", counts[FILTER.step],
                     [as_shown(one) for one in filtered]),
-            Section("Aspects", "Are these what the asker wants, and all of it?", counts[ASPECTS.step],
+            Section("Aspects", "Are these the things that the asker wants, and all of them?", counts[ASPECTS.step],
                     [as_shown(one, its) for one, its in told if its]),
-            Section("Evidence", "Does what is marked say so?", counts["evidence"],
+            Section("Evidence", "Do the marked words support the aspects?", counts["evidence"],
                     [as_shown(one, one["rubric_aspects"]) for one in read_json(folder / "evidence.json")]),
         ]  # fmt: skip
         write_synced(target, reading_page.make_page(sections, args.split_seed))

@@ -2,7 +2,7 @@
 
 A record has PersonaMem's fields (utils/benchmarks/personamem.py), and is asked and scored in the same way. That is our
 choice: the public code shows options A to D in a system message after the question, and asks for reasoning first. It
-orders the options by Python's `hash`, which differs between processes. Ours depends only on the question's texts.
+orders the options by Python's `hash`, which differs between processes. Ours depends only on the persona and texts.
 """
 
 import hashlib
@@ -39,14 +39,14 @@ SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conver
 
 
 class LinkedHistories(OnHub):
-    """A table of questions on the hub, and a file for each history that it links to; `questions` is by size."""
+    """A table of questions on the hub, and a file for each history that it links to; `questions` is keyed by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find the table, in any folder; UserError unless there is exactly one."""
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == TABLE]
         found = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(found) != 1:
-            problem = f"{found[0]} and {found[1]} may be of two releases" if found else f"no file {TABLE} in it"
+            problem = f"{found[0]} and {found[1]} may be from different releases" if found else f"no file {TABLE} in it"
             raise UserError(f"{source.name}: {problem}\n  give one copy of {self.name} as it is on the hub, {self.at}")
         return Originals(found, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
@@ -93,7 +93,7 @@ def group_of(record: Record) -> dict[str, str | None]:
 def make_task(size: str) -> Task:
     name, base = f"{BENCHMARK}-{size}", personamem.make_task(size, *personamem.SIZES[size])
     about = (f"bowen-upenn/{BENCHMARK}", "", BENCHMARK, {"task": name}, {size: 5000}, personamem.COUNTED_BY)
-    own = {"export": None, "read_answer": None, "paper_results": None}  # the first version's only
+    own = {"export": None, "read_answer": None, "paper_results": None}  # only the first version has these
     own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
     own |= {
         "group_of": group_of,

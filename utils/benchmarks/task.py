@@ -1,4 +1,4 @@
-"""The facts that the pipeline needs of a benchmark. A benchmark is one file that fills in a `Task`.
+"""What the pipeline needs to know about a benchmark. A benchmark is one file that fills in a `Task`.
 
 A script never asks which benchmark it has; it uses the fields here (docs/adding_a_benchmark.md).
 """
@@ -91,7 +91,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Controls:
-    """Answers that test a benchmark's judge, besides those made from any system's (utils/make_controls.py)."""
+    """Answers that test a benchmark's judge, besides those made from a system's answers (utils/make_controls.py)."""
 
     needs: tuple[str, ...]  # fields of `Task.fields` that `ceiling` reads
     ceiling: Callable[[Record], str]  # returns a text with all that the judge may look for
@@ -103,7 +103,7 @@ class Metric:
     """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
 
     needs: tuple[str, ...]  # fields of `Task.fields` that it reads
-    # The values that a verdict depends on besides the responses. Their hash is kept, so that only like is compared.
+    # The values that a verdict depends on besides the responses. Their hash is kept to compare only like with like.
     judge_inputs: Callable[[Record], list[Any]]
     # From a record and its verdicts, in the order of `keys`, to `answered`, `score` and `details` in the score file.
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
@@ -111,7 +111,7 @@ class Metric:
     # From an entry's details to its score, 0 to 1 unless lower is better; None if a verdict is missing, unless missing
     # ones count 0. ValueError if the details are not this metric's. None: no single system is scored.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    # The parts of the rubric that get a verdict each, with unknown texts empty; None: the response as a whole.
+    # The parts of the rubric that get a verdict each, with "" for missing texts; None: the response as a whole.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # verdicts per question, if there are no `parts`
     num_samples: int = 1  # verdicts per part, which are averaged
@@ -133,7 +133,7 @@ class Metric:
     is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
 
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
-        """Return the keys of a question's verdicts: (question id, verdict's number), and the draw's after the first."""
+        """Return the keys of a question's verdicts: (question id, verdict's number, draw's number unless the first)."""
         count = self.num_verdicts if self.parts is None else len(self.parts(record))
         draws = [(), *((draw,) for draw in range(1, self.num_samples))]
         return [(record["id"], i, *draw) for i in range(count) for draw in draws]
@@ -145,7 +145,7 @@ class Metric:
         return [average(verdicts[i : i + self.num_samples]) for i in range(0, len(verdicts), self.num_samples)]
 
     def describe_uncertainty(self, per_question: list[dict[str, Any]]) -> dict[str, Any]:
-        """Return fields of a score file's head on expected or averaged verdicts."""
+        """Return the fields of a score file's head that describe expected or averaged verdicts."""
         if self.by_probability:
             return summarize_probability(per_question)
         return summarize_drawn(per_question, self.num_samples) if self.num_samples > 1 else {}
@@ -188,7 +188,7 @@ class Task:
     facts: str  # the file with the benchmark's facts, for messages
 
     # Data
-    # Further checks of some of `fields`; they raise UserError, beginning with the second argument.
+    # Further checks of some of `fields`; they raise a UserError that begins with the second argument.
     checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
     user_field: str | None = None  # names the user, the unit of intervals and tests; None: one question per user
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
@@ -240,7 +240,7 @@ class Task:
     controls: Controls | None = None  # None: there is no judge to test
 
     # Showing
-    benchmark: str | None = None  # its tasks, of one group each, may share a table; None: this task has its own
+    benchmark: str | None = None  # the benchmark whose one-group tasks may share a table; None: this task has its own
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # words for one, several, and a part
     group_field: str = "group"  # the text field that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
@@ -267,7 +267,7 @@ class Task:
         return [(self.item_template or self.item_text)(item) for item in self.arrange(record["profile"][:number])]
 
     def best_entries(self, record: Record, number: int) -> list[tuple[str, Callable[[str], str]]]:
-        """Return `best_items` as pairs: the text that may be cut, and a function from its kept part to the item's."""
+        """Return `best_items` as pairs: the text to cut, and a function from its kept part to the item's text."""
 
         def entry(item: Item) -> tuple[str, Callable[[str], str]]:
             return item[self.trimmed], lambda text: (self.item_template or self.item_text)({**item, self.trimmed: text})
@@ -291,7 +291,7 @@ class Task:
         return f"{self.name}, {metric}"
 
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
-        """Check the fields that will be read; `needs` are fields, names of metrics, or other names of `fields_for`."""
+        """Check the fields that will be read; `needs` are fields, metrics, or other names that `fields_for` knows."""
         wanted = self.fields_for(needs)
         for name, form in self.fields.items():
             if name in wanted:
@@ -311,7 +311,7 @@ class Task:
             raise UserError(f"{where}: the group {group!r} is not one of {', '.join(self.groups)}")
 
     def fields_for(self, needs: Iterable[str]) -> set[str]:
-        """Return the fields that needs (fields, metrics or purposes) refer to."""
+        """Return the fields that `needs` (names of fields, metrics or purposes) refers to."""
         behind = {name: metric.needs for name, metric in self.metrics.items()}
         behind |= {
             "gold_plan": self.gold_plan_needs,

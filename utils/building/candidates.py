@@ -23,7 +23,7 @@ class Terms:
 
     min_words: int  # in its body, separated by white space
     min_posts: int  # by its author, before it
-    per_author: int  # most candidates of an author; the newest are taken, because they have the longest profiles
+    per_author: int  # at most this many candidates per author: the newest, because they have the longest profiles
 
 
 def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tuple[list[int], Counter[str]]:
@@ -59,8 +59,8 @@ def draw_order(posts: Iterable[Post]) -> list[Post]:
 def profile_of(index: PostIndex, author: str, date: str, body: str, most: int) -> tuple[list[dict[str, Any]], int]:
     """Return the profile for a question with this author, date and body, and how many reposts were left out of it.
 
-    The profile is the author's newest `most` earlier posts, the latest one last. A repost, such as the question's first
-    version, would reveal what only the judge may see.
+    The profile holds the newest `most` of the author's earlier posts, the latest last. A repost, such as
+    the question's first version, would reveal what only the judge may see.
     """
     own, posts = shingles(body), index.earlier(author, date, most)
     kept = [post for post in posts if not is_repost(own, shingles(post.body))]

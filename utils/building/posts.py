@@ -1,4 +1,4 @@
-"""Read the questions in StackExchange's dumps and in SE-PQA one by one, so that gigabytes take a few megabytes.
+"""Read the questions in StackExchange's dumps and in SE-PQA one by one, so that gigabytes need little memory.
 
 A dump is a community's folder with Posts.xml and Users.xml, which maps the community's users to network accounts.
 SE-PQA is JSON Lines; its texts have no markup, and its authors are accounts.
@@ -39,7 +39,7 @@ _SEPQA_ID = re.compile(rf"([\w.-]+)_({_NUMBER.pattern})")
 
 @dataclass(frozen=True)
 class Post:
-    """A question, with texts without markup, and `date` in ISO 8601 (UTC), which sorts by time."""
+    """A question. Its texts have no markup, and its `date` is in ISO 8601 (UTC), so that dates sort as strings."""
 
     community: str
     number: int  # in its community

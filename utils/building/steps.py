@@ -1,4 +1,4 @@
-"""Files of steps without a model: made from the files of earlier steps, and made again if these have changed."""
+"""The files of steps that need no model: made from earlier steps' files, and made again if those have changed."""
 
 import argparse
 import sys
@@ -32,7 +32,7 @@ class Steps:
         if manifest is not None and manifest["settings"] == its:
             return manifest["counts"]
         counts = write(staged_path(path))
-        # Looking up versions takes longer than a small file.
+        # Looked up only once, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
         publish_staged(path, {**self._run, "settings": its, "counts": dict(counts)})
         self.written.append(path)
@@ -42,7 +42,7 @@ class Steps:
     def remove(self, path: Path) -> None:
         """Delete a file that an earlier run wrote and that this run has no content for, and print a note."""
         if path.exists() and is_own(path, self.script):
-            print(f"note: {path}: there is nothing for it any more, so it is deleted", file=sys.stderr)
+            print(f"note: {path}: this run has no content for it, so it is deleted", file=sys.stderr)
             path.unlink()
             path.with_name(f"{path.name}.manifest.json").unlink()
 

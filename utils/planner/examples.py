@@ -1,6 +1,6 @@
 """The planner's training examples: prompts and targets as token ids.
 
-Whether targets are titles alone or have a lead-in comes from the flag, or from the manifest of a planner or of plans.
+The flag --planner_target, or the manifest of a planner or of plans, says whether targets begin with a lead-in.
 """
 
 from array import array
@@ -23,7 +23,7 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """Return the lead-in of plans, from the manifest of the planner or of files of plans, else by the flag.
+    """Return the lead-in of plans: from the manifest of the planner or of files of plans, else by --planner_target.
 
     UserError if files of plans begin differently, if the flag contradicts a manifest, or if it needs a prompt with a
     lead-in.
