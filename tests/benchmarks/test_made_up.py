@@ -118,7 +118,11 @@ def test_the_example_of_the_docs_is_this_file():
 
 @pytest.mark.parametrize(
     ("changed", "message"),
-    [({"kind": "Plants"}, r"the group 'Plants' is not one of Colours, Animals"), ({"kind": None}, "no field 'kind'")],
+    [
+        ({"kind": "Plants"}, r"the group 'Plants' is not one of Colours, Animals"),
+        ({"kind": None}, "no field 'kind'"),
+        ({"kind": 5}, "field 'kind': Expected `str`, got `int`"),
+    ],
 )
 def test_a_question_of_no_group_is_refused_before_anything_is_scored(dataset, changed, message, tmp_path):
     records = json.loads(dataset.read_text())

@@ -293,20 +293,20 @@ class Task:
     def check(self, record: Record, where: str, needs: Iterable[str]) -> None:
         """Check the fields that will be read; `needs` are fields, metrics, or other names that `fields_for` knows."""
         wanted = self.fields_for(needs)
+        is_scored = not wanted.isdisjoint(self.fields_for(self.metrics))
+        if is_scored:
+            wanted.add(self.group_field)
         for name, form in self.fields.items():
             if name in wanted:
                 check_field(record, where, name, form)
                 if name in self.checks:
                     self.checks[name](record, where)
-        if wanted & self.fields_for(self.metrics):  # it is scored
+        if is_scored:
             self._check_group(record, where)
 
     def _check_group(self, record: Record, where: str) -> None:
         """Raise UserError if the record's group is not one of the task's; None, an unknown group, is allowed."""
-        try:
-            group = self.group_of(record)["group"]
-        except KeyError as error:
-            raise UserError(f"{where}: no field {error}") from None
+        group = self.group_of(record)["group"]
         if group is not None and group not in self.groups:
             raise UserError(f"{where}: the group {group!r} is not one of {', '.join(self.groups)}")
 

@@ -136,7 +136,18 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
         return tokenizer, config
 
 
-class LocalChat:
+class _Counting:
+    """Adds to `count`, which a subclass has, a version with a cache."""
+
+    count: Callable[[str], int]
+
+    @cached_property
+    def count_again(self) -> Callable[[str], int]:
+        """`count` with a cache, for the messages of a history that several questions share."""
+        return lru_cache(COUNTED)(self.count)
+
+
+class LocalChat(_Counting):
     """Renders messages with a model's chat template.
 
     Attributes:
@@ -254,13 +265,8 @@ class LocalChat:
         """Return the number of tokens of a text within a message."""
         return len(self._encode_all([text])[0])
 
-    @cached_property
-    def count_again(self) -> Callable[[str], int]:
-        """`count` with a cache, for the messages of a history that several questions share."""
-        return lru_cache(COUNTED)(self.count)
 
-
-class APIChat:
+class APIChat(_Counting):
     """Passes messages to an API. Counts tokens by tiktoken if it knows the model, otherwise by bytes."""
 
     model_limit = None
@@ -282,11 +288,6 @@ class APIChat:
     def count(self, text: str) -> int:
         """Return the number of tokens of a text, or an estimate."""
         return len(self._encode(text)) if self._encode else math.ceil(len(text.encode()) / BYTES_PER_TOKEN)
-
-    @cached_property
-    def count_again(self) -> Callable[[str], int]:
-        """`count` with a cache, as in `LocalChat`."""
-        return lru_cache(COUNTED)(self.count)
 
 
 Chat = LocalChat | APIChat
