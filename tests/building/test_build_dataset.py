@@ -207,7 +207,7 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
     assert build_dataset.main([*changed, "--split_seed", "3", "--max_profile_posts", "2"]) == 0
     assert len(server.requests) == asked
     after = dataset_of(out)
-    assert "nothing for it any more" in capsys.readouterr().err and after.keys() < before.keys()
+    assert "this run has no content for it" in capsys.readouterr().err and after.keys() < before.keys()
     ids = [sorted(record["id"] for records in of.values() for record in records) for of in (before, after)]
     assert ids[0] == ids[1]
     latest = {record["id"]: record["profile"][-2:] for records in before.values() for record in records}
@@ -226,7 +226,7 @@ def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, ca
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--communities_addr", own)) == 0
     mine.unlink()  # somebody else's stays
     assert {category for category, _ in dataset_of(out)} == {"Food"} and not list(out.glob("Lifestyle*"))
-    assert capsys.readouterr().err.count("nothing for it any more") == len(before)
+    assert capsys.readouterr().err.count("this run has no content for it") == len(before)
 
 
 def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, capsys):
