@@ -66,10 +66,10 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError("give --split_dir to get files to judge, or --score_addr and --output_addr to select by scores")
     responses = read_responses(args.response_addr)
     samples = split(responses)
-    if len(samples) < 2:
+    if len(samples) < 2 and args.split_dir is None and args.min_score is None:
         raise UserError(
             f"{args.response_addr}: has no more than one response to any question\n"
-            "  sample several, such as by --num_generated_outputs 16 --temperature 1"
+            "  sample several, such as by --num_generated_outputs 16 --temperature 1, or give a --min_score"
         )
     if args.split_dir is not None:
         write_samples(args, samples)

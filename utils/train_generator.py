@@ -1,6 +1,4 @@
-"""Fine-tune a generator on a task with references, such as LaMP's: FlanT5 with items of the profile in its prompt.
-
-With --lora_rank, it trains an adapter on a chat model.
+"""Fine-tune a generator: FlanT5 on references such as LaMP's, or with --lora_rank an adapter on a chat model.
 
   python utils/train_generator.py --model_addr google/flan-t5-base --num_contexts 4 --trim_items \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
@@ -12,9 +10,22 @@ With --lora_rank, it trains an adapter on a chat model.
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
-After each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a chat model. The
-best checkpoint is linked as <output_dir>/best, a model for baselines.py; the last one is kept too. Run the same command
-again to resume; on SIGTERM or Ctrl-C, the current step is finished and saved.
+--objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or a judge's scores
+(docs/training_generators.md):
+
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
+      --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective dpo \\
+      --inputs_addr train_ranked.json --target_addr best.json --worst_addr worst.json --output_dir policy
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective distill \\
+      --inputs_addr train_ranked.json --output_dir policy
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective grpo \\
+      --evaluator_llm Qwen/Qwen2.5-32B-Instruct --base_url http://judge:8000/v1 \\
+      --inputs_addr train_ranked.json --output_dir policy
+
+With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
+chat model. The best checkpoint is linked as <output_dir>/best, the last one as <output_dir>/last: models for
+baselines.py. Run the same command again to resume; on SIGTERM or Ctrl-C, the current step is finished and saved.
 """
 
 import argparse
@@ -26,14 +37,14 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import Prompt, digests, load_prompt
+from prompts import digests
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five
 from utils.cli.progress import announce
-from utils.files.manifest import refuse_unranked
+from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
 from utils.generation.engines import identify_local_model
@@ -42,6 +53,20 @@ from utils.generator.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_mo
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
 from utils.generator.plain_text import PlainText
 from utils.models.devices import set_up_allocator
+from utils.models.loading import adapter_base
+from utils.objectives.lessons import (
+    add_objective_arguments,
+    check_objective,
+    choose_prompt,
+    choose_teacher,
+    lessons_of,
+    load_trainer,
+    needed_fields,
+    objective_of,
+    seen_in_training,
+    uses_references,
+)
+from utils.objectives.reward import JudgeReward, choose_reward_judge
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, Selection
@@ -51,14 +76,13 @@ from utils.training.launch import (
     check_launch,
     check_report_to,
     describe_batch,
+    effective_batch_size,
     execute,
     num_processes,
     settings_of,
 )
 
 SCRIPT = "utils/train_generator.py"
-WARMUP = 0.05  # share of all steps
-PAPER_BATCH = 64  # questions per step
 TRAINED_BYTES = 16  # per trained weight: the weight, its gradient and AdamW's two averages, all float32
 
 
@@ -79,30 +103,37 @@ def build_parser() -> cli.FlagParser:
     add("--max_input_length", type=cli.positive_int,
         help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
-    add("--max_target_length", type=cli.positive_int, default=TARGET_TOKENS,
-        help="tokens of an answer; a longer reference is cut (%(default)s)")
+    add("--max_target_length", type=cli.positive_int,
+        help=f"tokens of an answer; a longer text is cut (default: {TARGET_TOKENS} for references, 2048 for "
+        "responses, 512 for samples)")
     parser.without_effect(
         "--fusion --trim_items", lambda args: args.num_contexts == 0, "with --num_contexts 0: the prompt has no items"
     )
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
     add("--per_device_train_batch_size", type=cli.positive_int,
-        help="questions at a time (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which need more memory)")
+        help="questions at a time, with grpo samples (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which "
+        "need more memory)")
     add("--gradient_accumulation_steps", type=cli.positive_int,
-        help="batches per step on each device (default: as many as give the paper's 64 questions on one device)")
-    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
-    add("--weight_decay", type=cli.non_negative_float, default=1e-4, help="of AdamW (%(default)s)")
+        help="batches per step on each device (default: as many as give the usual batch on one device: for references "
+        "64 questions, else 32, with grpo 64 samples)")
+    add("--learning_rate", type=cli.non_negative_float,
+        help="at its peak (default: 5e-05; with dpo 5e-06, with grpo 1e-05)")
+    add("--weight_decay", type=cli.non_negative_float,
+        help="of AdamW (default: 0.0001 for references, 0.1 with distill, else 0)")
     add("--lora_rank", type=cli.positive_int, metavar="N",
         help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
-    add("--epochs", type=cli.positive_int, help="times through the data (default: the task's, for LaMP 10 or 20)")
+    add("--epochs", type=cli.positive_int,
+        help="times through the data (default: for references the task's, for LaMP 10 or 20; 3 for responses, else 1)")
     add("--patience", type=cli.positive_int, metavar="N",
         help="stop after this number of epochs without a better one (default: never)")
     parser.without_effect(
         "--patience", lambda args: args.validation_addr is None, "without --validation_addr", "give --validation_addr"
     )
 
-    add_run_arguments(parser)
     # fmt: on
+    add_objective_arguments(parser)
+    add_run_arguments(parser)
     return parser
 
 
@@ -112,24 +143,38 @@ def main(argv: list[str] | None = None) -> int:
     set_up_allocator()
     check_report_to(args.report_to)
     check_launch(SCRIPT)
+    check_objective(args)
     records, validation_records = read_ranked(args.inputs_addr, args), read_ranked(args.validation_addr, args)
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
-    prompt = choose_prompt(args, task)
+    prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
+    fill_in_defaults(args, task)
     model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
-    args.epochs = args.epochs or task.epochs
-    choose_batch(args)
+    judge = choose_reward_judge(args, task) if args.objective == "grpo" else None
     name = chosen_by(args, task)
-    own = {"task": task.name, "metric": name}
-    settings = settings_of(args, SCRIPT, model.identity, digests([prompt])) | own
+    settings = settings_of(args, SCRIPT, model.identity, digests([prompt, *filter(None, [teacher])]))
+    settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
+    settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
+    settings |= {"judge": judge[1].identity} if judge else {}
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
-        build_examples, task, prompt=prompt, model=model, num_contexts=args.num_contexts, trim_items=args.trim_items
+        build_examples,
+        task,
+        prompt=prompt,
+        model=model,
+        num_contexts=args.num_contexts,
+        trim_items=args.trim_items,
+        teacher=teacher,
     )
-    examples, validation = build(records), build(validation_records)
-    check_lengths(args, [*records, *validation_records], [*examples, *validation])
+    lessons, left_out = lessons_of(args, task, records, prompt)
+    its, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
+    examples, validation = build(lessons), build(its)
+    check_lengths(args, [one.record for one in [*lessons, *its]], [*examples, *validation])
     plan_steps(args, len(examples))
+    args.start_adapter = None
+    if base := adapter_base(args.model_addr):
+        args.start_adapter, args.model_addr = args.model_addr, base
     selection = Selection(
         "eval_score", "best_score", f"validation {name}", not task.metrics[name].lower_is_better, args.patience, False
     )
@@ -137,25 +182,31 @@ def main(argv: list[str] | None = None) -> int:
     def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
         from utils.generator.trainer import train
 
-        score = partial(score_texts, task, name, [example.record for example in validation])
-        return train(args, source, model.chat, examples, validation, manifest, run, score, selection)
+        own, score = load_trainer(args), partial(score_texts, task, name, [one.record for one in validation])
+        if judge:
+            score = JudgeReward(task, [one.record for one in examples], *judge, model.chat.end_of_turn)
+        return train(args, source, model.chat, examples, validation, manifest, run, score, selection, own)
 
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
-    return execute(args, settings, describe_training(args, examples, validation), selection, learn, value_bytes)
+    described = describe_training(args, examples, validation, left_out)
+    return execute(args, settings, described, selection, learn, value_bytes)
 
 
-def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
+def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], left_out: str) -> str:
     """Return a description of a training's data and batches."""
-    lines = [describe_examples(args.inputs_addr, examples)]
+    lines = [describe_examples(args.inputs_addr, examples), *([f"  {left_out}"] if left_out else [])]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    return "\n".join([*lines, f"{describe_batch(args, 'questions', PAPER_BATCH)}; {args.save_steps} steps an epoch"])
+    what = "samples" if args.objective == "grpo" else "questions"
+    usual = objective_of(args)
+    batch = describe_batch(args, what, usual.batch if usual.is_published else None)
+    return "\n".join([*lines, f"{batch}; {args.save_steps} steps an epoch"])
 
 
 def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
-    records = read_dataset(path, ["profile", "target", "asked"])
+    records = read_dataset(path, ["profile", "asked", *needed_fields(args)])
     if args.num_contexts:
         refuse_unranked(path, args.unranked)
     return records
@@ -163,8 +214,9 @@ def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
     """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
-    if "target" not in task.fields or task.history is not None:
-        raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from")
+    if task.history is not None or (uses_references(args) and "target" not in task.fields):
+        hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
+        raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
         raise UserError(f"{args.validation_addr}: of another task than {args.inputs_addr}, which is of {task.name}")
     if args.trim_items and task.trimmed is None:
@@ -195,24 +247,35 @@ def check_lengths(args: argparse.Namespace, records: list[Record], examples: lis
         )
 
 
-def choose_prompt(args: argparse.Namespace, task: Task) -> Prompt:
-    return load_prompt(task.prompts["rag" if args.num_contexts else "none"], args.prompts_dir)
-
-
-def choose_batch(args: argparse.Namespace) -> None:
-    """Set the batch's defaults: a size that fits a GPU with 24 GB, and the paper's questions per step."""
+def fill_in_defaults(args: argparse.Namespace, task: Task) -> None:
+    """Set the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
+    usual = objective_of(args)
+    for flag in ("learning_rate", "weight_decay"):
+        setattr(args, flag, getattr(usual, flag) if getattr(args, flag) is None else getattr(args, flag))
+    args.max_target_length = args.max_target_length or usual.target_tokens
+    args.epochs = args.epochs or usual.epochs or task.epochs
     if args.per_device_train_batch_size is None:
         args.per_device_train_batch_size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
     if args.gradient_accumulation_steps is None:
-        args.gradient_accumulation_steps = max(1, PAPER_BATCH // args.per_device_train_batch_size)
+        args.gradient_accumulation_steps = max(1, usual.batch // args.per_device_train_batch_size)
+    if args.objective == "distill" and args.per_device_train_batch_size > 1:
+        raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
+    if args.objective == "grpo" and (size := effective_batch_size(args)) % args.num_generations:
+        raise UserError(f"--num_generations {args.num_generations}: does not divide the {size} samples of a step")
 
 
 def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
     """Set the numbers of steps from the epochs, with a checkpoint and an evaluation after each epoch."""
     batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
     epoch = math.ceil(batches / args.gradient_accumulation_steps)
+    if args.objective == "grpo":  # a step takes whole groups of samples; TRL leaves out the rest of an epoch
+        at_once = effective_batch_size(args) // args.num_generations
+        epoch = num_examples // at_once
+        if not epoch:
+            raise UserError(f"{args.inputs_addr}: {num_examples} questions are fewer than the {at_once} of a step")
     args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
-    args.warmup_steps = math.ceil(WARMUP * args.max_steps)
+    args.warmup_steps = math.ceil(objective_of(args).warmup * args.max_steps)
+    args.schedule = objective_of(args).schedule
 
 
 def chosen_by(args: argparse.Namespace, task: Task) -> str:

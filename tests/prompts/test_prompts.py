@@ -24,6 +24,8 @@ GOLDEN = {
     "planner": "522656dfbf97b30b25b099390414fe3ba8284b25a880af0bb4322a82fb647310",
     "planpers": "d905dcce358a2ed3b51658579941440835ea1cef2c28435fbcffa3b7fdc7f457",
     "rag": "9d2ea0304ef2a616da2650cc3684137d6ef5dd5c642f502f6c45ea089a6f7014",
+    "feedback": "8c4211867fc290649310e85233e166094ee2d02a7caea214c5af57dae03e95df",
+    "teacher": "940733f96c11b625e70232c88be49af8fdcdc17e341b29b4c5a32d65e928c5bc",
 }
 
 TRICKY = {
@@ -56,7 +58,11 @@ def test_messages_are_a_system_and_a_user_turn_with_every_value_in_it(name):
         assert user["content"].count(value) == 1
         assert value not in system["content"]
     assert not re.search(r"\{\w+\}", system["content"] + user["content"])  # nothing was left unfilled
-    assert user["content"].endswith("\n\noutput: ```json") == ("```json```" in system["content"]) == (name != "planner")
+    assert (
+        user["content"].endswith("\n\noutput: ```json")
+        == ("```json```" in system["content"])
+        == (name not in ("planner", "feedback"))
+    )
 
 
 def test_two_aspects_of_a_response_share_everything_before_the_aspect():

@@ -227,7 +227,7 @@ async def answer(record, ask):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file, and none of the methods that ship: best_of_n, draft_and_revise, summ"),
+        (None, "no such file, and none of the methods that ship: best_of_n, draft_and_revise, pathways"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),

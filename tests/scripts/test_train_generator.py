@@ -22,7 +22,7 @@ from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.generator.beams import Room, batches, padded_length, room_of, write
 from utils.generator.encoder_decoder import text_model
-from utils.generator.examples import build_examples
+from utils.generator.examples import Lesson, build_examples
 from utils.generator.plain_text import Passages, PlainText
 from utils.generator.trainer import load_with_lora
 
@@ -132,7 +132,8 @@ def test_what_is_kept_of_a_run(by_heart):
 def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=False, name="LaMP-4"):
     task = tasks()[name]
     chosen = text_model(str(model), "m", PlainText(str(model)), read, 32, fused, "")
-    return build_examples(task, records, load_prompt(task.prompts["rag"]), chosen, num_contexts, trim_items)
+    lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
+    return build_examples(task, lessons, load_prompt(task.prompts["rag"]), chosen, num_contexts, trim_items)
 
 
 def test_an_input_is_plain_text_without_an_instruction(data):
@@ -415,7 +416,8 @@ def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")
     chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
     model = Model("m", "m", chat, 4096, Policy(0.0, 1.0, 8, 0, 0, "never", None))
-    examples = build_examples(task, records, prompt=prompt, model=model, num_contexts=2, trim_items=False)
+    lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
+    examples = build_examples(task, lessons, prompt=prompt, model=model, num_contexts=2, trim_items=False)
     messages = prompt.messages(profile=task.join(task.best_items(records[0], 2)), **task.values(records[0]))
     assert list(examples[0].prompt) == list(chat.render(messages))
     batch = CausalTrainer.collate(examples, 0)

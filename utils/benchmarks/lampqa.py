@@ -18,7 +18,7 @@ from utils.benchmarks.published import OnHub
 from utils.benchmarks.task import Controls, Judge, Metric, Output, Record, Scale, Task
 from utils.files.json_files import read_json
 from utils.parsing import choices
-from utils.parsing.answers import ANSWER_SCHEMA, parse_answer
+from utils.parsing.answers import ANSWER_SCHEMA, parse_answer, write_answer
 from utils.scoring import aspects, direct, pairwise
 
 HUB = "alireza7/LaMP-QA"
@@ -77,6 +77,11 @@ def published() -> dict[str, list[OnHub]]:
 def gold_plan(record: Record) -> list[str]:
     """Return the unchanged titles of the rubric's aspects, without evidence and reason."""
     return [aspect["aspect"] for aspect in record["rubric_aspects"]]
+
+
+def private_notes(record: Record) -> str:
+    """Return the rubric's aspects and their reasons, a line each, for the prompt of a teacher (GRASP)."""
+    return "\n".join(f"- {one['aspect']}: {one.get('reason', '')}".rstrip(": ") for one in record["rubric_aspects"])
 
 
 def hidden_texts(record: Record) -> Iterator[tuple[str, str]]:
@@ -152,8 +157,10 @@ TASK = Task(
         "rag": "lampqa/rag",
         "planner": "lampqa/planner",
         "planpers": "lampqa/planpers",
+        "teacher": "lampqa/teacher",
+        "feedback": "lampqa/feedback",
     },
-    output=Output(ANSWER_SCHEMA, parse_answer),
+    output=Output(ANSWER_SCHEMA, parse_answer, write_answer),
     metrics=METRICS,
     controls=Controls(
         ("narrative",),
@@ -165,6 +172,7 @@ TASK = Task(
     facts="utils/benchmarks/lampqa_communities.toml",
     gold_plan=gold_plan,
     gold_plan_needs=("rubric_aspects",),
+    private_notes=private_notes,
     sizes={
         "rubric_aspects": (list, "Aspects per question"),
         "profile": (list, "Profile size (posts)"),

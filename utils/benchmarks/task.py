@@ -46,6 +46,7 @@ class Output:
 
     schema: dict[str, Any] | str
     parse: Parser
+    write: Callable[[str], str] = str  # from an answer to the text that a model is taught to write for it
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,9 @@ class Task:
     gold_plan: Callable[[Record], list[str]] | None = (
         None  # titles; None if there are no plans, and planning is refused
     )
-    gold_plan_needs: tuple[str, ...] = ()  # fields that it reads
+    gold_plan_needs: tuple[str, ...] = ()  # fields that `gold_plan` and `private_notes` read
+    # What a teacher sees of the rubric (--objective distill), "" for nothing; None if there is no rubric.
+    private_notes: Callable[[Record], str] | None = None
     epochs: int = 10  # of utils/train_generator.py over its training set
     controls: Controls | None = None  # None: there is no judge to test
 

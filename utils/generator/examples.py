@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,18 @@ from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model
-from utils.models.loading import adapter_base
+from utils.models.loading import adapter_config
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What to learn from one question, as texts."""
+
+    record: Record
+    values: Mapping[str, str]  # for the prompt
+    target: str = ""  # empty if the model samples its own texts
+    rejected: str | None = None  # dpo: the text that is worse than the target
+    notes: str | None = None  # distill: what only the teacher sees
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,8 @@ class Example:
     fitted: Fitted
     target: array  # token ids of the reference, then the end-of-text token
     is_cut: bool  # the reference was longer than an output may be
+    rejected: Sequence[int] = ()  # dpo: token ids of the worse text
+    teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
 
     @property
     def prompt(self) -> Any:
@@ -31,29 +44,50 @@ class Example:
 
     @property
     def length(self) -> int:
-        """Return the number of tokens in prompt and target."""
-        return len(self.prompt) + len(self.target)
+        """Return the most tokens of a prompt and a text that the model computes at once."""
+        return max(len(self.prompt), len(self.teacher)) + max(len(self.target), len(self.rejected))
 
 
 def build_examples(
-    task: Task, records: Sequence[Record], prompt: Prompt, model: Model, num_contexts: int, trim_items: bool
+    task: Task,
+    lessons: Sequence[Lesson],
+    prompt: Prompt,
+    model: Model,
+    num_contexts: int,
+    trim_items: bool,
+    teacher: Prompt | None = None,
 ) -> list[Example]:
-    """Make an example of each question, with baselines.py's prompt and the reference cut to the longest output allowed.
+    """Make an example of each lesson, with baselines.py's prompt and the texts cut to the longest output allowed.
 
-    Questions whose prompt does not fit a causal model are left out.
+    Questions whose prompt does not fit a causal model are left out. Student and teacher see the same posts.
     """
     examples = []
-    for record in records:
-        values = task.values(record)
+    for lesson in lessons:
+        record, taught = lesson.record, array("i")
+        items = task.best_items(record, num_contexts or None)
+        if teacher is not None:
+            told = model.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
+            if told is None:
+                continue
+            taught, items = told.prompt, items[: told.num_contexts_used]
         if trim_items:
-            fitted = model.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **values)
+            fitted = model.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
-            fitted = model.fit(prompt, task.best_items(record, num_contexts or None), task.join, **values)
+            fitted = model.fit(prompt, items, task.join, **lesson.values)
         if fitted is not None:
-            [*words, end] = model.chat.render_reply(record["target"])
-            target = array("i", [*words[: model.policy.max_tokens - 1], end])
-            examples.append(Example(record, fitted, target, len(words) + 1 > len(target)))
+            target, is_cut = render_text(lesson.target, model)
+            rejected, _ = render_text(lesson.rejected or "", model)
+            examples.append(Example(record, fitted, target, is_cut, rejected, taught))
     return examples
+
+
+def render_text(text: str, model: Model) -> tuple[array, bool]:
+    """Return a text to learn as token ids with the end of the turn, and whether it was cut; none for an empty text."""
+    if not text:
+        return array("i"), False
+    [*words, end] = model.chat.render_reply(text)
+    kept = words[: model.policy.max_tokens - 1]
+    return array("i", [*kept, end]), len(kept) < len(words)
 
 
 def describe_examples(path: str, examples: Sequence[Example]) -> str:
@@ -76,8 +110,12 @@ def check_base(args: Namespace) -> None:
     if args.lora_rank is None and not is_seq2seq:
         hint = "\n  --lora_rank 16 fine-tunes a chat model"
         raise UserError(f"--model_addr {args.model_addr}: not an encoder-decoder such as google/flan-t5-base{hint}")
-    if args.lora_rank is not None and (is_seq2seq or adapter_base(args.model_addr)):
-        kind = "an encoder-decoder" if is_seq2seq else "an adapter"
-        raise UserError(f"--lora_rank: {args.model_addr} is {kind}; give a chat model")
+    if args.lora_rank is not None and is_seq2seq:
+        raise UserError(f"--lora_rank: {args.model_addr} is an encoder-decoder; give a chat model")
+    if config := adapter_config(args.model_addr):
+        if config["r"] != args.lora_rank:
+            raise UserError(f"--lora_rank {args.lora_rank}: the adapter {args.model_addr} has rank {config['r']}")
+        if args.objective == "distill":
+            raise UserError("--objective distill: starts from a chat model, which is the teacher too; give no adapter")
     if args.lora_rank is not None and args.fusion == "decoder":
         raise UserError("--fusion decoder: only for encoder-decoders; leave out --lora_rank or --fusion")

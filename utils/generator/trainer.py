@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import gather_object
-from peft import get_peft_model
+from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments, set_seed
 
 from utils.cli.flags import Arguments
@@ -21,7 +21,7 @@ from utils.generator.examples import Example
 from utils.generator.plain_text import passages_of
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
-from utils.training.base_model import target_loss, write_greedily
+from utils.training.base_model import target_loss, write_reply
 from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
@@ -40,8 +40,13 @@ def train(
     run: Run,
     score: Score,
     selection: Selection,
+    own: type | None = None,
 ) -> dict[str, Any]:
     """Train from the base model or the run's checkpoint, up to --max_steps or until patience runs out.
+
+    Args:
+        score: scores the texts of an evaluation, or with grpo samples (`JudgeReward`).
+        own: the objective's trainer, which replaces the usual one.
 
     Returns:
         steps, best_step and best_score; the latter two are None if nothing was evaluated.
@@ -55,7 +60,7 @@ def train(
         model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
     else:
         kind, model = CausalTrainer, load_with_lora(args, source, bf16)
-    trainer = kind(args, model, bf16, chat, examples, validation, recorder, score, run)
+    trainer = (own or kind)(args, model, bf16, chat, examples, validation, recorder, score, run)
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     return trainer.learn(
         run,
@@ -84,11 +89,13 @@ def in_own_type(model: Any) -> Iterator[Any]:
 
 
 def load_with_lora(args: Arguments, source: dict[str, Any], bf16: bool) -> Any:
-    """Load a causal model with a new adapter, with the planner's settings except for the rank."""
+    """Load a causal model with a new adapter, with the planner's settings except for the rank, or the given adapter."""
     dtype = torch.bfloat16 if bf16 else torch.float32
     attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, dtype, attention)
     model.enable_input_require_grads()  # gradient checkpointing needs it, because the embeddings are frozen
+    if (start := vars(args).get("start_adapter")) is not None:
+        return PeftModel.from_pretrained(model, start, is_trainable=True)
     settings = args.replaced(lora_alpha=16, lora_dropout=0.05, lora_target_modules=None)
     set_seed(args.seed)  # adapter weights are drawn here, before Trainer sets the seed
     return get_peft_model(model, base_model.make_lora_config(settings, model))
@@ -197,4 +204,4 @@ class CausalTrainer(GeneratorTrainer):
     def write_all(self, examples: list[Example]) -> Iterator[Written]:
         for example in examples:
             with self.accelerator.autocast():
-                yield example, *write_greedily(self.model, self._chat, example.prompt, self._written)
+                yield example, *write_reply(self.model, self._chat, example.prompt, self._written)

@@ -6,6 +6,7 @@ as truncated. White space at both ends and NULs are dropped, CRLF becomes LF, an
 that the value can be written as UTF-8. Newlines inside stay.
 """
 
+import json
 import re
 
 from utils.parsing import Parsed, nothing, writable
@@ -25,6 +26,11 @@ _FIELD = field_named(ANSWER_FIELD)
 _HALF = "[\ud800-\udbff\ufffd]"  # half a character
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
+
+
+def write_answer(answer: str) -> str:
+    """Return the JSON object that `parse_answer` reads as this answer."""
+    return json.dumps({ANSWER_FIELD: answer}, ensure_ascii=False)
 
 
 def parse_answer(text: str, cut: bool = False) -> Parsed:

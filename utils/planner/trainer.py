@@ -18,7 +18,7 @@ from utils.parsing import Parsed
 from utils.parsing.plans import aspect_recall, plan_parser
 from utils.planner.examples import Example
 from utils.training import NO_LOSS, base_model
-from utils.training.base_model import target_loss, write_greedily
+from utils.training.base_model import target_loss, write_reply
 from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
@@ -152,5 +152,5 @@ class PlannerTrainer(Resumable, SFTTrainer):
         """Return the greedy plan for a question, and whether it was cut."""
         room = min(PLAN_TOKENS, self._max_seq_length - len(example.prompt))
         with self.accelerator.autocast():
-            plan, is_cut = write_greedily(self.model, self._chat, example.prompt, room)
+            plan, is_cut = write_reply(self.model, self._chat, example.prompt, room)
         return self._chat.tokenizer.decode(plan, skip_special_tokens=True), is_cut

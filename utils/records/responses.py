@@ -205,7 +205,7 @@ def origin_of(path: str) -> dict[str, Any] | None:
     if settings.get("choose"):
         return {"prompt": prompts, "constrained_decoding": f"no text, by {settings['choose']}"}
     told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
-    told |= {name: settings[name] for name in ("selected_by",) if name in settings}
+    told |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     # Beam search follows no schema.
     decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")

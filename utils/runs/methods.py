@@ -14,7 +14,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +49,9 @@ class HiddenFieldError(Exception):
 class Question(Mapping):
     """A record as a method sees it: `record["question"]`, `record["profile"]` (best first, if ranked)."""
 
-    def __init__(self, record: Record, task: Task):
-        self._record, self._task = record, task
+    def __init__(self, record: Record, task: Task, shown: Sequence[str] = ()):
+        """`shown` are further fields that the method sees (--show)."""
+        self._record, self._task, self._visible = record, task, (*VISIBLE, *shown)
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int) -> list[str] | History:
@@ -58,14 +59,15 @@ class Question(Mapping):
         return self._task.best_items(self._record, number)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in VISIBLE:
-            raise HiddenFieldError(f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(VISIBLE)}")
+        if name not in self._visible:
+            seen = ", ".join(self._visible)
+            raise HiddenFieldError(f"record[{name!r}]: only the scorer may see it; a method sees {seen} (--show)")
         if name not in self._copies:  # a method that changes the value would ask otherwise on a second run
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in VISIBLE if name in self._record)
+        return (name for name in self._visible if name in self._record)
 
     def __len__(self) -> int:
         return len(list(iter(self)))

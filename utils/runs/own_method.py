@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -53,11 +53,13 @@ def answer_by_method(args: Arguments) -> int:
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: takes one --inputs_addr and one --output_addr")
-    [dataset] = read_datasets(args, ["profile", "asked"], None)
+    shown = tuple(args.show or ())
+    [dataset] = read_datasets(args, ["profile", "asked", *shown], None)
     check_ranked(args, [dataset])
     task, asked = dataset.task, dataset.asked
+    check_shown(shown, task)
     roles = choose_roles(flags_of_roles(args), task)
-    shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []))
+    shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), shown)
     settings = settings_of_method(args, task, roles)
     collect = partial(collect_responses, dataset.records)
     output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args)
@@ -74,6 +76,15 @@ def answer_by_method(args: Arguments) -> int:
     report_shard(args, args.output_addr)
     code = 0 if device is None else output.report_failed()
     return max(code, report_raised(run.raised), cli.report_missing(len(run.missing), "answer"))
+
+
+def check_shown(shown: Sequence[str], task: Task) -> None:
+    """Raise UserError if --show names anything but fields that only the scorer sees."""
+    hidden = task.fields_for(task.metrics)
+    if unknown := [name for name in shown if name not in hidden]:
+        raise UserError(
+            f"--show {unknown[0]}: the fields of {task.name} for the scorer are {', '.join(sorted(hidden))}"
+        )
 
 
 def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
@@ -118,6 +129,7 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
         "models": {name: role.model.identity for name, role in roles.items()},
         "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
+        **({"saw": {"when": "test", "fields": args.show}} if args.show else {}),
     }
 
 
@@ -214,14 +226,18 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
+    add("--show", nargs="+", metavar="FIELD",
+        help="fields that only the scorer should see and --method may read, to make training data; tables call its "
+        "scores an upper bound (default: none)")
     # fmt: on
+    parser.decides_nothing("--show", "`saw` in the settings does")
     parser.decides_nothing("--set --model", "a method is run in any case, and its file may change too")
     parser.without_effect(
         "--rag --choose --trim_items",
         lambda args: args.method is not None,
         "with --method, which decides itself what to ask",
     )
-    parser.without_effect("--model --set", lambda args: args.method is None, "without --method", "give --method")
+    parser.without_effect("--model --set --show", lambda args: args.method is None, "without --method", "give --method")
 
 
 def begin_with_fixed_hashes() -> None:

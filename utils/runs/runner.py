@@ -189,7 +189,11 @@ class Run:
                     left[key] = record
 
         done = self._total - len(self._left)
-        progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not its) if is_shown else None
+        progress = (
+            Progress(self._total, self.step.unit, done, concurrency, quiet=not its)
+            if is_shown and self.step.is_shown
+            else None
+        )
         with closing(progress) if progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
@@ -238,7 +242,9 @@ class Run:
         before = self._asked.get(key, frozenset()) if self.is_own else None
         ask = Ask(self.shared, record, key, engines, room, before, count)
         method = self.step.method.answer if self.is_own else self.step.method
-        task = asyncio.create_task(method(Question(record, self.shared.task) if self.is_own else record, ask))
+        task = asyncio.create_task(
+            method(Question(record, self.shared.task, self.shared.shown) if self.is_own else record, ask)
+        )
         self._live.add(ask)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

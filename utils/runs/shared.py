@@ -40,6 +40,7 @@ class Shared:
         values: returns a record's values for the prompts (default: the task's).
         readers: parsers for the prompts' outputs, by role (default: the task's parser of answers).
         settings: --set NAME=VALUE.
+        shown: --show, fields that only the scorer should see and a method may read.
         own_prompts: prompts that were used, by name or text; filled during the run.
     """
 
@@ -49,6 +50,7 @@ class Shared:
     num_contexts: int
     prompts_dir: str | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    shown: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     values: Callable[[Record], dict[str, str]] | None = None
     readers: dict[str, Parser] = field(default_factory=dict)
@@ -176,6 +178,7 @@ class Step:
         finish: called when everything is answered, with the device if something was requested.
         after: the step that must be complete before this one begins.
         done: the number of pieces that already exist.
+        is_shown: whether its progress is shown.
     """
 
     method: Any
@@ -186,3 +189,4 @@ class Step:
     finish: Callable[[str | None], None] = lambda device: None
     after: "Step | None" = None
     done: int = 0
+    is_shown: bool = True

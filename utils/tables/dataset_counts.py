@@ -1,18 +1,19 @@
 """Counts of dataset files: questions, sizes of their fields, and communities; and the paper's figure 5."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.benchmarks.checks import number_in
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.parsing.plans import one_line
 from utils.records.contexts import Profile
 from utils.records.datasets import DatasetFile, with_profile
+from utils.records.leaks import find_leaks
 from utils.tables.formats import plural
 from utils.tables.paper_figures import figure_style, new_figure, tidy, wrapped
 
@@ -85,23 +86,6 @@ def count_file(path: str) -> Column:
             column.group_of[community] = place["group"]
         column.num_questions += 1
     return column
-
-
-def find_leaks(task: Task, record: Record) -> Iterator[str]:
-    """Yield, for each profile item, the names of the hidden texts that it contains word for word, each name once."""
-    hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
-    profile = record.get("profile")
-    items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
-    texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
-    whole = "\n".join(texts)  # searched at once, because hardly any text is found
-    hidden = [(name, its) for name, its in hidden if its in whole]
-    for text in texts if hidden else ():
-        yield from dict.fromkeys(name for name, its in hidden if its in text)
-
-
-def padded(text: str) -> str:
-    """Return the words between single spaces, so that only whole words are found."""
-    return f" {' '.join(text.split())} "
 
 
 # The figure

@@ -95,6 +95,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, for these questions chose its generator's checkpoint"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
+    yield from dict.fromkeys(describe_seen(one["saw"]) for one in origins if "saw" in one)
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"scored only in part in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
@@ -108,6 +109,12 @@ def describe_selection(by: dict[str, Any]) -> str:
     which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
     return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
+
+
+def describe_seen(saw: dict[str, Any]) -> str:
+    """Describe which of the scorer's fields a system saw, and when, from `saw` in the responses' manifest."""
+    fields = ", ".join(saw["fields"])
+    return f"saw {fields} in training" if saw["when"] == "training" else f"an upper bound, because it sees {fields}"
 
 
 # The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are

@@ -132,11 +132,17 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
 
 
 @torch.no_grad()
-def write_greedily(model: Any, chat: Any, prompt: Sequence[int], max_tokens: int) -> tuple[torch.Tensor, bool]:
-    """Return the greedy reply to a prompt as token ids, and whether it was cut; `chat` is the model's LocalChat."""
+def write_reply(
+    model: Any, chat: Any, prompt: Sequence[int], max_tokens: int, is_sampled: bool = False
+) -> tuple[torch.Tensor, bool]:
+    """Return the reply to a prompt as token ids, and whether it was cut: greedy, or sampled at temperature 1.
+
+    `chat` is the model's LocalChat.
+    """
     ids = torch.tensor([list(prompt)], device=model.device)
     config = GenerationConfig(
-        do_sample=False,
+        do_sample=is_sampled,
+        **({"temperature": 1.0, "top_k": 0, "top_p": 1.0} if is_sampled else {}),
         repetition_penalty=1.0,  # some models' own settings have another; with vLLM it is not used either
         max_new_tokens=max_tokens,
         eos_token_id=chat.end_of_turn,

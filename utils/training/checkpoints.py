@@ -36,7 +36,7 @@ class Selection:
     def told(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
-            return f"{figures['steps']} steps; nothing was evaluated, so no checkpoint is linked as best"
+            return f"{figures['steps']} steps; nothing was evaluated; the last checkpoint is linked as last"
         found = f"{self.words} {figures[self.name]:.4f}"
         return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {found}"
 
@@ -84,7 +84,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
         return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
     if lock is not None and whole:
-        finish_saving(folder, read_folder_manifest(whole[-1]).get("best_step"))
+        finish_saving(folder, whole[-1])
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 
@@ -104,12 +104,16 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     return checkpoints, differing
 
 
-def finish_saving(folder: Path, best_step: int | None) -> None:
-    """Repair the link to the best checkpoint if a run was killed right after a checkpoint was complete."""
+def finish_saving(folder: Path, newest: Path) -> None:
+    """Repair the links to checkpoints if a run was killed right after its newest checkpoint was complete."""
     staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
-    best = folder / "best"
-    if best_step is not None and not (best.is_symlink() and str(best.readlink()) == f"checkpoint-{best_step}"):
-        replace_link(best, f"checkpoint-{best_step}")
+    best_step = read_folder_manifest(newest).get("best_step")
+    links = {} if best_step is None else {"best": f"checkpoint-{best_step}"}
+    links |= {} if is_interim(newest) else {"last": newest.name}
+    for name, target in links.items():
+        link = folder / name
+        if not (link.is_symlink() and str(link.readlink()) == target):
+            replace_link(link, target)
 
 
 def find_checkpoints(folder: Path) -> list[Path]:

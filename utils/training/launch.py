@@ -135,13 +135,13 @@ def effective_batch_size(args: Namespace) -> int:
     return args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes()
 
 
-def describe_batch(args: Namespace, what: str, paper: int) -> str:
-    """Describe how many of `what` a step learns from, and the paper's number if it differs."""
+def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
+    """Describe how many of `what` a step learns from, and the paper's number if there is one and it differs."""
     size = effective_batch_size(args)
     return (
         f"effective batch: {args.per_device_train_batch_size} on a device x {args.gradient_accumulation_steps} "
         f"accumulated x {num_processes()} processes = {size} {what} a step"
-        + ("" if size == paper else f" (the paper's is {paper})")
+        + ("" if paper in (None, size) else f" (the paper's is {paper})")
     )
 
 

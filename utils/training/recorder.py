@@ -23,7 +23,7 @@ from utils.training.stopping import Stopper
 LOG_FIELDS = (
     "step", "epoch", "loss", "grad_norm", "learning_rate", "mean_token_accuracy",
     "eval_loss", "eval_aspect_recall", "eval_plans", "eval_plans_without_an_aspect", "eval_score", "eval_seconds",
-    "train_runtime",
+    "rewards/margins", "rewards/accuracies", "reward", "reward_std", "completions/mean_length", "train_runtime",
 )  # fmt: skip
 
 
@@ -57,7 +57,7 @@ class Recorder(TrainerCallback):
         for checkpoint in self._run.replaced:  # only now, after all checks of the settings
             remove_checkpoint(checkpoint)
         if self._run.checkpoint is None:
-            for name in ("best", "trainer_state.json"):
+            for name in ("best", "last", "trainer_state.json"):
                 (self._run.folder / name).unlink(missing_ok=True)
         elif self._run.begins_with_evaluation:  # drop this step's evaluation, which a killed run may have logged
             state.log_history[:] = [
@@ -120,6 +120,8 @@ class Recorder(TrainerCallback):
         marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
         write_folder_manifest(checkpoint, manifest)
+        if not interim:
+            replace_link(folder / "last", checkpoint.name)
         if best["best_step"] == state.global_step:
             replace_link(folder / "best", checkpoint.name)
 

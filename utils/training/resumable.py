@@ -43,7 +43,7 @@ def common_settings(args: Namespace, bf16: bool, evaluates: bool, evaluates_firs
     return {
         **{name: getattr(args, name) for name in same.split()},
         "optim": "adamw_torch",
-        "lr_scheduler_type": "linear",
+        "lr_scheduler_type": vars(args).get("schedule", "linear"),
         "max_grad_norm": MAX_GRADIENT_NORM,
         "bf16": bf16,
         "use_cpu": not torch.cuda.is_available(),
@@ -157,9 +157,11 @@ class Resumable:
             super()._run_epoch(**kwargs)
 
     def training_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
-        what = f"a batch of shape {tuple(inputs['input_ids'].shape)}, on {self.accelerator.device}"
-        with fitting(what, self._remedy()):
+        with fitting(f"a batch {self.describe_batch(inputs)}, on {self.accelerator.device}", self._remedy()):
             return super().training_step(model, inputs, *args, **kwargs)
+
+    def describe_batch(self, inputs: Any) -> str:
+        return f"of shape {tuple(inputs['input_ids'].shape)}"
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **kwargs)

@@ -1,0 +1,90 @@
+"""What each objective learns from forty made-up records, by train_generator.py on a tiny model."""
+
+import re
+
+import made_up
+import pytest
+from made_up import figures, greedy_answers, learn
+from tiny_chat import save_tiny_chat
+
+from utils import train_generator
+from utils.parsing.answers import write_answer
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made_up")
+    made_up.write_files(folder)
+    save_tiny_chat(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def policy(folder):
+    """A policy that has learnt the answers by heart, and its log."""
+    flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--learning_rate", 2e-2]
+    flags += ["--per_device_train_batch_size", 8, "--gradient_accumulation_steps", 1, "--epochs", 60]
+    return folder / "sft", learn(folder, folder / "sft", *flags)
+
+
+def expected():
+    return {record["id"]: write_answer(made_up.answer_to(record)) for record in made_up.records()}
+
+
+def test_responses_are_learnt_by_heart(folder, policy):
+    output, log = policy
+    losses = figures(log, "loss")
+    assert losses[0] > 5 and losses[-1] < 0.1
+    assert greedy_answers(folder, folder / "model", output / "last") == expected()
+
+
+def test_a_teachers_answers_are_learnt_by_heart(folder):
+    """The teacher answers by its notes; the student has none, and at first writes something else."""
+    assert made_up.make_teacher(folder, folder / "model", steps=150) < 0.01
+    teacher = folder / "teacher"
+    assert greedy_answers(folder, teacher, prompt="teacher") == expected()
+    before = greedy_answers(folder, teacher)
+    assert sum(before[key] == text for key, text in expected().items()) < 10
+    flags = ["--model_addr", teacher, "--objective", "distill", "--max_target_length", 60, "--learning_rate", 1e-2]
+    losses = figures(
+        learn(folder, folder / "distill", *flags, "--gradient_accumulation_steps", 8, "--epochs", 16), "loss"
+    )
+    assert losses[0] > 0.3 and losses[-1] < 0.02
+    assert greedy_answers(folder, teacher, folder / "distill/last") == expected()
+
+
+def test_dpo_widens_the_margin(folder, policy):
+    """It starts from the adapter; the reference is the adapter as it was."""
+    flags = ["--model_addr", policy[0] / "last", "--objective", "dpo", "--learning_rate", 1e-3, "--epochs", 4]
+    flags += ["--target_addr", folder / "worst.json", "--worst_addr", folder / "best.json"]
+    log = learn(folder, folder / "dpo", *flags, "--gradient_accumulation_steps", 8)
+    margins = figures(log, "rewards/margins")
+    assert abs(margins[0]) < 1e-3 and margins[-1] > 1 and figures(log, "rewards/accuracies")[-1] == 1.0
+    assert {
+        path.name for path in (folder / "dpo/last/").iterdir() if path.is_dir()
+    } == set()  # no copy of the reference
+
+
+class NearWords:
+    """A made-up reward: how near the number of a text's words is to eight."""
+
+    __name__ = "near_words"
+
+    def __init__(self, *_):
+        pass
+
+    def __call__(self, prompts, completions, completion_ids, **_):
+        assert set(prompts) <= {record["id"] for record in made_up.records()}
+        return [-abs(len(re.findall(r"\w+", text)) - 8) / 8 for text in completions]
+
+
+def test_grpo_raises_a_reward(folder, monkeypatch):
+    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+    (folder / "key.txt").write_text("sk-test")
+    flags = ["--model_addr", folder / "model", "--objective", "grpo", "--evaluator_llm", "judge"]
+    flags += ["--api_key_addr", folder / "key.txt", "--max_target_length", 40, "--learning_rate", 3e-3]
+    flags += ["--per_device_train_batch_size", 16, "--gradient_accumulation_steps", 1, "--epochs", 3]
+    rewards = figures(learn(folder, folder / "grpo", *flags), "reward")
+    assert len(rewards) == 60
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert last > first + 0.3, rewards

@@ -1,0 +1,95 @@
+"""Pathways of Thoughts (arXiv 2509.19094): several differing lines of thought, mixed by the asker's preferences.
+
+This follows the paper's abstract alone: on each path, the model chooses its next operation itself, and its answers are
+then combined by the preferences that the posts reveal. The prompts, 4 paths (--set paths=N) of at most 3 operations
+(--set steps=N) and temperature 1 on the paths are ours.
+"""
+
+import asyncio
+import re
+
+OPERATIONS = {
+    "reason": "work out facts and steps that the answer needs",
+    "personalize": "relate the question to this user's situation, as their posts show it",
+    "clarify": "name what the question leaves open, and settle it by what this user most likely means",
+    "revise": "correct or improve the thoughts so far",
+    "answer": "the thoughts suffice; write nothing else",
+}
+STEP = """[system]
+You think about a user's question before it is answered. This is path {path} of {paths}: think in another direction than the obvious one, unless it is path 1.
+[user]
+The user's past posts:
+{profile}
+
+The user's current question:
+{question}
+
+Thoughts so far:
+{thoughts}
+
+Choose the next operation:
+{operations}
+
+Write its name in the first line, and its result below."""  # noqa: E501
+
+ANSWER = """[user]
+The user's past posts:
+{profile}
+
+The user's current question:
+{question}
+
+Thoughts on it:
+{thoughts}
+
+Answer the question for this user by these thoughts. Write the answer only."""
+
+PREFERENCES = """[user]
+The user's past posts:
+{profile}
+
+What does this user prefer in answers to their questions? List at most five preferences, the most important first, one
+per line. Write the list only."""
+
+MIX = """[user]
+The user's current question:
+{question}
+
+This user's preferences, the most important first:
+{preferences}
+
+Answers from several lines of thought:
+{answers}
+
+Write one answer that takes from each what serves these preferences best. Write the answer only."""
+
+
+def read_step(text):
+    found = re.match(rf"\W*({'|'.join(OPERATIONS)})\b\W*(.*)", text.strip(), re.DOTALL | re.IGNORECASE)
+    return found and (found[1].lower(), found[2].strip())
+
+
+async def follow(posts, path, paths, steps, ask):
+    thoughts = []
+    operations = "\n".join(f"- {name}: {what}" for name, what in OPERATIONS.items())
+    shown = {"path": path, "paths": paths, "operations": operations, "temperature": 1.0, "max_tokens": 512}
+    for _ in range(steps):
+        so_far = "\n\n".join(thoughts) or "none"
+        step = await ask(STEP, items=posts, thoughts=so_far, parse=read_step, **shown)
+        if step is None or step[0] == "answer":
+            break
+        thoughts.append(f"{step[0]}: {step[1]}")
+    return await ask(ANSWER, items=posts, thoughts=f"(path {path})\n\n" + "\n\n".join(thoughts)), len(thoughts)
+
+
+async def answer(record, ask):
+    posts = record.best(ask.num_contexts)
+    paths, steps = (int(ask.settings.get(name, default)) for name, default in (("paths", 4), ("steps", 3)))
+    preferences = await ask(PREFERENCES, items=posts, max_tokens=256) if posts else None
+    found = await asyncio.gather(*(follow(posts, path, paths, steps, ask) for path in range(1, paths + 1)))
+    answers = [text for text, _ in found if text is not None]
+    ask.note(preferences=preferences, num_steps=[number for _, number in found])
+    if len(answers) < 2:
+        return answers[0] if answers else None
+    listed = "\n\n".join(f"Answer {number}:\n{text}" for number, text in enumerate(answers, 1))
+    return await ask(MIX, preferences=preferences or "unknown", answers=listed) or answers[0]

@@ -1,0 +1,10 @@
+"""Answer with the rubric's aspects as private notes: the teacher of GRASP (arXiv 2609.35262), for training data only.
+
+Needs --show rubric_aspects. On a test set, its answers are an upper bound.
+"""
+
+from utils.benchmarks.lampqa import private_notes
+
+
+async def answer(record, ask):
+    return await ask("teacher", items=record.best(ask.num_contexts), aspects=private_notes(record))

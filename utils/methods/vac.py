@@ -1,0 +1,38 @@
+"""Answer, criticize the answer with the narrative, revise it: one round's training data of VAC (arXiv 2508.10695).
+
+Needs --show narrative, so it is for training sets: at test time the trained policy answers alone (--rag). The feedback
+model is the generator, or another model with --model feedback=MODEL --set feedback=feedback. Each of several
+--num_generated_outputs revises the same greedy answer by another feedback.
+"""
+
+REVISE = """[system]
+You revise an answer so that it fits the user who asked.
+[user]
+The user's past post questions and detailed descriptions of these questions:
+{profile}
+
+The user's current question:
+{question}
+
+The answer so far:
+{draft}
+
+Feedback on it:
+{feedback}
+
+Write the revised answer. Write the answer only, and do not mention the feedback."""
+
+
+def whole_text(text):
+    return text.strip() or None
+
+
+async def answer(record, ask):
+    posts = record.best(ask.num_contexts)
+    draft = await ask("rag", items=posts, temperature=0.0)
+    if draft is None:
+        return None
+    told = {"answer": draft, "narrative": record["narrative"], "model": ask.settings.get("feedback", "generator")}
+    feedback = await ask("feedback", items=posts, parse=whole_text, temperature=1.0, max_tokens=512, **told)
+    ask.note(answer=draft, feedback=feedback)
+    return feedback and await ask(REVISE, items=posts, draft=draft, feedback=feedback)

@@ -1,0 +1,227 @@
+"""What a generator learns from each question, by --objective.
+
+| objective | learns | from |
+|---|---|---|
+| sft | to write a text | the dataset's references, or chosen responses (--target_addr) |
+| dpo | to prefer one text to another | the best and the worst of several responses (--target_addr, --worst_addr) |
+| distill | the distribution of a teacher that sees the rubric, on its own samples (GRASP) | the dataset |
+| grpo | to raise a judge's score of its own samples | the dataset, and a judge behind an API (--evaluator_llm) |
+"""
+
+from argparse import Namespace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from prompts import Prompt, load_prompt
+from utils import cli
+from utils.benchmarks.task import Metric, Record, Task
+from utils.cli import UserError
+from utils.cli.errors import first_five, quote
+from utils.files.manifest import settings_of
+from utils.generator.encoder_decoder import TARGET_TOKENS
+from utils.generator.examples import Lesson
+from utils.records.leaks import find_leaks
+from utils.records.responses import are_answered, read_responses
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The defaults of a training. Those without a source are guesses."""
+
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.0
+    warmup: float = 0.1  # share of all steps
+    schedule: str = "linear"
+    batch: int = 32  # questions per step; with grpo, samples
+    is_published: bool = True  # whether a paper says so
+    epochs: int | None = 1
+    target_tokens: int = 2048
+
+
+REFERENCES = Objective(5e-5, 1e-4, 0.05, batch=64, epochs=None, target_tokens=TARGET_TOKENS)  # LaMP's code
+OBJECTIVES = {
+    "sft": Objective(epochs=3),  # rate, warm-up and batch of VAC (arXiv 2508.10695)
+    "dpo": Objective(5e-6, is_published=False),
+    # GRASP trains all weights at 5e-6, and a new adapter needs a higher rate.
+    "distill": Objective(5e-5, 0.1, schedule="cosine", target_tokens=512),
+    "grpo": Objective(1e-5, batch=64, is_published=False, target_tokens=512),
+}
+
+
+def add_objective_arguments(parser: cli.FlagParser) -> None:
+    # fmt: off
+    add = parser.add_argument_group("objective").add_argument
+    add("--objective", choices=list(OBJECTIVES), default="sft",
+        help="sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: a judge's scores "
+        "(%(default)s)")
+    add("--target_addr", metavar="FILE",
+        help="responses to learn, such as utils/select_responses.py writes; with distill, the questions to learn from "
+        "(default: the dataset's references; with distill and grpo all questions)")
+    add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
+    add("--prompt", metavar="NAME",
+        help="learn another prompt of the benchmark, such as feedback: its text is the note of that name in "
+        "--target_addr (default: rag, or none without posts)")
+    add("--beta", type=cli.non_negative_float, default=0.1,
+        help="dpo: how strongly it stays near the model it started from (%(default)s)")
+    add("--num_generations", type=cli.positive_int, default=8, help="grpo: samples per question (%(default)s)")
+    add("--evaluator_llm", metavar="MODEL", help="grpo: the judge, a model behind an API")
+    add("--base_url", metavar="URL", type=cli.api_address, help="address of the judge's API (default: OpenAI's)")
+    add("--api_key_addr", metavar="FILE", help="file with the key to that API (default: OPENAI_API_KEY)")
+    # fmt: on
+    parser.decides_nothing("--target_addr --worst_addr", "their hashes do")
+    parser.decides_nothing("--evaluator_llm --base_url --api_key_addr", "the judge's identity does")
+    for flags, objectives in (
+        ("--worst_addr --beta", ("dpo",)),
+        ("--num_generations --evaluator_llm --base_url --api_key_addr", ("grpo",)),
+        ("--prompt", ("sft",)),
+        ("--target_addr", ("sft", "dpo", "distill")),
+    ):
+        name = " or ".join(objectives)
+        when = lambda args, its=objectives: args.objective not in its  # noqa: E731
+        parser.without_effect(flags, when, f"without --objective {name}", f"give --objective {name}")
+
+
+def objective_of(args: Namespace) -> Objective:
+    """Return the defaults for these flags."""
+    return REFERENCES if uses_references(args) else OBJECTIVES[args.objective]
+
+
+def uses_references(args: Namespace) -> bool:
+    return args.objective == "sft" and args.target_addr is None
+
+
+def check_objective(args: Namespace) -> None:
+    """Raise UserError if flags that the objective needs are missing, or contradict it."""
+    needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("evaluator_llm",)}.get(args.objective, ())
+    if missing := [name for name in needed if getattr(args, name) is None]:
+        raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
+    if not uses_references(args) and args.lora_rank is None:
+        raise UserError(
+            f"--objective {args.objective}: trains an adapter on a chat model; give a --lora_rank, such as 16"
+        )
+    if not uses_references(args) and args.validation_addr:
+        raise UserError(
+            "--validation_addr: only a training on references is evaluated\n"
+            "  leave it out, and choose among trainings by utils/select_model.py"
+        )
+    if args.prompt and args.target_addr is None:
+        raise UserError("--prompt: its texts are in --target_addr; give one")
+
+
+def needed_fields(args: Namespace) -> list[str]:
+    """Return what `read_dataset` is to check besides profile and question."""
+    if uses_references(args):
+        return ["target"]
+    return {"distill": ["gold_plan"], "grpo": ["score"]}.get(args.objective, [])
+
+
+def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], str]:
+    """Return a lesson for each question that has one, and a line that says what was left out."""
+    if uses_references(args):
+        return [Lesson(record, task.values(record), record["target"]) for record in records], ""
+    chosen = _read(args.target_addr, task, records)
+    if args.objective == "grpo":
+        return [Lesson(one, task.values(one)) for one in records if score_of(task).keys(one)], ""
+    if args.objective == "distill":
+        return distillation_lessons(task, [one for one in records if chosen is None or one["id"] in chosen])
+    worst = _read(args.worst_addr, task, records) or {}
+    lessons = []
+    for record in records:
+        response, worse = chosen.get(record["id"]), worst.get(record["id"])
+        if response is None or (args.objective == "dpo" and worse is None):
+            continue
+        where = f"{args.target_addr}: id {quote(record['id'])}"
+        values = values_for(task, record, prompt, response, where)
+        target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
+        lessons.append(Lesson(record, values, target, worse and task.output.write(worse["output"])))
+    left_out = len(records) - len(lessons)
+    return lessons, f"{left_out} questions without a text to learn are left out" if left_out else ""
+
+
+def score_of(task: Task) -> Metric:
+    """Return the metric whose score is a reward: the benchmark's first."""
+    return next(iter(task.metrics.values()))
+
+
+def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], str]:
+    """Return lessons with the teacher's notes, without questions whose profile holds a hidden text word for word.
+
+    There, the student could copy what only the teacher should know (GRASP's filter).
+    """
+    lessons, leaked = [], []
+    for record in records:
+        if next(find_leaks(task, record), None):
+            leaked.append(record["id"])
+        elif notes := task.private_notes(record):
+            lessons.append(Lesson(record, task.values(record), notes=notes))
+    told = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
+    return lessons, told + (f": {first_five(leaked)}" if leaked else "")
+
+
+def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, Any], where: str) -> dict[str, str]:
+    """Return a prompt's values: the benchmark's, or else the response's notes, or else the record's own fields."""
+    values = task.values(record)
+    for name in prompt.placeholders - values.keys() - {"profile"}:
+        values[name] = record[name] if name in record else _note(response, name, where)
+    return values
+
+
+def _note(response: dict[str, Any], name: str, where: str) -> str:
+    notes = response.get("notes")
+    if not isinstance(notes, dict) or not isinstance(notes.get(name), str):
+        raise UserError(
+            f"{where}: its notes have no text {name!r}; give what --method vac wrote, or what was selected of it"
+        )
+    return notes[name]
+
+
+def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict[str, Any]] | None:
+    """Return the first response to each answered question; UserError if a question is not in the dataset."""
+    if path is None:
+        return None
+    found = {key: its[0] for key, its in read_responses(path, task).items() if all(are_answered([its[0]["output"]]))}
+    if foreign := found.keys() - {record["id"] for record in records}:
+        raise UserError(
+            f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
+        )
+    return found
+
+
+def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
+    """Return the scorer's fields that the training used, itself or by the choice of its texts."""
+    hidden = task.fields_for(task.metrics)
+    seen = {"distill": task.gold_plan_needs, "grpo": score_of(task).needs}.get(args.objective, ())
+    made = settings_of(args.target_addr) if args.target_addr else {}
+    chosen, shown = made.get("selected_by") or {}, made.get("show") or []
+    return sorted({*seen, *chosen.get("saw", ()), *shown, *(hidden & prompt.placeholders)})
+
+
+def choose_prompt(args: Namespace, task: Task) -> Prompt:
+    """Return the prompt whose answers are learnt."""
+    name = args.prompt or ("rag" if args.num_contexts else "none")
+    if name not in task.prompts:
+        raise UserError(f"--prompt {name}: {task.name} has {', '.join(task.prompts)}")
+    return load_prompt(task.prompts[name], args.prompts_dir)
+
+
+def choose_teacher(args: Namespace, task: Task) -> Prompt | None:
+    """Return the teacher's prompt, if the objective has one."""
+    if args.objective != "distill":
+        return None
+    if "teacher" not in task.prompts or task.private_notes is None:
+        raise UserError(f"--objective distill: {task.name} has no rubric that a teacher could see")
+    return load_prompt(task.prompts["teacher"], args.prompts_dir)
+
+
+def load_trainer(args: Namespace) -> type | None:
+    """Import the objective's trainer, with torch and perhaps TRL; None for the generator's own."""
+    if args.objective == "dpo":
+        from utils.objectives.pairs import PairTrainer as Trainer
+    elif args.objective == "distill":
+        from utils.objectives.distillation import DistillationTrainer as Trainer
+    elif args.objective == "grpo":
+        from utils.objectives.grpo import RewardTrainer as Trainer
+    else:
+        return None
+    return Trainer

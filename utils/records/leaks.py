@@ -1,0 +1,22 @@
+"""Find texts that only the scorer may see in a question's profile, which every method sees."""
+
+from collections.abc import Iterator
+
+from utils.benchmarks.task import Record, Task
+
+
+def find_leaks(task: Task, record: Record) -> Iterator[str]:
+    """Yield, for each profile item, the names of the hidden texts that it contains word for word, each name once."""
+    hidden = [(name, padded(text)) for name, text in task.hidden(record) if isinstance(text, str) and text.strip()]
+    profile = record.get("profile")
+    items = [item.get("text") for item in profile if isinstance(item, dict)] if isinstance(profile, list) else []
+    texts = [padded(text) for text in items if isinstance(text, str)] if hidden else []
+    whole = "\n".join(texts)  # searched at once, because hardly any text is found
+    hidden = [(name, its) for name, its in hidden if its in whole]
+    for text in texts if hidden else ():
+        yield from dict.fromkeys(name for name, its in hidden if its in text)
+
+
+def padded(text: str) -> str:
+    """Return the words between single spaces, so that only whole words are found."""
+    return f" {' '.join(text.split())} "
