@@ -11,7 +11,7 @@
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
 --objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or a judge's scores
-(docs/training_generators.md):
+(docs/beyond_planpers.md):
 
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy

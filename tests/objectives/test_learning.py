@@ -1,14 +1,18 @@
 """What each objective learns from forty made-up records, by train_generator.py on a tiny model."""
 
+import os
 import re
+import signal
 
 import made_up
 import pytest
+import torch
 from made_up import figures, greedy_answers, learn
 from tiny_chat import save_tiny_chat
 
 from utils import train_generator
 from utils.parsing.answers import write_answer
+from utils.training.resumable import Resumable
 
 
 @pytest.fixture(scope="module")
@@ -78,13 +82,65 @@ class NearWords:
         return [-abs(len(re.findall(r"\w+", text)) - 8) / 8 for text in completions]
 
 
-def test_grpo_raises_a_reward(folder, monkeypatch):
-    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+def grpo_flags(folder, start, *more):
+    flags = ["--model_addr", start, "--objective", "grpo", "--evaluator_llm", "judge", "--max_target_length", 40]
+    flags += ["--api_key_addr", folder / "key.txt", "--learning_rate", 5e-3, "--per_device_train_batch_size", 16]
+    return [*flags, "--gradient_accumulation_steps", 1, *more]
+
+
+@pytest.fixture(scope="module")
+def beginner(folder):
+    """An adapter that has learnt a little, so that its samples differ in length."""
     (folder / "key.txt").write_text("sk-test")
-    flags = ["--model_addr", folder / "model", "--objective", "grpo", "--evaluator_llm", "judge"]
-    flags += ["--api_key_addr", folder / "key.txt", "--max_target_length", 40, "--learning_rate", 3e-3]
-    flags += ["--per_device_train_batch_size", 16, "--gradient_accumulation_steps", 1, "--epochs", 3]
-    rewards = figures(learn(folder, folder / "grpo", *flags), "reward")
+    flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--learning_rate", 2e-2]
+    learn(folder, folder / "beginner", *flags, "--per_device_train_batch_size", 8,
+          "--gradient_accumulation_steps", 1, "--epochs", 10)  # fmt: skip
+    return folder / "beginner/last"
+
+
+def test_grpo_raises_a_reward(folder, beginner, monkeypatch):
+    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+    rewards = figures(learn(folder, folder / "grpo", *grpo_flags(folder, beginner, "--epochs", 3)), "reward")
     assert len(rewards) == 60
     first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
     assert last > first + 0.3, rewards
+
+
+# Stopped and resumed
+
+
+def weights_of(output):
+    from safetensors.torch import load_file
+
+    return load_file(output / "last/adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo", "distill", "grpo"])
+def test_a_stopped_training_ends_as_a_whole_one(folder, beginner, monkeypatch, tmp_path, objective):
+    """Stopped by a signal within its fourth step: the same log and weights, and no step twice."""
+    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+    flags = {
+        "sft": ["--target_addr", folder / "best.json"],
+        "dpo": ["--target_addr", folder / "best.json", "--worst_addr", folder / "worst.json"],
+        "distill": ["--max_target_length", 8],
+        "grpo": grpo_flags(folder, beginner)[4:],
+    }[objective]
+    start = folder / "model" if objective == "distill" else beginner
+    flags = ["--model_addr", start, "--objective", objective, *flags, "--epochs", 1]
+    flags += [] if objective == "grpo" else ["--gradient_accumulation_steps", 5]
+    whole = learn(folder, tmp_path / "whole", *flags)
+    steps = []
+
+    def training_step(self, *args, step=Resumable.training_step, **kwargs):
+        steps.append(self.state.global_step)
+        if len(steps) == (4 if objective == "grpo" else 17):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="stopped after step 4; checkpoint-4"):
+        patch.setattr(Resumable, "training_step", training_step)
+        learn(folder, tmp_path / "parts", *flags)
+    log = learn(folder, tmp_path / "parts", *flags)
+    assert figures(log, "loss") == figures(whole, "loss") and figures(log, "reward") == figures(whole, "reward")
+    its, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    assert its.keys() == others.keys() and all(torch.equal(its[name], others[name]) for name in its)

@@ -19,6 +19,7 @@ check_models
 answers=() scored=() systems=() baselines=() spread=()
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
+    [ -z "${jobs[ranked/${category}_$1]-}" ] || return 0
     step "ranked/${category}_$1" "${2-}" python retrieval/rank_dataset.py --model_name "$ENCODER" "${@:3}" \
         --input_dataset_addr "$DATA/${category}_${1%_random}.json" \
         --output_dataset_addr "$OUT/ranked/${category}_$1.json" ${RANK_FLAGS-}
@@ -41,7 +42,7 @@ train() { # the planner of a category, with what it reads; $SPLIT is ranked alre
 }
 
 answer() { # METHOD [POSTS]: an output for each seed
-    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category waits flags seed name
+    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category by=$model waits flags seed name
     access "$model"
     case $1 in
         none) waits="" flags=(baselines.py --inputs_addr "$DATA/${category}_$SPLIT.json") ;;
@@ -54,11 +55,16 @@ answer() { # METHOD [POSTS]: an output for each seed
             waits="$ranked $planner"
             flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json" ${PLANPERS_FLAGS-})
             ;;
+        best_of_n | pathways) waits=$ranked flags=(baselines.py --method "$1" --inputs_addr "$OUT/$ranked.json") ;;
+        *) # the policy that a study in beyond_steps.sh trained
+            by=$OUT/${model##*/}/train/$category/$1/best waits="$ranked ${model##*/}/train/$category/$1/best"
+            flags=(baselines.py --rag --inputs_addr "$OUT/$ranked.json")
+            ;;
     esac
     [ "$1" = none ] || flags+=(--num_contexts "$posts")
     for seed in $SEEDS; do
         name=$(answer_name "$category" "$1" "$posts" "$seed")
-        GPUS=$gpus step "$name" "$waits" python "${flags[@]}" --model_addr "$model" --output_addr "$OUT/$name.json" \
+        GPUS=$gpus step "$name" "$waits" python "${flags[@]}" --model_addr "$by" --output_addr "$OUT/$name.json" \
             --seed "$seed" "${api[@]}" "${engine[@]}" ${ANSWER_FLAGS-}
         answers+=("$name")
     done
@@ -100,7 +106,7 @@ row() { # TITLE METHOD: of $model in a table; with several seeds a row for each,
         [[ $SEEDS != *" "* ]] || title+=", seed $seed"
         titles+=("$title")
         systems+=(--system "$title" $(score_files "$2" 10 "$seed"))
-        [[ $2 == planpers* ]] || baselines+=("$title")
+        [[ $2 != none && $2 != rag* ]] || baselines+=("$title")
     done
     [[ $SEEDS != *" "* ]] || spread+=(--seeds "$1" "${titles[@]}")
 }

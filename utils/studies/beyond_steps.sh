@@ -1,0 +1,157 @@
+# shellcheck shell=bash disable=SC2034,SC2046,SC2086,SC2154 # lists are words; studies and functions share variables
+# The steps of the methods after PlanPers (docs/beyond_planpers.md), for one $category and one local $model.
+#
+#   N=16           samples per training question
+#   ROUNDS=3       of sampling and training; the best one by validation score answers the test set
+#   LIMIT=1000     use the first questions of each training set only (default: all)
+#   STRATEGY=direct   one verdict per sample instead of one per aspect, which is cheaper and not the papers' (default: aspect)
+#   SAMPLE_FLAGS   further flags of the commands that sample
+#
+#   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
+#
+#   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
+MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # what is trained must be here
+source utils/studies/lampqa_steps.sh || exit 2
+N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
+
+declare -A titles=([none]="No personalization" [rag]="RAG (asker's profile)" [planpers]=PlanPers [offline_rl]="Offline RL"
+    [vac]=VAC [grasp]=GRASP [pathways]="Pathways of Thoughts" [best_of_n]="Best of 8 by a blind judge"
+    [rubric_best]="Best of $N by the rubric")
+from=train # the split that is sampled and judged
+
+compare() { # STUDY METHOD...: train and answer by these methods, and a table of them
+    local study=$1 method split
+    for category in $CATEGORIES; do
+        for split in train validation "$SPLIT"; do rank "$split"; done
+        answers=()
+        for model in $MODELS; do
+            for method in "${@:2}"; do
+                case $method in
+                    planpers) [ -n "${jobs[planner/$category]-}" ] || train ;;
+                    offline_rl | vac | grasp | rubric_best) "$method" ;;
+                esac
+                [ "$method" = rubric_best ] || answer "$method"
+            done
+        done
+        judge
+    done
+    for model in $MODELS; do
+        systems=() baselines=() spread=()
+        for method in "${@:2}"; do row "${titles[$method]}" "$method"; done
+        table=${model##*/}/$SPLIT/$study$(judge_suffix)
+        draw "$table" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$table.md" "${systems[@]}" \
+            --baseline "${baselines[@]}" ${PAPER:+--paper "$PAPER" --paper_table beyond}
+    done
+}
+
+cost() { # METHOD ANSWERS JUDGED ROUNDS: of the training, per question and round; only in a dry run
+    [ -n "${DRY_RUN-}" ] || return 0
+    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END'
+import sys
+from utils.records.datasets import read_dataset
+path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
+records = read_dataset(path)[: int(limit) or None]
+verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
+answers = int(rounds) * int(answers) * len(records)
+posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
+tokens = answers * (posts + 400) + verdicts * 1600  # a guess: 4 characters a token, 400 of instructions; 1600 a verdict
+print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
+      f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+END
+}
+
+sample() { # NAME "WAITS" POLICY SAMPLES FLAGS...: answers to the questions of $from
+    engine
+    GPUS=$gpus step "$1" "ranked/${category}_$from $2" python baselines.py --model_addr "$3" --num_generated_outputs "$4" \
+        --inputs_addr "$OUT/ranked/${category}_$from.json" --output_addr "$OUT/$1.json" ${LIMIT:+--limit "$LIMIT"} \
+        "${engine[@]}" "${@:5}" ${SAMPLE_FLAGS-}
+}
+
+choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
+    local i number files=() scores=()
+    for ((i = 0; i < $2; i++)); do
+        number=$(printf "%0$((${#2} - ($2 == 10 || $2 == 100)))d" "$i")
+        files+=("$OUT/$1/sample_$number.json") scores+=("$OUT/$1/scores_$number.json")
+    done
+    draw "$1_split" "$1" python utils/select_responses.py --response_addr "$OUT/$1.json" --split_dir "$OUT/$1"
+    engine ${JUDGE_FLAGS-}
+    GPUS=$gpus step "$1_scores" "$1_split" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
+        --inputs_addr "$DATA/${category}_$from.json" --allow_partial --response_addr "${files[@]}" \
+        --score_addr "${scores[@]}" "${engine[@]}" ${JUDGE_FLAGS-}
+    draw "$1_best" "$1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
+        --score_addr "${scores[@]}" --output_addr "$OUT/$1_best.json" "${@:3}"
+}
+
+learn() { # NAME "WAITS" MODEL FLAGS...: an adapter, from MODEL or the adapter MODEL
+    training 32 1
+    step "$1" "ranked/${category}_train $2" "${training[@]}" utils/train_generator.py --model_addr "$3" --lora_rank "$LORA" \
+        --inputs_addr "$OUT/ranked/${category}_train.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${TRAIN_FLAGS-}
+}
+
+validate() { # ROUND'S FOLDER: its policy's score on the validation set
+    engine
+    GPUS=$gpus step "$1/validation" "ranked/${category}_validation $1/policy" python baselines.py --rag \
+        --model_addr "$OUT/$1/policy/last" --inputs_addr "$OUT/ranked/${category}_validation.json" \
+        --output_addr "$OUT/$1/validation.json" "${engine[@]}" ${ANSWER_FLAGS-}
+    engine ${JUDGE_FLAGS-}
+    GPUS=$gpus step "$1/validation_scores" "$1/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
+        --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$1/validation.json" \
+        --score_addr "$OUT/$1/validation_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
+    models+=("$OUT/$1/policy/last") scores+=("$OUT/$1/validation_scores.json") waits+=("$1/validation_scores")
+}
+
+select_round() { # METHOD'S FOLDER: link the best policy
+    draw "$1/best" "${waits[*]}" python utils/select_model.py --model_addr "${models[@]}" --score_addr "${scores[@]}" \
+        --link_addr "$OUT/$1/best"
+}
+
+offline_rl() { # sample, score, select, train (VAC's baseline); OBJECTIVE=dpo learns pairs of the best and the worst
+    local folder=${model##*/}/train/$category/offline_rl policy=$model before='' round name models=() scores=() waits=() pairs=()
+    cost offline_rl "$N" "$N" "$ROUNDS"
+    for ((round = 1; round <= ROUNDS; round++)); do
+        name=$folder/round_$round
+        sample "$name/samples" "$before" "$policy" "$N" --rag --temperature 1
+        choose "$name/samples" "$N" --worst_addr "$OUT/$name/samples_worst.json"
+        [ "${OBJECTIVE-sft}" = sft ] || pairs=(--objective dpo --worst_addr "$OUT/$name/samples_worst.json")
+        learn "$name/policy" "$name/samples_best $before" "$policy" --target_addr "$OUT/$name/samples_best.json" "${pairs[@]}"
+        validate "$name"
+        policy=$OUT/$name/policy/last before=$name/policy
+    done
+    select_round "$folder"
+}
+
+vac() { # a feedback model, which sees the narrative, and the policy are trained by turns
+    local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name models=() scores=() waits=()
+    local method=(--method vac --show narrative --set feedback=feedback)
+    cost vac $((2 * N + 3)) "$N" "$ROUNDS"
+    for ((round = 1; round <= ROUNDS; round++)); do
+        name=$folder/round_$round
+        sample "$name/samples" "$before" "$policy" "$N" "${method[@]}" --model feedback="$feedback"
+        choose "$name/samples" "$N" --worst_addr "$OUT/$name/samples_worst.json"
+        learn "$name/feedback" "$name/samples_best $before" "$feedback" --prompt feedback --target_addr "$OUT/$name/samples_best.json"
+        feedback=$OUT/$name/feedback/last
+        sample "$name/revisions" "$name/feedback $before" "$policy" 1 "${method[@]}" --model feedback="$feedback"
+        learn "$name/policy" "$name/revisions $before" "$policy" --target_addr "$OUT/$name/revisions.json"
+        validate "$name"
+        policy=$OUT/$name/policy/last before=$name/policy
+    done
+    select_round "$folder"
+}
+
+grasp() { # distill a teacher that sees the rubric, on questions that it answers well
+    local name=${model##*/}/train/$category/grasp/round_1 models=() scores=() waits=()
+    cost grasp 1 1 1
+    sample "$name/teacher" "" "$model" 1 --method teacher --show rubric_aspects --temperature 0.1 --max_tokens 1024
+    choose "$name/teacher" 1 --min_score "${TAU-0.6}"
+    learn "$name/policy" "$name/teacher_best" "$model" --objective distill --target_addr "$OUT/$name/teacher_best.json"
+    validate "$name"
+    select_round "${name%/round_1}"
+}
+
+rubric_best() { # the upper bound: the best of N answers to the test questions by the judge that scores them
+    local from=$SPLIT LIMIT='' name
+    name=$(answer_name "$category" rubric 10 0)
+    sample "$name" "" "$model" "$N" --rag --temperature 1
+    choose "$name" "$N"
+    answers+=("${name}_best")
+}
