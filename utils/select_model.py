@@ -35,7 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if len(args.model_addr) != len(args.score_addr):
-        raise UserError(f"{len(args.model_addr)} --model_addr, {len(args.score_addr)} --score_addr: give as many of each")
+        given = f"{len(args.model_addr)} --model_addr, {len(args.score_addr)} --score_addr"
+        raise UserError(f"{given}: give as many of each")
     for folder in args.model_addr:
         if not Path(folder).is_dir():
             raise UserError(f"--model_addr {folder}: no such folder")

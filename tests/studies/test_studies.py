@@ -25,13 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/studies"
 SAMPLE = ROOT / "tests/data/mini_lampqa"
 SOCIETY = "Society_and_Culture"
-SHARED = ("steps.sh", "lampqa_steps.sh", "lamp_steps.sh")  # which the studies source
+SHARED = ("steps.sh", "lampqa_steps.sh", "lamp_steps.sh", "beyond_steps.sh")  # which the studies source
 STUDIES = sorted(path.stem for path in FOLDER.glob("*.sh") if path.name not in SHARED)
 PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
-        "planner_model", "evaluator", "agreement_addr")  # fmt: skip
-MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr")
+        "planner_model", "evaluator", "agreement_addr", "target_addr")  # fmt: skip
+MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
+SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
 
 
 def study(name, timeout=1200, **variables):
@@ -74,10 +75,12 @@ def paths_in(value):
     return [value] if isinstance(value, str) and "/" in value else []
 
 
-def files(args, names, planner="/best"):
-    """The paths behind these flags; a training's folder stands for its best checkpoint."""
+def files(args, names):
+    """The paths behind these flags: of a training, its checkpoints; of samples, their folder."""
     found = {path for name in names for path in paths_in(args.get(name))}
-    return {f"{path}{planner}" if path == args.get("output_dir") else path for path in found}
+    if (folder := args.get("output_dir")) in found:
+        found = found - {folder} | {f"{folder}/best", f"{folder}/last"}
+    return {SAMPLE_FILE.sub("", path) for path in found}
 
 
 # The commands: with 3 categories and models; 3 is of the tables and figures of each model or judge.
@@ -85,6 +88,8 @@ COUNTS = {
     "table2": 12 + 3 + 36 + 3 + 3, "table3": 9 + 3 + 36 + 3 + 3, "random_profiles": 6 + 18 + 3 + 3,
     "figure2": 9 + 3 + 54 + 3 + 6, "figure16": 6 + 3 + 54 + 3 + 6, "figure3": 9 + 3 + 6 + 3 + 2,
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
+    "offline_rl": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
+    "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1, "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 4 + 8 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -104,7 +109,7 @@ def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(co
         if script.startswith(("train_planner", "utils/train")):
             assert words[:5] == ["launch", "--multi_gpu", "--num_processes", "4", "--main_process_port"]
             step = 4 * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-            assert step == (32 if script == "train_planner.py" else 64)
+            assert step == (64 if name == "lamp_flant5" else 32)
         elif is_local and name != "lamp_flant5":  # an encoder-decoder runs on one
             assert args["data_parallel_size"] == 4
     assert len(commands) == COUNTS[name]
@@ -258,6 +263,7 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
         assert {makers[path] for path in files(args, READ) if path in makers} <= ids
         needs_none = (args.get("openai") and not args.get("planner_model")) or script.startswith("utils/make")
         needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
+        needs_none = needs_none or script.startswith("utils/select")
         needs_none = needs_none or args.get("ranker") in ("random", "bm25-okapi", "recency")
         gpus = [word for word in options if word.startswith("--gres=")]
         assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")

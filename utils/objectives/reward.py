@@ -36,7 +36,7 @@ def judge_arguments(args: Namespace) -> cli.Arguments:
     words += ["--base_url", args.base_url] if args.base_url else []
     words += ["--api_key_addr", args.api_key_addr] if args.api_key_addr else []
     words += ["--prompts_dir", args.prompts_dir] if args.prompts_dir else []
-    return parser.parse_args([*words, "--seed", str(args.seed)])
+    return parser.parse_args([*words, "--seed", str(args.seed)]).replaced(verdicts=None)
 
 
 class JudgeReward:

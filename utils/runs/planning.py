@@ -13,6 +13,7 @@ from utils.files.output import Key, Output, Pieces
 from utils.generation.calls import prices_of
 from utils.generation.engines import publish_records, reported
 from utils.parsing import plans as parsing
+from utils.planner.examples import trained_variables
 from utils.records.responses import collect_responses, count_responses, read_plans
 from utils.runs.answers import Dataset
 from utils.runs.shared import Role, Shared
@@ -151,6 +152,9 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     found = reported(args, model.completions)
+    if args.gold_plan or trained_variables(args.planner_model or "") is not None:
+        when = "test" if args.gold_plan else "training"
+        found["saw"] = {"when": when, "fields": list(shared.task.gold_plan_needs)}
     counter = model.chat.counter
     publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
 

@@ -78,7 +78,7 @@ choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst
     GPUS=$gpus step "$1_scores" "$1_split" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
         --inputs_addr "$DATA/${category}_$from.json" --allow_partial --response_addr "${files[@]}" \
         --score_addr "${scores[@]}" "${engine[@]}" ${JUDGE_FLAGS-}
-    draw "$1_best" "$1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
+    draw "$1_best" "$1 $1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
         --score_addr "${scores[@]}" --output_addr "$OUT/$1_best.json" "${@:3}"
 }
 
@@ -97,7 +97,7 @@ validate() { # ROUND'S FOLDER: its policy's score on the validation set
     GPUS=$gpus step "$1/validation_scores" "$1/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
         --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$1/validation.json" \
         --score_addr "$OUT/$1/validation_scores.json" "${engine[@]}" ${JUDGE_FLAGS-}
-    models+=("$OUT/$1/policy/last") scores+=("$OUT/$1/validation_scores.json") waits+=("$1/validation_scores")
+    models+=("$OUT/$1/policy/last") scores+=("$OUT/$1/validation_scores.json") waits+=("$1/policy" "$1/validation_scores")
 }
 
 select_round() { # METHOD'S FOLDER: link the best policy
@@ -133,7 +133,7 @@ vac() { # a feedback model, which sees the narrative, and the policy are trained
         sample "$name/revisions" "$name/feedback $before" "$policy" 1 "${method[@]}" --model feedback="$feedback"
         learn "$name/policy" "$name/revisions $before" "$policy" --target_addr "$OUT/$name/revisions.json"
         validate "$name"
-        policy=$OUT/$name/policy/last before=$name/policy
+        policy=$OUT/$name/policy/last before="$name/policy $name/feedback"
     done
     select_round "$folder"
 }

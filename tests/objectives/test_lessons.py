@@ -1,0 +1,230 @@
+"""What is learnt from which file, what a method may see and when, the judge's reward, and the choice of a model."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from api_server import Reply, default_reply, serve
+from method_runs import Runs
+from safetensors.numpy import save_file
+from test_baselines import sentences
+from tiny_chat import save_tiny_chat
+
+import evaluate_responses
+from prompts import load_prompt
+from utils import make_table, select_model, train_generator
+from utils.benchmarks import tasks
+from utils.cli import UserError
+from utils.files.json_files import read_json
+from utils.objectives.lessons import lessons_of, seen_in_training
+from utils.objectives.reward import JudgeReward, choose_reward_judge
+
+TASK = tasks()["LaMP-QA"]
+SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"
+RECORDS = json.loads(SAMPLE.read_text())
+
+
+@pytest.fixture
+def server():
+    with serve(default_reply) as server:
+        yield server
+
+
+@pytest.fixture
+def runs(tmp_path, server):
+    return Runs(tmp_path, server)
+
+
+def flags(*more):
+    words = ["--model_addr", "m", "--inputs_addr", SAMPLE, "--output_dir", "out", "--lora_rank", 16, *more]
+    return train_generator.build_parser().parse_args(list(map(str, words)))
+
+
+def texts_of(requests):
+    return ["\n".join(message["content"] for message in request["messages"]) for request in requests]
+
+
+# What a method sees
+
+
+@pytest.mark.parametrize(
+    "name", ["best_of_n", "draft_and_revise", "pathways", "summarize_then_answer", "vac", "teacher"]
+)
+def test_no_request_at_test_time_holds_what_only_the_scorer_may_see(runs, name, capsys):
+    """Without --show, methods that make training data fail instead."""
+    runs.name = name
+    makes_data = name in ("vac", "teacher")
+    runs.run(code=int(makes_data))
+    asked = "\n".join(texts_of(runs.server.requests))
+    assert all(record["question"] in asked for record in RECORDS) or name == "teacher"
+    assert [one for record in RECORDS for one in sentences(record) if one in asked] == []
+    assert makes_data == ("HiddenFieldError" in capsys.readouterr().err)
+
+
+def test_a_trained_policy_asks_as_rag_does(runs):
+    """VAC's, GRASP's and the others' policies answer by --rag alone, whose prompt has no place for hidden texts."""
+    shown = load_prompt(TASK.prompts["rag"]).placeholders
+    assert shown == {"profile", "question"} and TASK.values(RECORDS[0]).keys() == {"question"}
+
+
+def test_vac_shows_the_narrative_to_the_feedback_model_alone(runs):
+    runs.name = "vac"
+    runs.run("--show", "narrative", "--num_generated_outputs", 2, "--limit", 3)
+    texts = texts_of(runs.server.requests)
+    for record in RECORDS[:3]:
+        with_narrative = [text for text in texts if record["narrative"] in text]
+        assert len(with_narrative) == 2 and all("Your feedback:" in text for text in with_narrative)
+    outputs = runs.answers[RECORDS[0]["id"]]
+    assert len(outputs) == 2 and len({one["notes"]["answer"] for one in outputs}) == 2  # an API samples each
+
+
+def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
+    runs.name = "vac"
+    runs.run("--show", "narrative", "--limit", 3)
+    asked = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
+    args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
+    lessons, told = lessons_of(args, TASK, RECORDS, prompt)
+    assert len(lessons) == 3 and told == f"{len(RECORDS) - 3} questions without a text to learn are left out"
+    for lesson in lessons:
+        posts = TASK.join(TASK.best_items(lesson.record, 10))
+        assert prompt.messages(profile=posts, **lesson.values) in asked
+        assert lesson.target == runs.answers[lesson.record["id"]][0]["notes"]["feedback"]
+    assert seen_in_training(args, TASK, prompt) == ["narrative"]
+
+
+def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys):
+    for name, more in (("rag", []), ("teacher", ["--show", "rubric_aspects"])):
+        runs.name = name if name == "teacher" else runs.name
+        runs.run(*more, output=tmp_path / f"{name}.json")
+    files = [tmp_path / f"{name}{end}" for end in (".json", "_scores.json") for name in ("rag", "teacher")]
+    words = ["--openai", "--base_url", server.url, "--api_key_addr", tmp_path / "key.txt", "--evaluator_llm", "judge"]
+    words += ["--inputs_addr", SAMPLE, "--response_addr", *files[:2], "--score_addr", *files[2:]]
+    assert evaluate_responses.main(list(map(str, words))) == 0
+    capsys.readouterr()
+    make_table.main(["--system", "RAG", str(files[2]), "--system", "Teacher", str(files[3])])
+    printed = capsys.readouterr().out
+    assert "- Teacher: an upper bound, because it sees rubric_aspects." in printed and "RAG: an upper" not in printed
+
+
+# What is learnt
+
+
+def test_pairs_and_left_out_questions(tmp_path):
+    ids = [record["id"] for record in RECORDS]
+    best = {key: [{"output": f"best {key}"}] for key in ids[:4]} | {ids[4]: [{"output": None}]}
+    worst = {key: [{"output": f"worst {key}"}] for key in ids[1:6]}
+    for name, content in (("best", best), ("worst", worst)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    args = flags("--objective", "dpo", "--target_addr", tmp_path / "best.json", "--worst_addr", tmp_path / "worst.json")
+    lessons, told = lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
+    assert [lesson.record["id"] for lesson in lessons] == ids[1:4] and told.startswith(f"{len(ids) - 3} questions")
+    assert json.loads(lessons[0].target) == {"personalized_answer": f"best {ids[1]}"}
+    assert json.loads(lessons[0].rejected) == {"personalized_answer": f"worst {ids[1]}"}
+    assert TASK.output.parse(lessons[0].target, False).value == f"best {ids[1]}"
+    (tmp_path / "best.json").write_text(json.dumps({"nobody": [{"output": "x"}]}))
+    with pytest.raises(UserError, match=r"best\.json: 1 responses to no question of the dataset: 'nobody'"):
+        lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
+        (["--objective", "grpo"], "--objective grpo: needs --evaluator_llm"),
+        (["--objective", "distill", "--validation_addr", "v.json"], "only a training on references is evaluated"),
+        (["--prompt", "feedback"], "--prompt: its texts are in --target_addr"),
+        (["--objective", "distill", "--per_device_train_batch_size", "2"], "with distill 1"),
+        (["--objective", "grpo", "--evaluator_llm", "j", "--num_generations", "5"], "does not divide the 64 samples"),
+        (["--target_addr", "a", "--prompt", "nothing"], "LaMP-QA has none, rag, planner"),
+        ([], "LaMP-QA has no references that a text could be learnt from\n  give responses to learn as --target_addr"),
+    ],
+)
+def test_flags_that_do_not_go_together(tmp_path, words, problem):
+    words = ["--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_dir", str(tmp_path), "--unranked", *words]
+    with pytest.raises(UserError, match=problem):
+        train_generator.main([*words, "--lora_rank", "16"])
+
+
+def test_an_adapter_goes_on_with_its_own_rank_and_is_no_teacher(tmp_path):
+    save_tiny_chat(tmp_path / "chat")
+    (tmp_path / "adapter").mkdir()
+    config = {"r": 8, "base_model_name_or_path": str(tmp_path / "chat"), "peft_type": "LORA"}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
+    save_file({"weight": np.zeros(1)}, tmp_path / "adapter/adapter_model.safetensors")
+    words = ["--model_addr", tmp_path / "adapter", "--inputs_addr", SAMPLE, "--output_dir", tmp_path, "--unranked"]
+    for rank, problem in ((16, "--lora_rank 16: the adapter .* has rank 8"), (8, "starts from a chat model")):
+        with pytest.raises(UserError, match=problem):
+            train_generator.main(list(map(str, [*words, "--objective", "distill", "--lora_rank", rank])))
+
+
+def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
+    save_tiny_chat(tmp_path / "chat", max_positions=16384)
+    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
+    assert train_generator.main(list(map(str, [*words, "--objective", "distill", "--lora_rank", 8, "--dry_run"]))) == 0
+    printed = capsys.readouterr().out
+    assert "0 questions left out, whose profile holds word for word what only the scorer may see" in printed
+    assert "= 32 questions a step; 1 steps an epoch" in printed and "GB of weights per GPU; activations" in printed
+    assert not (tmp_path / "out").exists()
+
+
+# The reward
+
+
+def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_path):
+    """Of each text by evaluate_responses.py; texts that hold no answer score 0, and a silent judge gives None."""
+    (tmp_path / "key.txt").write_text("sk-test")
+    records = RECORDS[:3]
+    answers = {record["id"]: f"An answer to {record['question']}" for record in records}
+    (tmp_path / "answers.json").write_text(json.dumps({key: [{"output": text}] for key, text in answers.items()}))
+    api = ["--base_url", server.url, "--api_key_addr", tmp_path / "key.txt", "--evaluator_llm", "judge"]
+    words = ["--openai", *api, "--inputs_addr", SAMPLE, "--response_addr", tmp_path / "answers.json", "--allow_partial"]
+    assert evaluate_responses.main(list(map(str, [*words, "--score_addr", tmp_path / "scores.json"]))) == 0
+    entries = read_json(tmp_path / "scores.json")["per_question_scores"]
+    args = flags("--objective", "grpo", *api).replaced(output_dir=str(tmp_path / "training"))
+    reward = JudgeReward(TASK, records, *choose_reward_judge(args, TASK), end_of_turn=2)
+    ids, texts = list(answers), [TASK.output.write(text) for text in answers.values()]
+    asked = len(server.requests)
+    assert reward(ids, texts, [[5, 2]] * 3) == [entry["score"] for entry in entries]
+    again = len(server.requests)
+    assert again - asked == asked >= sum(len(record["rubric_aspects"]) for record in records)  # the same tries
+    assert reward([*ids, ids[0]], [*texts, "no object"], [[5, 2]] * 4)[3] == 0.0 and len(server.requests) == again
+    server.reply = lambda request: Reply("no verdict")
+    assert reward(ids[:1], [TASK.output.write("another")], [[5, 2]]) == [None]
+    server.reply = lambda request: Reply("busy", status=401)
+    with pytest.raises(UserError):
+        reward(ids[:1], [TASK.output.write("a third")], [[5, 2]])
+
+
+# The choice of a model
+
+
+def write_scores(folder, name, verdict, ids="abc"):
+    """A model's folder, and the score file of a question with one aspect per id."""
+    its = {"category": "cooking", "question_sha256": "0", "answered": True, "score": verdict / 2}
+    entries = [{"id": key, **its, "details": [{"aspect": "A", "score": verdict}]} for key in ids]
+    content = {"score": verdict / 2, "num_unanswered": 0, "per_question_scores": entries}
+    (folder / f"{name}.json").write_text(json.dumps(content))
+    (folder / name).mkdir()
+
+
+def test_the_best_model_is_linked(tmp_path, capsys):
+    for name, verdict in (("one", 1), ("two", 2), ("three", 2)):
+        write_scores(tmp_path, name, verdict)
+    write_scores(tmp_path, "other", 1, ids="abd")
+    names = ["one", "two", "three"]
+
+    def select(names, link="best"):
+        models, scores = [f"{tmp_path}/{name}" for name in names], [f"{tmp_path}/{name}.json" for name in names]
+        return select_model.main(
+            ["--model_addr", *models, "--score_addr", *scores, "--link_addr", f"{tmp_path}/{link}"]
+        )
+
+    assert select(names) == 0 and os.readlink(tmp_path / "best") == "two"  # the first of equal ones
+    assert select(names[::2]) == 0 and os.readlink(tmp_path / "best") == "three"
+    assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"other\.json: scores of other questions than"):
+        select(["one", "other"])
+    with pytest.raises(UserError, match=r"--link_addr .*one\.json: is no link"):
+        select(names, link="one.json")
