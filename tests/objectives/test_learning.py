@@ -4,10 +4,10 @@ import os
 import re
 import signal
 
-import made_up
+import made_up_lessons as made_up
 import pytest
 import torch
-from made_up import figures, greedy_answers, learn
+from made_up_lessons import figures, greedy_answers, learn
 from tiny_chat import save_tiny_chat
 
 from utils import train_generator
