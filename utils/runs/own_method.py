@@ -230,7 +230,6 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         help="fields that only the scorer should see and --method may read, to make training data; tables call its "
         "scores an upper bound (default: none)")
     # fmt: on
-    parser.decides_nothing("--show", "`saw` in the settings does")
     parser.decides_nothing("--set --model", "a method is run in any case, and its file may change too")
     parser.without_effect(
         "--rag --choose --trim_items",
