@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
             raise UserError(f"--model_addr {folder}: no such folder")
     link = Path(args.link_addr)
     if os.path.lexists(link) and not link.is_symlink():
-        raise UserError(f"--link_addr {link}: is no link; give another name")
+        raise UserError(f"--link_addr {link}: not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     best = choose(scores)
     check_writable(link.parent / "manifest.json")

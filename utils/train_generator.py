@@ -15,13 +15,6 @@
 
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
-  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective dpo \\
-      --inputs_addr train_ranked.json --target_addr best.json --worst_addr worst.json --output_dir policy
-  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective distill \\
-      --inputs_addr train_ranked.json --output_dir policy
-  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective grpo \\
-      --evaluator_llm Qwen/Qwen2.5-32B-Instruct --base_url http://judge:8000/v1 \\
-      --inputs_addr train_ranked.json --output_dir policy
 
 With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
 chat model. The best checkpoint is linked as <output_dir>/best, the last one as <output_dir>/last: models for

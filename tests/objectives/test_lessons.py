@@ -147,7 +147,7 @@ def test_flags_that_do_not_go_together(tmp_path, words, problem):
         train_generator.main([*words, "--lora_rank", "16"])
 
 
-def test_an_adapter_goes_on_with_its_own_rank_and_is_no_teacher(tmp_path):
+def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):
     save_tiny_chat(tmp_path / "chat")
     (tmp_path / "adapter").mkdir()
     config = {"r": 8, "base_model_name_or_path": str(tmp_path / "chat"), "peft_type": "LORA"}
@@ -226,5 +226,5 @@ def test_the_best_model_is_linked(tmp_path, capsys):
     assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"other\.json: scores of other questions than"):
         select(["one", "other"])
-    with pytest.raises(UserError, match=r"--link_addr .*one\.json: is no link"):
+    with pytest.raises(UserError, match=r"--link_addr .*one\.json: not a link"):
         select(names, link="one.json")

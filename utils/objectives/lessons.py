@@ -163,17 +163,15 @@ def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, A
     """Return a prompt's values: the benchmark's, or else the response's notes, or else the record's own fields."""
     values = task.values(record)
     for name in prompt.placeholders - values.keys() - {"profile"}:
-        values[name] = record[name] if name in record else _note(response, name, where)
+        values[name] = _note(response, name, where, record.get(name))
     return values
 
 
-def _note(response: dict[str, Any], name: str, where: str) -> str:
-    notes = response.get("notes")
-    if not isinstance(notes, dict) or not isinstance(notes.get(name), str):
-        raise UserError(
-            f"{where}: its notes have no text {name!r}; give what --method vac wrote, or what was selected of it"
-        )
-    return notes[name]
+def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
+    note = (response.get("notes") or {}).get(name, default)
+    if not isinstance(note, str):
+        raise UserError(f"{where}: its notes have no text {name!r}; give answers of --method vac, or the best of them")
+    return note
 
 
 def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict[str, Any]] | None:
