@@ -288,3 +288,51 @@ def test_a_step_that_fails_ends_the_study(small, server):
     assert done.returncode == 2 and "evaluate_responses.py" not in done.stdout
     end = f"tiny/test/{SOCIETY}/rag_random ended with exit code 2; run the study again to resume"
     assert done.stderr.splitlines()[-1] == end
+
+
+# After PlanPers
+
+
+@pytest.fixture
+def trained(small, tmp_path):
+    """The same sample for a policy that is trained here, on few and short texts."""
+    save_tiny_chat(tmp_path / "chat", max_positions=8192)
+    for path in (tmp_path / "data").glob("*.json"):
+        records = json.loads(path.read_text())
+        for record in records:
+            record["profile"] = [{**post, "text": post["text"][:200]} for post in record["profile"][:2]]
+        path.write_text(json.dumps(records))
+    flags = "--max_tokens 48 --max_model_len 4096"
+    return small | {
+        "MODELS": tmp_path / "chat", "OPENAI_MODELS": "", "JUDGE": "judge", "LORA": "4", "TAU": "0",
+        "TRAIN_FLAGS": "--gradient_accumulation_steps 2 --max_target_length 16", "SAMPLE_FLAGS": flags,
+        "ANSWER_FLAGS": flags,
+    }  # fmt: skip
+
+
+def test_a_dry_run_says_what_the_methods_after_planpers_cost(trained, tmp_path):
+    done = study("beyond", DRY_RUN=1, N=8, ROUNDS=2, LIMIT=3, **trained)
+    records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:3]
+    aspects = sum(len(record["rubric_aspects"]) for record in records)
+    for method, answers, verdicts in (
+        ("offline_rl", 2 * 3 * 8, 2 * 8 * aspects), ("vac", 2 * 3 * (2 * 8 + 3), 2 * 8 * aspects), ("grasp", 3, aspects)
+    ):  # fmt: skip
+        told = f"{method} on {tmp_path}/data/{SOCIETY}_train.json: up to {answers:,} answers and {verdicts:,} verdicts"
+        assert told in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
+    """With vLLM and a training; the teacher's prompt alone shows the rubric, and a second run makes nothing."""
+    done = study("grasp", **trained)
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "out/chat/test/grasp_judge.md").read_text()
+    assert [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:5]][-1] == "| GRASP"
+    assert "- GRASP: saw narrative, rubric_aspects in training." in table and "RAG (asker's profile): saw" not in table
+    before, asked = outputs(tmp_path / "out"), len(server.requests)
+    again = study("grasp", **trained)
+    assert again.returncode == 0, again.stderr
+    assert len(server.requests) == asked and outputs(tmp_path / "out") == before
+    assert (tmp_path / "out/chat/test/grasp_judge.md").read_text() == table
