@@ -226,7 +226,7 @@ def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
         return text_model(args.model_addr, identity, chat, args.max_input_length, written, fused, task.output.schema)
     chat = LocalChat(args.model_addr, args.cache_dir)
     wanted = args.max_input_length and args.max_input_length + written
-    length = choose_length(chat, wanted, written, PAPER_LENGTH)
+    length = choose_length(chat, wanted, written, PAPER_LENGTH, "--max_target_length")
     args.max_input_length = length - written
     return Model(args.model_addr, identity, chat, length, Policy(0.0, 1.0, written, 0, 0, "never", task.output.schema))
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -282,7 +283,8 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
         if len(kept) < len(others):  # one more does not fit
             assert chat.length([*messages, history[others[-len(kept) - 1]]]) > 850
     dropped = sum(answer[0].get("num_contexts_dropped", 0) for answer in answers.values())
-    assert dropped and f", {dropped} messages or sessions left out for length" in capsys.readouterr().out
+    assert dropped and f", {dropped} messages or sessions left out for length" in (told := capsys.readouterr().out)
+    assert re.search(r", \d\d% of prompt tokens from the cache\n", told)
     ask(server, dataset, tmp_path / "dry.json", *flags, "--dry_run")
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 

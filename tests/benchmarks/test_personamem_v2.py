@@ -15,7 +15,7 @@ from test_personamem import ask, choose, server, small_model, take_log, with_oth
 import evaluate_responses
 from retrieval import rank_dataset
 from utils import download_datasets, make_table, report
-from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES
+from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.parsing.letters import LETTERS
@@ -140,12 +140,15 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
         assert way == "none" or read_json(scores)["score"] == 1
         systems += ["--system", way, scores]
-    divisions = {"group": TYPES, "who": ("self", "others"), "updated": ("True", "False"), "topic": ("t0", "t1")}
+    divisions = {"group": TYPES, "who": ("self", "others"), "updated": UPDATED.values(), "topic": ("t0", "t1")}
     for name, values in divisions.items():
         capsys.readouterr()
         run(make_table, *([] if name == "group" else ["--by", name]), *systems)
         head, _, row, *_ = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[:6])
-        right = [[one["target"] == "a" for one in records if value in (one[name], "")] for value in (*values, "")]
+        right = [
+            [one["target"] == "a" for one in records if value in (UPDATED.get(one[name], one[name]), "")]
+            for value in (*values, "")
+        ]
         assert head[1 : len(right) + 1] == [*values, "All questions"]
         assert row[: len(right) + 1] == ["none", *(f"{sum(its) / len(its):.4f}" for its in right)]
     run(report, "--inputs_addr", dataset, "--output_addr", tmp_path / "x.html", *systems[-3:-1], out, scores)

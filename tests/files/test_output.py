@@ -113,6 +113,18 @@ def test_what_this_command_made_whole_is_finished(path, capsys):
     assert is_finished(path) is False
 
 
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_beam_search_is_not_asked_again(path, capsys, num_shards):
+    output = make(path, keys=[("q1", 1)], num_shards=num_shards)
+    output.open()
+    assert output.publish("CPU", {"num_beams": 4}) == (num_shards == 1)
+    assert output.report_failed() == 1
+    if num_shards == 1:
+        make(path, keys=[("q1", 1)]).report_finished()
+    told = capsys.readouterr().err
+    assert "1 of 1 answers are unusable" in told and "--max_retries" not in told
+
+
 def made_with_other_settings(path):
     write(path, settings=OTHER)
 

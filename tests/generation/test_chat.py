@@ -293,7 +293,7 @@ def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wante
     ("model_limit", "max_model_len", "max_tokens", "message"),
     [
         (4096, 4097, 512, "--max_model_len 4097: the model takes at most 4096 tokens"),
-        (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens"),
+        (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens\n  give a smaller --max_tokens$"),
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],
 )

@@ -50,7 +50,7 @@ def describe(folder, length=4096, limit=None, **flags):
 def test_without_a_gpu_it_says_how_large_one_must_be(judge_32b):
     # (65,527,752,704 + 3 GiB + 4096 x 256 KiB) / 0.9 = 77.6 GB
     assert describe(judge_32b) == [
-        "note: there is no GPU here",
+        "note: there is no GPU here, so GPU memory could not be checked",
         f"{judge_32b}: needs 1 GPU of 77.6 GB at --gpu_memory_utilization 0.9: 65.5 GB of weights, 3.2 for vLLM itself "
         "(a guess), 1.07 for a request of 4096 tokens (256 KiB per token)",
     ]
@@ -156,7 +156,7 @@ def test_a_gpu_needs_a_compiler(gpus, tiny, monkeypatch, tmp_path):
 def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
     encoder = str(save_tiny_encoder(tmp_path / "encoder"))
     assert describe_weights(encoder, None, 4) == [
-        "note: there is no GPU here",
+        "note: there is no GPU here, so GPU memory could not be checked",
         f"{encoder}: 0.0 GB of weights per GPU; activations come on top",
     ]
     gpus(79)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
+from pathlib import Path
 
 import pytest
 from api_server import Reply
@@ -16,6 +18,7 @@ import evaluate_responses
 from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.runs.methods import Method
 
 
 def test_two_calls_a_question(runs, capsys):
@@ -152,6 +155,28 @@ async def answer(record, ask):
     assert runs.run("--set", "mode=any") == 0 and runs.answers == first
 
 
+@pytest.mark.parametrize(
+    ("read", "unread"),
+    [
+        ("s['a'], s.get('b')", ["c"]),
+        ("'a' in s, s.setdefault('c'), s.pop('z', None)", ["b"]),
+        ("len(s), s['a'] if s else None", ["b", "c"]),
+        ("dict(s)", []),
+        ("dict(**s)", []),
+        ("{'b': '1'} | s", []),
+        ("[*s.items()]", []),
+        ("ask.note(s=s)", []),
+    ],
+)
+def test_settings_that_no_record_reads_are_told(runs, capsys, read, unread):
+    runs.write(f"async def answer(record, ask):\n    s = ask.settings\n    return str(({read}))\n")
+    for flags in ([], ["--dry_run"]):
+        runs.run("--set", "a=1", "--set", "b=2", "--set", "c=3", *flags)
+        told = [line for line in capsys.readouterr().err.splitlines() if "--set" in line]
+        note = f"note: the method did not read --set {', '.join(unread)} for any question"
+        assert told == ([note] if unread and not flags else [])
+
+
 def test_a_parser_of_ones_own_is_asked_until_it_finds_something(runs):
     runs.write("""
 def number(text):
@@ -206,6 +231,24 @@ async def answer(record, ask):
     with pytest.raises(UserError, match="the method makes different calls than in its previous run\n  use ask"):
         runs.run()
     assert runs.server.requests == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "files", "told"),
+    [
+        (ROOT, ["mine.py", "helper.py", "utils/runs/shared.py"], 0),
+        (ROOT, ["helper.py", "utils/runs/shared.py"], 0),  # from a TaskGroup
+        ("/other", ["mine.py", "lib/helper.py", ROOT / "utils/runs/shared.py"], 0),
+        ("/other", ["mine.py", "mine.py", "lib/helper.py"], 1),
+        ("/other", ["lib/helper.py", "/others/x.py"], 0),
+        ("/other", ["/x.py", "/y.py"], 1),
+    ],
+)
+def test_an_error_is_told_by_the_methods_own_line(folder, files, told, monkeypatch):
+    files = [str(Path(folder, file)) for file in files]
+    frames = [traceback.FrameSummary(file, number, "f", lookup_line=False) for number, file in enumerate(files)]
+    monkeypatch.setattr("traceback.extract_tb", lambda _: frames)
+    assert Method(Path(folder, "mine.py"), None).place_of(KeyError()) == f"{files[told]}, line {told}"
 
 
 @pytest.mark.parametrize("read", ['record["narrative"]', 'record.get("rubric_aspects")', "peek(record)"])

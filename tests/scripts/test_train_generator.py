@@ -319,6 +319,10 @@ def test_from_training_to_the_table(data, warm, tmp_path):
         ),
         ({"model_addr": "{data}/chat"}, "not an encoder-decoder such as .*\n  --lora_rank 16 fine-tunes a chat model"),
         ({"lora_rank": 8, "max_input_length": 20, "model_addr": "{data}/chat"}, "--max_input_length 20: too small for"),
+        (
+            {"lora_rank": 8, "max_target_length": 10**6, "model_addr": "{data}/chat"},
+            "--max_target_length 1000000 leaves no room .*\n  give a smaller --max_target_length$",
+        ),
         ({"inputs_addr": "tests/data/mini_lampqa/train.json"}, "LaMP-QA has no references that a text could be"),
         ({"validation_addr": "{data}/LaMP-3_dev.json"}, "of another task than"),
     ],
@@ -456,7 +460,10 @@ def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_pat
     words = [*flags_of(data, tmp_path / "generator"), "--dry_run"]
     assert train_generator.main(words) == 0
     *_, batch, no_gpu, weights, disk = capsys.readouterr().out.splitlines()
-    assert batch.startswith("effective batch: ") and no_gpu == "note: there is no GPU here"
+    assert (
+        batch.startswith("effective batch: ")
+        and no_gpu == "note: there is no GPU here, so GPU memory could not be checked"
+    )
     assert " GB of weights, gradients and AdamW's averages per GPU; " in weights
     assert disk.startswith(f"disk of {tmp_path}: ")
     assert not (tmp_path / "generator").exists()

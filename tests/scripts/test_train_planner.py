@@ -413,7 +413,10 @@ def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(command, files,
     assert train_planner.main([*command, "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{files[0]}: 2 questions with 10 aspects; ")
-    assert "= 32 sequences a step\nnote: there is no GPU here\n" in said and f"\ndisk of {folder.parent}: " in said
+    assert (
+        "= 32 sequences a step\nnote: there is no GPU here, so GPU memory could not be checked\n" in said
+        and f"\ndisk of {folder.parent}: " in said
+    )
     assert calls == [] and not folder.exists()
 
 

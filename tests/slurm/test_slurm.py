@@ -93,6 +93,12 @@ def test_what_is_needed_is_fetched_once(tmp_path, kind):
     assert model == f"{MODEL}: in {place}" and (Path(place) / weights[0]).read_text() == weights[0]
 
 
+def test_without_arguments_it_prints_its_usage():
+    done = subprocess.run(["bash", FOLDER / "prefetch.sh"], env=clean_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "usage: utils/slurm/prefetch.sh FOLDER [MODEL...]\n"
+
+
 # On a cluster
 
 

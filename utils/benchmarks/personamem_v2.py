@@ -32,6 +32,7 @@ LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
+UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
 # Columns that reveal the right response. Nothing reads them, so they are in no record and no prompt.
 SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
@@ -87,7 +88,9 @@ def read_wrong(text: str, where: str) -> list[str]:
 
 
 def group_of(record: Record) -> dict[str, str | None]:
-    return {**personamem.group_of(record, TYPES), "who": text_in(record, "who"), "updated": text_in(record, "updated")}
+    updated = text_in(record, "updated")
+    others = {"who": text_in(record, "who"), "updated": UPDATED.get(updated, updated)}
+    return {**personamem.group_of(record, TYPES), **others}
 
 
 def make_task(size: str) -> Task:
@@ -100,7 +103,7 @@ def make_task(size: str) -> Task:
         "convert": partial(convert, size),
         "published": lambda: {"": [LinkedHistories(*about)]},
     }
-    own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": ("True", "False")}}
+    own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
     return replace(base, **own, metrics={"accuracy": base.metrics["accuracy"]})
 
 

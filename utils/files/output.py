@@ -72,6 +72,7 @@ class Output:
         self._lock: Lock | None = None  # held since `open`
         self._there = 0  # pieces in the file, which may not become fewer
         self._usable = 0  # usable pieces in the file, likewise, if no input has changed
+        self._found: dict[str, Any] = {}  # settings that the run has found out
 
     @property
     def is_shard(self) -> bool:
@@ -143,6 +144,7 @@ class Output:
         Args:
             found: settings that the run has found out about its models.
         """
+        self._found = found or {}
         if self.is_shard:
             return False
         number = len(self.pieces) - len(self._failed())
@@ -162,7 +164,7 @@ class Output:
             "unusable": len(self._failed()),
             "wall_seconds": round(time.monotonic() - self._began, 3),
         }
-        manifest = describe_run(vars(self.args), {**self.settings, **(found or {})}, device, **figures)
+        manifest = describe_run(vars(self.args), {**self.settings, **self._found}, device, **figures)
         if isinstance(content, Iterator):
             publish_staged(self.path, manifest)
         else:
@@ -175,7 +177,9 @@ class Output:
         It is always 0, so that commands which depend on this one can run.
         """
         print(f"{self.path}: already finished, left alone")
-        if unusable := read_manifest(self.path).get("unusable"):
+        made = read_manifest(self.path)
+        self._found = made.get("settings", {})
+        if unusable := made.get("unusable"):
             told = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
             print(f"{self.path}: {told}{self._again()}", file=sys.stderr)
         return 0
@@ -201,9 +205,9 @@ class Output:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def _again(self) -> str:
-        """Return how to retry unusable pieces; empty for a greedy model, which would repeat itself."""
+        """Return how to retry unusable pieces; empty for a model that would repeat itself: greedy, or with beams."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
-        return "" if is_greedy else "; a higher --max_retries asks for them again"
+        return "" if is_greedy or "num_beams" in self._found else "; a higher --max_retries asks for them again"
 
     def _refuse_fewer(self, there: int, number: int) -> None:
         if number < there:

@@ -47,6 +47,11 @@ def prices_of(args: Namespace, whose: str = "") -> Prices | None:
     return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
 
 
+def describe_counts(counts: Mapping[str, int]) -> str:
+    """Return counts with their names, as "3 answers, 54% of ..."."""
+    return ", ".join(f"{count} {name}" for name, count in counts.items()).replace(" %", "%")
+
+
 def describe_cost(cost: float | None) -> str:
     return "cost unknown: the API reports no token counts" if cost is None else f"{cost:.4f} USD"
 

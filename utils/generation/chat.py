@@ -328,7 +328,10 @@ def choose_length(
     """
     length = limit_length(chat, "--max_model_len", max_model_len, wanted)
     if max_tokens >= length:
-        raise UserError(f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens")
+        raise UserError(
+            f"{flag} {max_tokens} leaves no room for the prompt: prompt and output share {length} tokens\n"
+            f"  give a smaller {flag}"
+        )
     return length
 
 

@@ -11,7 +11,7 @@ from utils.cli import UserError
 from utils.files.manifest import REPORTED, folder_settings
 from utils.files.output import Output
 from utils.files.web_files import check_proxies
-from utils.generation.calls import Prices, describe_cost, describe_records
+from utils.generation.calls import Prices, describe_cost, describe_counts, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
 from utils.generation.model import Model, Policy
@@ -189,7 +189,7 @@ def publish_records(
     cost = {"cost_usd": prices.cost(made["tokens"])} if prices else {}
     if not output.publish(device, found, **made, **cost, **figures):
         return
-    told = ", ".join(f"{count} {name}" for name, count in counts.items()) or "nothing to ask about"
+    told = describe_counts(counts) or "nothing to ask about"
     told += describe_unfinished(made.get(UNFINISHED_COUNT, 0))
     told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
     print(f"{output.path}: {told}")

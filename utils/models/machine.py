@@ -91,7 +91,7 @@ def _find_gpus() -> list[Gpu]:
 
 def _describe_gpus(gpus: list[Gpu]) -> list[str]:
     if not gpus:
-        return ["note: there is no GPU here"]
+        return ["note: there is no GPU here, so GPU memory could not be checked"]
     lines = [f"GPU {i}: {gpu.name}, {gpu.free / GB:.1f} of {gpu.total / GB:.1f} GB free" for i, gpu in enumerate(gpus)]
     return lines + _check_compiler()
 

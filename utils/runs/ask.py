@@ -22,7 +22,7 @@ from utils.generation.model import Model
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
-from utils.runs.shared import ParserError, Shared
+from utils.runs.shared import ParserError, Settings, Shared
 
 MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in seconds
 TURNS = 20  # of the event loop for a method to continue once its calls have returned
@@ -97,7 +97,7 @@ class Ask:
             before: `asked` from the record's earlier runs; None if the method is trusted to make the same calls.
             landed: called when a call has its result from an engine or the store.
         """
-        self.num_contexts, self.settings = shared.num_contexts, dict(shared.settings)
+        self.num_contexts, self.settings = shared.num_contexts, Settings(shared.settings, shared.settings_read)
         self.asked: set[str] = set()
         self.notes: dict[str, Any] = {}
         self.ended: Exception | None = None

@@ -81,10 +81,16 @@ class Method:
     answer: Callable[[Question, Ask], Any]
 
     def place_of(self, error: BaseException) -> str:
-        """Return `file, line n` of the last line of the method's own code in an error's traceback."""
-        folder = str(self.path.parent.resolve())
+        """Return `file, line n` of an error's last line in the method's file, otherwise in the file's folder."""
+        file = self.path.resolve()
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if frame.filename.startswith(folder)] or frames
+        is_around_ours = ROOT.is_relative_to(file.parent)  # our own modules are below this folder
+
+        def is_beside(path: Path) -> bool:
+            return path.parent == file.parent if is_around_ours else path.is_relative_to(file.parent)
+
+        own = [frame for frame in frames if Path(frame.filename) == file]
+        own = own or [frame for frame in frames if is_beside(Path(frame.filename))] or frames
         return f"{own[-1].filename}, line {own[-1].lineno}" if own else str(self.path)
 
 

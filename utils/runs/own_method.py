@@ -19,7 +19,7 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, without_password
 from utils.files.output import Output
-from utils.generation.calls import describe_cost, describe_records, prices_of
+from utils.generation.calls import describe_cost, describe_counts, describe_records, prices_of
 from utils.generation.completions import NotStoredError
 from utils.generation.engines import (
     batch_invariance,
@@ -74,6 +74,9 @@ def answer_by_method(args: Arguments) -> int:
         device, [run] = run_steps([step], shared)
         publish_answers(args, task, output, run, device)
     report_shard(args, args.output_addr)
+    unread = [name for name in shared.settings if name not in shared.settings_read]
+    if unread and output.pieces:  # a record that failed may not have come to read it
+        print(f"note: the method did not read --set {', '.join(unread)} for any question", file=sys.stderr)
     code = 0 if device is None else output.report_failed()
     return max(code, report_raised(run.raised), cli.report_missing(len(run.missing), "answer"))
 
@@ -165,7 +168,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     )
     if not is_written:
         return
-    told = ", ".join(f"{count} {name}" for name, count in counts.items())
+    told = describe_counts(counts)
     told += f"; {requested} completions requested, {reused} from the store"
     if cost:
         unpriced = ", ".join(role for role in roles if prices_of(roles[role].args) is None)

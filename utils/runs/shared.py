@@ -30,6 +30,29 @@ class Role:
     model: Model
 
 
+def _noting(lookup: Callable) -> Callable:
+    """Return a method of `dict` that also adds the name it is called with, or else all names, to `read`."""
+
+    def call(self: "Settings", *args: Any) -> Any:
+        self.read.update(args[:1] or dict.keys(self))
+        return lookup(self, *args)
+
+    return call
+
+
+class Settings(dict[str, str]):
+    """A record's copy of --set NAME=VALUE; `read` gets each name that is looked up, and a loop adds all names."""
+
+    def __init__(self, settings: Mapping[str, str], read: set[str]):
+        super().__init__(settings)
+        self.read = read
+
+    # Because of `__iter__`, `dict(settings)` and `**settings` also go through these.
+    __getitem__, __contains__ = _noting(dict.__getitem__), _noting(dict.__contains__)
+    get, pop, setdefault = _noting(dict.get), _noting(dict.pop), _noting(dict.setdefault)
+    __iter__, keys, items, values = map(_noting, (dict.__iter__, dict.keys, dict.items, dict.values))
+
+
 @dataclass(frozen=True)
 class Shared:
     """Models, prompts and settings that all records of a run share.
@@ -40,6 +63,7 @@ class Shared:
         values: returns a record's values for the prompts (default: the task's).
         readers: parsers for the prompts' outputs, by role (default: the task's parser of answers).
         settings: --set NAME=VALUE.
+        settings_read: the names in `settings` that a record has looked up; filled during the run.
         shown: --show, fields that only the scorer should see and a method may read.
         own_prompts: prompts that were used, by name or text; filled during the run.
     """
@@ -55,6 +79,7 @@ class Shared:
     values: Callable[[Record], dict[str, str]] | None = None
     readers: dict[str, Parser] = field(default_factory=dict)
     own_prompts: dict[str, Prompt] = field(default_factory=dict)
+    settings_read: set[str] = field(default_factory=set)
 
     def make(
         self,

@@ -7,6 +7,10 @@
 # instead of LaMP-QA. Models go to Hugging Face's cache (HF_HOME moves it), which the nodes must see
 # too. What is there is not fetched again; a model that is a folder is left alone. Also: PYTHON (python).
 set -euo pipefail
+if [ $# = 0 ]; then
+    echo "usage: utils/slurm/prefetch.sh FOLDER [MODEL...]" >&2
+    exit 2
+fi
 PYTHON=${PYTHON:-python}
 
 fetch() { # MODEL PATTERN...: the files of these names; prints their folder
