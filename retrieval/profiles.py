@@ -39,10 +39,12 @@ class Source:
         self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
         if args.random_profile:
             if self.dataset.task.history is not None:
-                shared = "several questions share a user's history, so another question's may be the same user's"
-                raise UserError(f"{path}: --random_profile: of {self.dataset.task.name} {shared}; leave it out")
+                raise UserError(
+                    f"{path}: --random_profile: {self.dataset.task.name}'s questions share histories, so another "
+                    "question's history may be the same user's; leave it out"
+                )
             if len(sizes) < 2:
-                raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
+                raise UserError(f"{path}: holds only one question; --random_profile needs another user's profile")
             if swapped:
                 raise UserError(
                     f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is another user's already\n"
@@ -85,9 +87,9 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     """Return a note on how many items have a readable date, and how the others are ordered."""
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
-        return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
+        return f"note: {path}: no post has a readable date; the last one in each profile counts as the latest"
     behind = f"; {undated} of {posts} posts have no readable date and come last" if undated else ""
-    return f"note: {path}: the latest posts by their dates{behind}"
+    return f"note: {path}: the latest posts are chosen by date{behind}"
 
 
 def user_of(task: Task, record: Record) -> tuple[str, str]:

@@ -115,8 +115,8 @@ def make_body(drawn: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the communities' folders go")
-    parser.add_argument("--posts", type=int, default=10_000, help="rows in all (%(default)s)")
+    parser.add_argument("folder", type=Path, help="folder for the communities' folders")
+    parser.add_argument("--posts", type=int, default=10_000, help="total number of rows (%(default)s)")
     args = parser.parse_args()
     print(make_dumps(args.folder, args.posts).questions, "questions")
 

@@ -249,14 +249,14 @@ HERE = {"system": "Linux", "glibc": (2, 28), "python": (3, 11), "has_avx2": True
 @pytest.mark.parametrize(
     ("other", "missing", "way_out"),
     [
-        ({"system": "Darwin", "glibc": None}, "this is Darwin with no glibc, which", "container"),
+        ({"system": "Darwin", "glibc": None}, "this is Darwin with no glibc, and vllm", "container"),
         ({"system": "Windows", "glibc": None}, "this is Windows", "WSL 2"),
-        ({"glibc": (2, 27)}, "this is Linux with glibc 2.27, which", "container"),
+        ({"glibc": (2, 27)}, "this is Linux with glibc 2.27, and vllm", "container"),
         ({"has_avx2": False}, "this processor lacks AVX2", "a machine that has it"),
-        ({"python": (3, 10)}, f"{sys.executable} is Python 3.10, and", "make setup PYTHON="),
-        ({"python": (3, 15)}, f"{sys.executable} is Python 3.15, and", "make setup PYTHON="),
+        ({"python": (3, 10)}, f"{sys.executable} is Python 3.10, but", "make setup PYTHON="),
+        ({"python": (3, 15)}, f"{sys.executable} is Python 3.15, but", "make setup PYTHON="),
         ({"has_venv": False}, f"{sys.executable} has no venv with pip", "apt install python3-venv"),
-        ({"free": 7}, "7 GB are free in this folder, and", "need 8"),
+        ({"free": 7}, "this folder's disk has 7 GB free, and", "need 8"),
     ],
 )
 def test_what_a_machine_lacks_is_one_line_with_a_way_out(other, missing, way_out):

@@ -59,7 +59,7 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, help="steps to run; the order is always this one (default: all)")
+    add("--step", nargs="+", choices=STEPS, help="steps to run, always in this order (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
@@ -75,7 +75,7 @@ def build_parser() -> cli.FlagParser:
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
-        help="orders of a persona's conversations; all questions are asked about each (%(default)s)")
+        help="number of orders of each persona's conversations; every question is asked about each (%(default)s)")
     add("--filter_questions", action="store_true",
         help="drop questions answered correctly without a history in more than one of three attempts (off)")
     add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that counts lengths "
@@ -129,13 +129,13 @@ class Building:
         end = len(sentences) if args.n_persona is None else args.n_persona
         if not args.s_persona < end <= len(sentences):
             has = f"{args.personas_addr} has {len(sentences)} personas"
-            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within them")
+            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
         self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
         self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
         task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
         if unknown := [name for name in flags if name not in ("generator", SMALL)]:
-            raise UserError(f"--model {unknown[0]}=...: the only name here is {SMALL}")
+            raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
         roles = choose_roles(flags, task)
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
         self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
@@ -257,7 +257,7 @@ class Building:
         for name in self._wanted():
             before = BEFORE.get(name)
             if before and not (self.folder / f"{before}.json").exists():
-                print(f"{name}: depends on {before}.json, which is still to be made")
+                print(f"{name}: depends on {before}.json, which does not exist yet")
             else:
                 print(f"{name}:")
                 describe_first_calls(self._step(name), self.shared)
@@ -278,7 +278,7 @@ def assemble(args: cli.Arguments) -> None:
     for name, before in BEFORE.items():
         made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
         if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
-            raise UserError(f"{folder / name}.json: was made from another {before}.json; run --step {name} again")
+            raise UserError(f"{folder / name}.json: was made from a different {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
     if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
         print(f"{table}: already finished, left alone")
@@ -295,7 +295,10 @@ def assemble(args: cli.Arguments) -> None:
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
     publish_staged(page, run)
-    print(describe(figures) + ("\nthese figures are before the filter" if args.filter_questions else ""))
+    print(
+        describe(figures)
+        + ("\nthese figures include the questions that the filter drops" if args.filter_questions else "")
+    )
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:

@@ -77,5 +77,5 @@ def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_pa
 
 def test_datasets_of_two_tasks_are_refused(made, tmp_path):
     other = save(read_sample("LaMP-2"), tmp_path / "other.json")
-    with pytest.raises(UserError, match="records of 'LaMP-3' and of 'LaMP-2'; one file is of one task"):
+    with pytest.raises(UserError, match="has records of 'LaMP-3' and 'LaMP-2'; give one file per task"):
         report.main([*made[:2], str(other), *made[2:], "--output_addr", str(tmp_path / "r.html")])

@@ -165,7 +165,10 @@ FIRST = next(iter(ROWS))
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
         (change(all_options="__import__('os').system('touch hacked')"), "is not a Python list of strings"),
-        (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
+        (
+            change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"),
+            r"it must have four, starting with \(a\) to \(d\)",
+        ),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is not one of \(a\)"),
         (change(question_type="other"), "question_type 'other' is not one of recall_user_shared_facts"),
     ],
@@ -478,5 +481,5 @@ def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
         read_dataset(alone, needs=["profile"])
     flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
-    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+    with pytest.raises(UserError, match="--random_profile: PersonaMem-32k's questions share histories"):
         rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))

@@ -110,13 +110,13 @@ def test_the_counts_add_up(dump, built):
     questions = Counter()
     for of_input in counts["posts"].values():
         questions.update(of_input)
-    assert questions["no author"] == made.deleted and questions["a number that was there before"] == made.repeated
+    assert questions["without author"] == made.deleted and questions["with a repeated number"] == made.repeated
     assert questions.total() == made.rows
     assert sum(counts["candidates"].values()) == questions["questions"]
-    assert counts["candidates"]["a copy of an earlier post"] >= made.copies * 0.9
+    assert counts["candidates"]["copies of earlier posts"] >= made.copies * 0.9
     assert sum(counts["factoid_filter"].values()) == counts["candidates"]["candidates"]
     assert sum(counts["aspects"].values()) == counts["factoid_filter"]["need personalization"]
-    evidence, dropped = counts["evidence"], "questions without any aspect left, dropped"
+    evidence, dropped = counts["evidence"], "questions without remaining aspects, dropped"
     assert evidence["questions"] + evidence[dropped] == counts["aspects"]["with aspects"]
     assert sum(counts["splits"].values()) == evidence["questions"]
     assert sum(of_file["questions"] for of_file in counts["files"].values()) == evidence["questions"]
@@ -207,7 +207,9 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
     assert build_dataset.main([*changed, "--split_seed", "3", "--max_profile_posts", "2"]) == 0
     assert len(server.requests) == asked
     after = dataset_of(out)
-    assert "this run has no content for it" in capsys.readouterr().err and after.keys() < before.keys()
+    assert (
+        "deleted, because this run has no questions for it" in capsys.readouterr().err and after.keys() < before.keys()
+    )
     ids = [sorted(record["id"] for records in of.values() for record in records) for of in (before, after)]
     assert ids[0] == ids[1]
     latest = {record["id"]: record["profile"][-2:] for records in before.values() for record in records}
@@ -226,7 +228,7 @@ def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, ca
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--communities_addr", own)) == 0
     mine.unlink()  # somebody else's stays
     assert {category for category, _ in dataset_of(out)} == {"Food"} and not list(out.glob("Lifestyle*"))
-    assert capsys.readouterr().err.count("this run has no content for it") == len(before)
+    assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 
 
 def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, capsys):
@@ -268,8 +270,8 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
     notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
     absent = "'baking', 'coking'"
     assert notes == [
-        "note: in no category, so in profiles alone: posts of 'law'",
-        f"note: {own}: the inputs have no posts of {absent}",
+        "note: communities without a category, used in profiles only: 'law'",
+        f"note: {own}: communities without posts in the inputs: {absent}",
     ]
     records = [record for records in found.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
@@ -282,11 +284,11 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ("[a\n", "not TOML: "),
         ("a = " + "[" * 5000, "nested too deeply"),
         ('[a]\ncommunities = "law"\n', "field 'a.communities': Expected `array`, got `str`"),
-        ("", "no category; a table needs a name and communities = "),
-        ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
+        ("", "has no tables; add one per category, with communities = "),
+        ('["a/b"]\ncommunities = ["law"]\n', "table 'a/b': not a valid file name"),
         ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' is in two tables"),
         ('[a]\ncommunities = ["law", "coo\\u0000king"]\n', "field 'a.communities[1]': Expected `str` matching regex"),
-        ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "'a\\x1b[2Jb': a table is named as its file"),
+        ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "table 'a\\x1b[2Jb': not a valid file name"),
     ],
 )
 def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):
@@ -297,11 +299,11 @@ def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_pa
 
 def test_a_run_that_leaves_no_question_says_what_became_of_them(small, server, tmp_path):
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
-    assert re.match(r"no post can become a question: 0 candidates, .*\d+ of fewer than 5000 words", told)
+    assert re.match(r"no post qualifies as a question: 0 candidates, .*\d+ with fewer than 5000 words", told)
     for reply, said in (
         ('{"needs_personalization": true, "enough_details": false}',
-         "9 need personalization; 9 without enough details, dropped\n  aspects.json has what the model wrote"),
-        ('{"needs_personalization": false}', "9 factoid, dropped\n  factoid_filter.json has what the model wrote"),
+         "9 need personalization; 9 without enough details, dropped\n  see the model's outputs in aspects.json"),
+        ('{"needs_personalization": false}', "9 factoid, dropped\n  see the model's outputs in factoid_filter.json"),
     ):  # fmt: skip
         with serve(lambda request, reply=reply: Reply(reply)) as other:
             out = tmp_path / str(len(said))
@@ -329,8 +331,8 @@ def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(t
     assert [item["id"] for item in record["profile"]] == ["cooking_1"]
     counts = json.loads((tmp_path / "out" / "counts.json").read_text())["files"]
     error = capsys.readouterr().err
-    assert "note: no author is in train or validation, so there are no such files; add posts, or " in error
-    assert "in no category" not in error
+    assert "note: no authors in train or validation, so these files are not written; add posts, or " in error
+    assert "without a category" not in error
     assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
 
 

@@ -85,7 +85,7 @@ def test_what_is_no_usable_question_is_counted(tmp_path):
     counts = Counter()
     posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}, counts))
     assert [(post.number, post.body) for post in posts] == [(7, ""), (8, "Body of number 8.")]
-    expected = {"no question, but an answer or the like": 1, "no author": 2, "no title, date or number": 3}
+    expected = {"answers and other posts": 1, "without author": 2, "without title, date or number": 3}
     assert counts == expected
 
 
@@ -97,9 +97,9 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("head", "rows", "said"),
     [
-        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "declares a document type, which no dump does"),
-        ("", '<row Id="1"', "no whole XML: "),
-        ("", '<row Id="1" Title="&i;"/>', "no whole XML: "),
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, which dumps do not have"),
+        ("", '<row Id="1"', "incomplete or invalid XML: "),
+        ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],
 )
 def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
@@ -134,7 +134,7 @@ def test_a_question_of_sepqa(tmp_path):
     assert (post.title, post.body, last.body) == ("May I?", "1 < 2 <b>", "")  # it has no markup any more
     link = "https://stackexchange.com/users/77"
     assert post.licence == f"CC BY-SA 2.5, by account 77 ({link}), https://law.stackexchange.com/q/3"
-    assert counts == {"no author": 2, "no title, date or number": 3}
+    assert counts == {"without author": 2, "without title, date or number": 3}
     path.write_text(sepqa() + "[]")
     with pytest.raises(UserError, match=r"data.jsonl: line 2: no question of SE-PQA"):
         list(read_sepqa(path, Counter()))
@@ -173,7 +173,7 @@ def test_copies_count_once_whoever_wrote_them(tmp_path):
     rows += [question(4, Body=""), question(5, Body="twice the same"), question(6)]
     index = made_index(tmp_path, "".join(rows))
     _, counts = choose(index, {"cooking"}, Terms(1, 0, 9))
-    assert counts == {"candidates": 2, "a copy of an earlier post": 2, "of fewer than 1 words": 2}
+    assert counts == {"candidates": 2, "copies of earlier posts": 2, "with fewer than 1 words": 2}
     ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", "", 9)[0]]
     assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are not copies
 
@@ -202,14 +202,14 @@ def test_a_repost_of_the_question_is_not_in_its_profile(earlier, is_dropped, tmp
 def test_an_input_that_is_refused_leaves_nothing(tmp_path):
     good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
-    with pytest.raises(UserError, match="no whole XML"):
+    with pytest.raises(UserError, match="incomplete or invalid XML"):
         index.fill([good, bad])
     assert not index.counts() and not list(index.authors_posts())
     for given, told in (
         (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
         (tmp_path / "nowhere" / "Posts.xml", "cannot be read"),
-        (good.parent, "a folder, give the Posts"),
-        (write_dump(tmp_path, ROW, "my dump"), "called as its community is"),
+        (good.parent, "is a folder; give the unpacked Posts"),
+        (write_dump(tmp_path, ROW, "my dump"), "rename its folder to the community's name"),
     ):
         with pytest.raises(UserError, match=told):
             index.fill([good, given])
@@ -220,9 +220,9 @@ def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
     places, counts = choose(index, {"cooking"}, Terms(1, 3, 2))
     assert [post.number for post in index.posts(places)] == [7, 6]
     assert counts == {
-        "candidates": 2, "not among the newest 2 of its author": 2, "after fewer than 3 posts of its author": 4,
+        "candidates": 2, "over the limit of 2 per author": 2, "with fewer than 3 earlier posts by the author": 4,
     }  # fmt: skip
-    assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in a community of no category": 8})
+    assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in communities without a category": 8})
 
 
 def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
@@ -234,7 +234,7 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     identity = index.identity()
     write_dump(tmp_path, question(2) + question(3), "rpg")
     index.fill([one, two])
-    assert "is of other inputs, and made again" in capsys.readouterr().err
+    assert "was made from other inputs, rebuilding it" in capsys.readouterr().err
     assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
     one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
     index.fill([one, two])
@@ -246,7 +246,7 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     ("change", "said"),
     [
         ("DROP TABLE posts", "cannot be read or written: no such table: posts\n  if it is damaged, delete it"),
-        ("", "cannot be used as the file of all posts: .*; move it away"),
+        ("", "cannot be used as the posts index: .*; move it away"),
     ],
 )
 def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
@@ -267,7 +267,7 @@ def test_somebody_elses_database_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
         theirs.execute("CREATE TABLE posts (text)")
         theirs.execute("INSERT INTO posts VALUES ('theirs')")
-    with pytest.raises(UserError, match="cannot be used as the file of all posts: made by something else; move it"):
+    with pytest.raises(UserError, match="cannot be used as the posts index: another program created it; move it"):
         PostIndex(tmp_path / "posts.sqlite")
     assert theirs.execute("SELECT * FROM posts").fetchall() == [("theirs",)]
     (tmp_path / "link.sqlite").symlink_to("theirs")

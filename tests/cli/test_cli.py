@@ -222,7 +222,7 @@ def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsy
 @pytest.mark.parametrize(
     ("flag", "key", "why"),
     [
-        *(("--extra_body", key, "is set by this program, or by a flag of that name")
+        *(("--extra_body", key, "is set by this program, or by the flag of that name")
           for key in ("temperature", "max_completion_tokens", "response_format", "stream", "chat_template_kwargs")),
         *(("--chat_template_kwargs", key, "is set by this program") for key in ("tokenize", "add_generation_prompt")),
     ],
@@ -305,7 +305,7 @@ API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
 UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
 NO_API = "without --openai, because the model is local\n  give --openai, or leave {} out"
-NO_ENGINE = "with --openai, because no model is loaded here\n  leave {} out"
+NO_ENGINE = "with --openai, because no model is loaded locally\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
@@ -340,7 +340,7 @@ WITHOUT_EFFECT = [
     ("evaluate_responses.py", "--verdicts probability",
      "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --max_retries 2 --constrained_decoding never",
-     "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
+     "with --verdicts, which generates no text\n  leave out --verdicts, or leave {} out"),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
     ("utils/build_dataset.py", "", UNDER_WAY, NO_API),
@@ -349,7 +349,7 @@ WITHOUT_EFFECT = [
     ("utils/build_personamem.py", "", UNDER_WAY, NO_API),
     ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
-     "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+     "without --validation_addr, because nothing is evaluated\n  give --validation_addr, or leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
     ("utils/train_generator.py", "", "--patience 3",
@@ -362,7 +362,7 @@ WITHOUT_EFFECT = [
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
      "for files on a server\n  leave {} out"),
-    ("utils/download_datasets.py", "", "--skip_invalid", "for such a dataset\n  leave {} out"),
+    ("utils/download_datasets.py", "", "--skip_invalid", "for this dataset\n  leave {} out"),
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
@@ -458,7 +458,9 @@ def test_the_api_address_can_come_from_the_environment(monkeypatch):
     ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, -1, 0)]
 )
 def test_a_shard_out_of_range(num_shards, shard_index, last):
-    expected = f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it goes from 0 to {last}"
+    expected = (
+        f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it must be from 0 to {last}"
+    )
     with pytest.raises(UserError, match=f"^{expected}$"):
         check_shard(num_shards, shard_index)
 
@@ -495,10 +497,10 @@ def run_main(body, **more):
         (
             r"raise OSError(28, 'full', 'a\x1b[2J')",
             2,
-            "error: a\\x1b[2J: full\n  free some space on its disk; what is finished "
-            "is kept, run the same command again\n",
+            "error: a\\x1b[2J: full\n  free some space on its disk; finished work "
+            "is kept, run the same command again to resume\n",
         ),
-        ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted; finished work is kept, run the same command again to resume\n"),
         ("raise KeyboardInterrupt('stopped after step 3')", 130, "stopped after step 3\n"),
     ],
 )
@@ -564,7 +566,10 @@ def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert (stdout, stderr) == ("closed\n", "interrupted; what is finished is kept, run the same command again\n")
+    assert (stdout, stderr) == (
+        "closed\n",
+        "interrupted; finished work is kept, run the same command again to resume\n",
+    )
 
 
 # What every script that asks a model does first

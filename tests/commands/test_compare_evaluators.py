@@ -179,11 +179,11 @@ class TestHumans:
     @pytest.mark.parametrize(
         ("raters", "said"),
         [
-            (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
+            (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties because there is no majority. "
              "Cohen's kappa of the two raters: +0.4118 (the paper's two raters: 0.726)."),
             (["Ann", "Bo", "Cy"], "Humans, 3 raters, at most 2 per question: first 1, second 1, tie 3; 2 of the ties "
-             "for lack of a majority. Raters differ by question: utils/human_evaluation.py --collect has the "
-             "agreement of each two."),
+             "because there is no majority. Raters differ by question: utils/human_evaluation.py --collect has the "
+             "agreement of each pair."),
         ],
     )  # fmt: skip
     def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study, raters, said):
@@ -206,19 +206,19 @@ class TestHumans:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one file or two"),
-        ("HUMANS --evaluator A a.json", "--evaluator 'A': a.json of aspect; at a time it takes one pairwise file, or"),
-        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': p.json and q.json of pairwise; at a time it takes "),
-        ("AB --evaluator A p.json", "--evaluator 'A': p.json of aspect and pairwise; at a time it takes one pairwise "),
+        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one or two files"),
+        ("HUMANS --evaluator A a.json", "--evaluator 'A': found a.json of strategy aspect, expected one pair"),
+        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': found p.json and q.json of strategy pairwise, "),
+        ("AB --evaluator A p.json", "--evaluator 'A': found p.json of strategy aspect and pairwise, expected "),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
-        ("AB --evaluator A x.json y.json", "x.json: question 'c' is twice in the files of --evaluator 'A'"),
-        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
+        ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
+        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; give each file once"),
         ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
         ("--human_addr others.json --evaluator A a.json b.json",
-         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the choices on"),
+         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the human choices"),
         ("--human_addr none.json --evaluator A a.json b.json", "none.json: not an object {question id: "),
-        ("--evaluator A a.json b.json", "--evaluator: one alone has nothing to be compared with; give another"),
-        ("AB --evaluator P p.json", "p.json: its first system's responses are the second system's in b.json\n  give "),
+        ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to compare with; add another"),
+        ("AB --evaluator P p.json", "p.json: its first system is the second system in b.json\n  give "),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_and_the_output_left_alone(study, monkeypatch, words, message):

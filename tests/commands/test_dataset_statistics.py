@@ -14,8 +14,8 @@ from utils.tables.dataset_counts import Column, communities_figure
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
 METHOD = (
-    "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
-    "The paper says neither which deviation it prints nor what its lengths are counted in."
+    "Mean ± population standard deviation over a file's questions; words are separated by white space. "
+    "The paper does not say which standard deviation it prints, nor the unit of its lengths."
 )
 
 
@@ -84,8 +84,8 @@ def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
     other = record(2, narrative="", rubric_aspects=["a"], profile=[{"text": posts[0]}, {"text": 5}, "I need"])
     _, _, notes = table(capsys, dataset("own.json", own, other))
     assert [note for note in notes if "word for word" in note] == [
-        "own.json: the narrative is word for word in 3 of 9 profile posts, though only the judge may see it.",
-        "own.json: an aspect's reason is word for word in 2 of 9 profile posts, though only the judge may see it.",
+        "own.json: 3 of 9 profile posts contain the narrative word for word, though only the judge may see it.",
+        "own.json: 2 of 9 profile posts contain an aspect's reason word for word, though only the judge may see it.",
     ]
 
 
@@ -97,12 +97,12 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
     # (0.5625 * 3 + 5.0625) / 4 = 1.6875, which is 1.30; posts and narratives as without these two.
     assert [row[1] for row in rows] == ["4", "2.3 ± 2.1", "2.5 ± 2.5", "3.8 ± 1.3", "25.0 ± 15.0"]
     assert notes[1:] == [
-        "own.json: no 'rubric_aspects' in 1 of 4 questions, left out of its mean.",
-        "own.json: an empty 'rubric_aspects' in 1 of 4 questions, counted as 0.",
-        "own.json: no 'profile' in 2 of 4 questions, left out of its mean.",
-        "own.json: an empty 'profile' in 1 of 4 questions, counted as 0.",
-        "own.json: no 'narrative' in 2 of 4 questions, left out of its mean.",
-        "own.json: no 'category' in 2 of 4 questions.",
+        "own.json: 1 of 4 questions have no 'rubric_aspects' and are left out of its mean.",
+        "own.json: 1 of 4 questions have an empty 'rubric_aspects', counted as 0.",
+        "own.json: 2 of 4 questions have no 'profile' and are left out of its mean.",
+        "own.json: 1 of 4 questions have an empty 'profile', counted as 0.",
+        "own.json: 2 of 4 questions have no 'narrative' and are left out of its mean.",
+        "own.json: 2 of 4 questions have no 'category'.",
     ]
 
 
@@ -127,7 +127,7 @@ def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys)
     assert rows[1::2] == [["– in the paper", cell, ""] for cell in printed]
     assert notes[0] == METHOD
     assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
-    assert "own.json: an empty 'profile' in 1 of 2 questions, counted as 0." in notes
+    assert "own.json: 1 of 2 questions have an empty 'profile', counted as 0." in notes
     other = "utils/benchmarks/lampqa_communities.toml has another category for 'diy'."
     assert f"Society & Culture, test: {other}" in notes
 

@@ -172,7 +172,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     forget(hub)
     assert download.refuse() == (
         f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (7 more files differ too)\n"
-        f"  --revision {old} continues with that one, --overwrite makes all of them again\n"
+        f"  use --revision {old} to continue with that commit, or --overwrite to make all files again\n"
     )
     assert hub.fetched == [] and len(download.finished()) == 8
     hub.branches["v1"] = old
@@ -200,7 +200,7 @@ def test_without_the_hub(hub, download, away):
     shutil.rmtree(download.cache)
     printed, errors = download.run_process(**away)
     assert errors.startswith(f"note: {NAME}: ")
-    assert printed == f"{download.data}: all files are there, left alone; not compared with the hub\n"
+    assert printed == f"{download.data}: all files exist, left alone; not compared with the hub\n"
 
 
 IN_TROUBLE = {  # where, what, the command's further flags, and what is said
@@ -229,7 +229,7 @@ def test_a_file_of_the_users_own_is_left_alone(hub, download):
     download.data.mkdir()
     download.file().write_text('[{"id": "mine"}]\n')
     printed, _ = download.run()
-    assert printed.startswith(f"{download.file()}: already there, left alone; without a manifest nothing is known of")
+    assert printed.startswith(f"{download.file()}: already exists, left alone; its origin is unknown")
     assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
 
 

@@ -167,15 +167,18 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
     download.run("LaMP-2", "--source_dir", tmp_path)
     assert download.records("LaMP-2") == sample("LaMP-2", "dev")
     told = download.refuse("LaMP-4", "--source_dir", tmp_path.parent)
-    assert told.startswith(f"{tmp_path.parent}: no file {TRAIN} in it, nor one of that name in a folder above\n")
+    assert told.startswith(f"{tmp_path.parent}: has no file {TRAIN}, also not in a parent of that folder\n")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("LaMP-4 --setting temporal", "--setting temporal: LaMP-4 has no such setting; its settings: user and time\n"),
-        ("LaMP-4 --source_url ciir.cs", "--source_url ciir.cs: not an address; it begins with http:// or https://\n"),
-        ("LaMP-6", "LaMP-6_user: its texts are of the Avocado corpus, which needs a licence, so nobody may publish "),
+        (
+            "LaMP-4 --source_url ciir.cs",
+            "--source_url ciir.cs: not an address; it must begin with http:// or https://\n",
+        ),
+        ("LaMP-6", "LaMP-6_user: its texts are from the Avocado corpus, which needs a licence and cannot be "),
     ],
 )
 def test_flags_that_cannot_be_followed(download, flags, message):
@@ -213,9 +216,9 @@ def put(name, value):
         ("LaMP_2/dev_outputs.json", lambda golds: json.loads(json.dumps(golds).replace('"comedy"', '"western"')),
          r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target': Invalid enum value 'western'"),
         ("LaMP_2/dev_questions.json", put("profile", [{"id": "1", "text": "t", "category": "sports"}]),
-         r"LaMP_2/dev_questions\.json: record 0: of the news categories that LaMP-2 was before; this is movie tagg"),
+         r"LaMP_2/dev_questions\.json: record 0: from LaMP-2's old version, news categories; this task is movie"),
         ("LaMP_6/dev_questions.json", put("input", "038-000512-EM"),
-         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id: the texts are not "),
+         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id instead of its"),
     ],
 )  # fmt: skip
 def test_bad_input_is_told_and_nothing_replaced(download, originals, path, change, told):

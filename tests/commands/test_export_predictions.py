@@ -72,10 +72,15 @@ def test_what_is_refused(sample, write, tmp_path):
     own = write("LaMP_4.json", read_sample("LaMP-4", "test"))
     for where, inputs, responses, told in (
         (folder, [dataset], [of_dev], r"dev_responses\.json: its ids are not the dataset's"),
-        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give as many of each"),
-        (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: of the same task as one before it"),
+        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give the same number of each"),
+        (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: has the same task as an earlier file"),
         (tmp_path, [own], [addr], r"LaMP_4\.json: is an input too"),
-        (folder, [lampqa], ["none.json"], r"test\.json: LaMP-QA has no file for answers but the responses themselves$"),
+        (
+            folder,
+            [lampqa],
+            ["none.json"],
+            r"test\.json: LaMP-QA has no format for predictions; use the response file itself$",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             export(where, inputs, responses)
@@ -101,7 +106,9 @@ def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, wr
     for number, [first, *_] in enumerate(responses.values()):
         first |= {"sample": 3, "score": 0.5} if number else {"sample": 3}  # a sample alone was not selected
     export(tmp_path, [dataset], [write("best.json", responses)])
-    assert capsys.readouterr().out.endswith("0 of them empty, 5 selected by their scores: no fair system's\n")
+    assert capsys.readouterr().out.endswith(
+        "0 of them empty, 5 selected by their scores, so not comparable with other systems\n"
+    )
     flags = ["--inputs_addr", dataset, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
     assert evaluate_responses.main(list(map(str, flags))) == 0
     assert json.loads((tmp_path / "s.json").read_text())["num_selected"] == 5

@@ -216,7 +216,7 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     # It has the hashes of the answers that people saw, so scores of others are refused.
     settings = {"responses": [file_hash(study.responses["Alpha"]), "another's"]}
     study.write("pairs.json.manifest.json", {"settings": settings, "output_sha256": file_hash(pairs)})
-    with pytest.raises(UserError, match="scores other answers than the humans of"):
+    with pytest.raises(UserError, match="scores other answers than those in"):
         compare_evaluators.main(words)
 
 

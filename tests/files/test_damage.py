@@ -17,7 +17,7 @@ from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 pytestmark = pytest.mark.slow
 
 CASES = ["planpers", "rank_dataset"]
-KEPT = "what is finished is kept, run the same command again\n"
+KEPT = "finished work is kept, run the same command again to resume\n"
 PAGE = 4096  # bytes: what a tmpfs gives at a time
 
 
@@ -113,7 +113,7 @@ def test_a_folder_that_may_not_be_written(case, server, zygotes):
         asked = len(server.requests)
         error = error_of(case.start(zygotes, obey_modes=None))
         assert error.startswith(f"{case.folder}/") and ": cannot be written: " in error
-        assert error.endswith("have it made writable, or give another path; what is finished is kept\n")
+        assert error.endswith("make it writable, or give another path; finished work is kept\n")
         assert len(server.requests) == asked and not list(case.folder.iterdir())
     finally:
         case.folder.chmod(0o755)
@@ -139,7 +139,7 @@ def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
         allowed.set()
         error = error_of(run)
         assert error.startswith(f"{case.folder}/") and ".json" in error
-        assert error.endswith("have it made writable, or give another path; what is finished is kept\n")
+        assert error.endswith("make it writable, or give another path; finished work is kept\n")
         check_unharmed(case, whole)
         assert case.place() != BEFORE
     finally:

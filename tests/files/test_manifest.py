@@ -116,10 +116,10 @@ def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(settings, 
     path.write_text("[]")
     if settings:
         publish(path, [], {"settings": settings})
-    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
     with pytest.raises(UserError) as error:
         refuse_unranked(path, False)
-    remedy = "rank it first, or add --unranked to take its posts in the order of the file"
+    remedy = "rank it first, or add --unranked to use its posts in the file's order"
     assert str(error.value) == f"{problem}\n  {remedy}"
     refuse_unranked(path, True)
-    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the order of the file\n")
+    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the file's order\n")

@@ -142,7 +142,7 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
     ("begin", "problem"),
     [
         (made_with_other_settings, 'was made with other settings: model: "large", now "small"\n'),
-        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is not beside it\n"),
+        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is missing\n"),
         (changed_since, f"{UNKNOWN}\n"),
         (with_a_broken_manifest, f"{UNKNOWN}\n"),
         (larger, "has 4 answers, and this command makes 3\n"),

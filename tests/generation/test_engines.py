@@ -62,7 +62,7 @@ def test_a_users_first_run(free_run):
     dtype = "bfloat16" if has_bf16() else "float32"
     phases = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
     phases += [f"loaded on CPU, {len(os.sched_getaffinity(0))} cores, {dtype}", "closing the engine"]
-    said = [line for line in done.stderr.splitlines() if ": not ranked: no manifest" not in line]
+    said = [line for line in done.stderr.splitlines() if ": not ranked: it has no manifest" not in line]
     assert [line for line in said if "/6 answers" not in line] == phases, done.stderr
     manifest = read_manifest(output)
     assert manifest["settings"]["model"].startswith("sha256:") and manifest["device"].endswith(f" cores, {dtype}")
@@ -165,7 +165,7 @@ def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
     if ending == signal.SIGTERM:
         assert script.returncode == 130
         printed = (tmp_path / "log").read_text()
-        assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+        assert printed.endswith("run the same command again to resume\n") and "Traceback" not in printed
         assert printed.count("interrupted") == 1  # by the script alone
 
 

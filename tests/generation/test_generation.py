@@ -268,7 +268,7 @@ def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, co
 def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
     calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
-    with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
+    with pytest.raises(UserError, match=r"^503\n  asked 4 times; finished work is kept, run the same command"):
         run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
 

@@ -125,7 +125,7 @@ def make_model(machine, models):
 def generator(machine, models, make_model):
     """A chat model with random weights, on a GPU in the shape of Qwen 2.5 7B."""
     if machine.num_gpus and (free := shutil.disk_usage(models).free) < DISK:
-        pytest.skip(f"{free / 1e9:.0f} GB are free in {models.parent} (TMPDIR), {DISK / 1e9:.0f} are needed")
+        pytest.skip(f"{models.parent} (TMPDIR) has {free / 1e9:.0f} GB free, {DISK / 1e9:.0f} are needed")
     if machine.sizes and min(machine.sizes) < GPU_MEMORY:
         pytest.skip(f"a GPU has {min(machine.sizes)} MiB, the 7B shape takes {GPU_MEMORY}")
     return make_model("generator", machine.pick("7B", "tiny"))

@@ -118,5 +118,5 @@ def add_up(rank: int, count: int, device: str, meeting: str) -> None:
 if __name__ == "__main__":
     name, device = sys.argv[1:]
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU"
+    assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} finds no GPU"
     {"matmul": matmul, "attention": attention, "gradients": gradients, "all_reduce": all_reduce}[name](device)

@@ -40,7 +40,7 @@ class Machine:
         self.device, self.folder = device, folder
         self.logs = 0
         self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
-        assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
+        assert device == "cpu" or self.num_gpus, "--device cuda: torch finds no GPU on this machine"
         self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
         self.sizes, self.idle = self._ask("memory.total"), self.memory()
 

@@ -209,7 +209,7 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert not server.requests
         told = capsys.readouterr().out
         assert "personas:\n2 records: 0 are complete in the store, 2 need calls\n2 first calls, " in told
-        assert "conversations: depends on personas.json, which is still to be made" in told
+        assert "conversations: depends on personas.json, which does not exist yet" in told
         assert "small_talk:\n8 records" in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
@@ -240,9 +240,9 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
+        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within these"),
         (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
-        (["--model", "big=m"], "--model big=...: the only name here is small"),
+        (["--model", "big=m"], "--model big=...: unknown name; the only one is small"),
         (["--step", "assemble"], "personas.json: no such file; --step conversations makes it"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),

@@ -63,7 +63,7 @@ def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
     assert (record["question"], record["target"], record["user_id"]) == (ask, "2.14 is free now.", "u7")
     assert tasks()["LongLaMP-email"].query(record) == "Room: 2.14. text: Hi Bo, the room:"
     assert record["profile"] == [item]
-    with pytest.raises(UserError, match="a message's id: the texts are not put in yet"):
+    with pytest.raises(UserError, match="a message's id instead of its text"):
         read(tmp_path, [{"id": 7, "input": "038-000512-EM", "content_length": 4, "profile": []}], name="LongLaMP-email")
 
 
@@ -103,12 +103,12 @@ BAD = {
         {"golds": [{"id": "1", "output": 4}]},
         r"'golds\[0\].output': Exp",
     ),
-    "half a gold": (questions("1"), golds("\ud800"), "outputs.json: holds half a character"),
+    "half a gold": (questions("1"), golds("\ud800"), "outputs.json: has half a character"),
     "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
     "no questions": ([], None, "holds no questions"),
     "an object": ({"a": 1}, None, "an object where an array of questions belongs"),
     "a number": ("7", None, "questions.json: holds 7; a dataset is a JSON array of questions"),
-    "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON breaks off at line 1"),
+    "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON ends early at line 1"),
     "no input": (
         changed(input=None),
         None,
@@ -125,7 +125,7 @@ BAD = {
     "half a character": (
         changed(profile=[item(1) | {"text": "\ud83d"}]),
         None,
-        "field 'profile': holds half a character",
+        "field 'profile': has half a character",
     ),
 }
 
@@ -142,7 +142,7 @@ def test_what_is_wrong_is_said(case, tmp_path):
 def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
     news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
     asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
-    with pytest.raises(UserError, match=r"record 0: of the news categories.*\n.* the folder LaMP_2/new"):
+    with pytest.raises(UserError, match=r"record 0: from LaMP-2's old version.*\n.* the folder LaMP_2/new"):
         read(tmp_path, [asked], name="LaMP-2")
 
 

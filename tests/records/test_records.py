@@ -99,9 +99,12 @@ WHOLE = json.dumps([record()], indent=1)
     [
         ("", "the file is empty"),
         ("id,question\n", "not JSON: Expecting value at line 1, column 1"),
-        ('[{"id": "q1", "question": "Wh', "the JSON breaks off at line 1, column 27: the file is cut short"),
-        ('[\n{"id": "q1"', "the JSON breaks off at line 2, column 12: the file is cut short"),
-        ('{"id": 1}\n{"id": 2}\n', "more than one JSON value (line 2, column 1); name JSON Lines *.jsonl"),
+        ('[{"id": "q1", "question": "Wh', "the JSON ends early at line 1, column 27: the file is incomplete"),
+        ('[\n{"id": "q1"', "the JSON ends early at line 2, column 12: the file is incomplete"),
+        (
+            '{"id": 1}\n{"id": 2}\n',
+            "more than one JSON value (line 2, column 1); if it is JSON Lines, rename it to *.jsonl",
+        ),
         ([], "holds no questions"),
         ({"data": [record()]}, "holds an object; a dataset is a JSON array of questions"),
         ('[{"id": "q1", "id": "q2"}]', "duplicate key 'id'"),
@@ -132,7 +135,7 @@ def test_a_bad_line_in_a_jsonl_file_is_named(tmp_path, second_line, expected):
     assert message(read_dataset, path) == f"{path}: {expected}"
 
 
-ID_RULE = "every question needs its own id, a string"
+ID_RULE = "every question needs a unique id, a string"
 
 
 @pytest.mark.parametrize(
@@ -350,8 +353,8 @@ def test_ids_that_do_not_match(response_ids, allow_partial, lines):
     ("changes", "where"),
     [
         ({"id": "\ud83d"}, "field 'id'"),
-        ({"question": "Which \ud83d?"}, "field 'question': holds half a character"),
-        ({"profile": [{"id": "p1", "text": "\udc00"}]}, "field 'profile': holds half a character"),
+        ({"question": "Which \ud83d?"}, "field 'question': has half a character"),
+        ({"profile": [{"id": "p1", "text": "\udc00"}]}, "field 'profile': has half a character"),
     ],
 )
 def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where):
@@ -362,7 +365,7 @@ def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where
 @pytest.mark.parametrize("field", ["output", "raw"])
 def test_half_a_character_in_a_response_is_named(tmp_path, field):
     path = write(tmp_path / "answers.json", json.dumps({"q1": [{"output": None, field: "\ud83d"}]}))
-    assert "id 'q1': holds half a character" in message(read_responses, path)
+    assert "id 'q1': has half a character" in message(read_responses, path)
 
 
 def test_a_shard_without_responses_scores_none_of_them():

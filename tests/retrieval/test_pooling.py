@@ -91,7 +91,7 @@ def test_the_models_files_are_read(folder, types, config, found):
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling, which is not done here"),
+        ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling is not supported"),
         ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens pooling"),
         ({"pooling_mode": ["cls", "mean"]}, "joins cls and mean pooling"),
         ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "joins cls and max pooling"),
@@ -101,7 +101,7 @@ def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):
     save_pooling(folder, "Transformer", "Pooling", "Normalize", **config)
     with pytest.raises(UserError, match=told) as error:
         choose_pooling(str(folder))
-    assert str(error.value).endswith("\n  --pooling mean or --pooling cls pools it so all the same")
+    assert str(error.value).endswith("\n  --pooling mean or --pooling cls overrides this file")
     assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
 
 

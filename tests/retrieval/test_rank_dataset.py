@@ -151,7 +151,7 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
 
 def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     options = ["--ranker", "recency", "--random_profile"]
-    with pytest.raises(UserError, match=r"one\.json: holds one question"):
+    with pytest.raises(UserError, match=r"one\.json: holds only one question"):
         rank(write(tmp_path / "one.json", make_records()[:1]), tmp_path / "out.json", *options)
     source = write(tmp_path / "in.json", make_records())
     rank(source, tmp_path / "swapped.json", *options)

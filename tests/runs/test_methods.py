@@ -91,7 +91,7 @@ def test_interrupted_while_the_server_hangs(runs):
     finally:
         hold.set()
     assert process.returncode == 130 and "Traceback" not in errors
-    assert errors.endswith("interrupted; what is finished is kept, run the same command again\n")
+    assert errors.endswith("interrupted; finished work is kept, run the same command again to resume\n")
     asked = len(runs.server.requests)
     assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
 

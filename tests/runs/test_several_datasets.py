@@ -98,11 +98,11 @@ def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
     _, common = api
     monkeypatch.setattr(ModelStore, "add", None)  # nothing is asked
     pair = files(datasets, ["a", "b"], "out")
-    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give as many of each"):
+    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give the same number of each"):
         baselines.main([*common, *pair[:-1]])
-    with pytest.raises(UserError, match=r"^--output_addr: the same file twice; give each its own"):
+    with pytest.raises(UserError, match=r"^--output_addr: the same file is given twice; give each output its own file"):
         baselines.main([*common, *pair[:-1], pair[-2]])
-    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give as many of each"):
+    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give the same number of each"):
         planpers.main([*common, *pair, "--unranked", "--plans_addr", str(datasets / "a.json")])
     with pytest.raises(UserError, match=r"^--method: takes one --inputs_addr and one --output_addr"):
         baselines.main([*common, *pair, "--method", "best_of_n"])
@@ -134,5 +134,5 @@ def test_plans_that_begin_differently_are_refused(datasets, api, tmp_path):
         content = {key: [{"aspects": ["Cost"]}] for key in ids}
         publish(datasets / f"{name}_plans.json", content, {"settings": {"script": "planpers.py", **its}})
     plans = [str(datasets / f"{name}_plans.json") for name in "ab"]
-    with pytest.raises(UserError, match=r"--plans_addr: .* begin differently; answer with each in its own command"):
+    with pytest.raises(UserError, match=r"--plans_addr: .* have different lead-ins; use a separate command for each"):
         planpers.main([*common, "--unranked", *files(datasets, ["a", "b"], "out"), "--plans_addr", *plans])

@@ -282,12 +282,12 @@ FILE_DAMAGES = {
     "Latin-1": (encoded("latin-1"), r"not UTF-8 text \(byte \d+\)"),
     "gzip": (replaced(gzip.compress), r"not UTF-8 text \(byte 1\)"),
     "zeros, as after a crash": (replaced(bytes(4096)), "not JSON"),
-    "cut short": (replaced(lambda content: content[:-20]), r"the JSON breaks off at line \d+, column \d+"),
+    "cut short": (replaced(lambda content: content[:-20]), r"the JSON ends early at line \d+, column \d+"),
     "trailing garbage": (replaced(lambda content: content + b"]"), r"more than one JSON value \(line \d+"),
     "Python's quotes": (replaced(lambda content: content.replace(b'"', b"'")), "not JSON: "),
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
-    "a huge integer": (replaced(b"9" * 5000), "holds a number of thousands of digits"),
-    "NaN": (replaced(b"NaN"), rf"(holds NaN;|{NO_FORM})"),
+    "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
+    "NaN": (replaced(b"NaN"), rf"(has NaN;|{NO_FORM})"),
     "null": (replaced(b"null"), rf"(holds missing or null;|{NO_FORM})"),
     "an unknown object": (
         replaced(b'{"version": 2}'),
@@ -353,7 +353,7 @@ RECORD_DAMAGES = [
     ("", (), NO_OBJECT, r"record 1: .* where a question object belongs"),
     ("", ("id",), (MISSING, None, "", True, 1.5, [], "\ud800"), "record 1: field 'id' is "),
     ("", ("id",), ("q0",), "records 0 and 1 both have id 'q0'; ids are unique"),
-    ("", ("task",), (None, [], "Quiz"), rf"{RECORD}there is no task "),
+    ("", ("task",), (None, [], "Quiz"), rf"{RECORD}unknown task "),
     ("", ("question",), NO_TEXT, rf"{RECORD}((no )?field 'question'|.*holds half)"),
     ("narrative", ("narrative",), NO_TEXT, rf"{RECORD}((no )?field 'narrative'|.*holds half)"),
     ("profile", ("profile",), NO_LIST, rf"{RECORD}(no )?field 'profile'"),
@@ -365,9 +365,9 @@ RECORD_DAMAGES = [
     # missing or empty is fine
     ("rubric_aspects", ("rubric_aspects", 0, "reason"), (None, 5, "half \ud800"), rf"({ASPECT}|{RECORD}.*holds half)"),
     ("rubric_aspects", ("rubric_aspects", 0, "evidence"), (None, []), rf"{ASPECT}.evidence'"),
-    ("", ("profile", 0, "votes"), (float("nan"), float("-inf")), rf"{RECORD}holds NaN or an infinite number"),
-    ("", ("title",), ("\ud800",), rf"{RECORD}holds half a character"),
-    ("", ("profile", 0, "category"), ("\ud800",), rf"{RECORD}holds half a character"),
+    ("", ("profile", 0, "votes"), (float("nan"), float("-inf")), rf"{RECORD}has NaN or an infinite number"),
+    ("", ("title",), ("\ud800",), rf"{RECORD}has half a character"),
+    ("", ("profile", 0, "category"), ("\ud800",), rf"{RECORD}has half a character"),
 ]
 
 
@@ -441,7 +441,7 @@ PART_DAMAGES = [
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*holds half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),
     ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': .* belongs"),
-    ("scores.json", ("task",), (None, [], "Quiz"), "there is no task "),
+    ("scores.json", ("task",), (None, [], "Quiz"), "unknown task "),
     ("scores.json", ITEM[:1], NO_LIST, "not a score file: it has no list 'per_question_scores'"),
     ("scores.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
     ("scores.json", (*ITEM, "id"), (None, 0.5, []), "per_question_scores, item 1: field 'id' is "),

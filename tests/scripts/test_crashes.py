@@ -16,7 +16,7 @@ from crash_cases import AFTER, UNDER_WAY, Zygotes, check_whole, make_case, make_
 
 pytestmark = pytest.mark.slow
 
-HINT = "interrupted; what is finished is kept, run the same command again\n"
+HINT = "interrupted; finished work is kept, run the same command again to resume\n"
 KILLS = {"baselines": 20, "evaluate_responses": 12, "planpers": 20, "rank_dataset": 10}
 
 

@@ -283,8 +283,8 @@ def test_system_flags_that_do_not_match(server, flags, write, scores):
     data, responses = write("data.json", [make_question(1)]), str(write("responses.json", GOOD))
     same = os.path.join(scores.parent, ".", scores.name)
     for answers, files, message in [
-        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
-        ([responses] * 2, [str(scores), same], "--score_addr: the same file twice"),
+        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give the same number"),
+        ([responses] * 2, [str(scores), same], "--score_addr: the same file is given twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
             evaluate_responses.main(

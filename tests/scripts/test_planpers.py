@@ -674,7 +674,7 @@ def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, ou
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
     said = capsys.readouterr().out.splitlines()
     assert [said[0], said[4]] == [
-        "plans:", "answers (without their plans of up to 512 tokens, which are still to be made):"
+        "plans:", "answers (without the plans, which do not exist yet; each adds up to 512 tokens):"
     ]  # fmt: skip
     assert re.fullmatch(r"26 prompts, \d+ tokens \(the model's tokenizer\); longest \d+", said[1])
     assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"

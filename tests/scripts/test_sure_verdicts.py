@@ -214,7 +214,7 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     assert re.search(r"\| weighed \| aspect, probability \| 3 \| 0 \| 0\.6667 ", told)
     assert re.search(r"\| drawn \| aspect, 3 verdicts \| 3 ", told)
     mixed = ["--evaluator", "A", files["weighed"][0], files["drawn"][1]]
-    assert "of aspect, probability and aspect, 3 verdicts; at a time it takes one pairwise file" in refused(
+    assert "of strategy aspect, probability and aspect, 3 verdicts, expected one pairwise file" in refused(
         compare_evaluators.main, [*mixed, "--human_addr", str(human)]
     )
 

@@ -352,7 +352,7 @@ def test_a_cancelled_task_stays_cancelled(queue, gate, api, tmp_path):
     assert cluster.states(answers) == cluster.states(output) == {"CANCELLED"}
     assert restarts(cluster, answers) == {0: 0, 1: 0}
     for log in (queue.log("none_0"), queue.log("none_1")):
-        assert "interrupted; what is finished is kept" in log
+        assert "interrupted; finished work is kept" in log
         assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "back into the queue" not in log
 
 

@@ -51,7 +51,7 @@ PROCESSES = (1, 2, 4, 8)
 FLAGS = {
     "model_addr": measure.CHAT,
     "mean_tokens": (300, "of a prompt"), "max_seq_length": (1024, "of the longest"),
-    "batch_size": (4, "sequences at a time"), "accumulated": (4, "batches a step"), "steps": (1, "steps a run"),
+    "batch_size": (4, "sequences per batch"), "accumulated": (4, "batches per step"), "steps": (1, "steps a run"),
     "gradient_checkpointing": {"action": "store_true", "help": "compute activations twice (off)"},
 }  # fmt: skip
 

@@ -58,8 +58,8 @@ class SharedContexts(OnHub):
                  for name in names]  # fmt: skip
         if not (both := found[0] & found[1]):
             raise UserError(
-                f"{source.name}: no folder in it has both {names[0]} and {names[1]}\n"
-                f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
+                f"{source.name}: none of its folders has both {names[0]} and {names[1]}\n"
+                f"  give a folder with the files of {self.name} as published on the hub, {self.at}"
             )
         folder = min(both, key=lambda path: (len(path.parts), str(path)))
         questions, contexts = (str(folder / name) for name in names)
@@ -81,16 +81,16 @@ class OnServer(Published):
             places = [place for place in places if str(place / f"{begin}_questions.json") in source.sizes]
         if not places:
             raise UserError(
-                f"{source.name}: no file {self.folder}/{begin}/{begin}_questions.json in it, "
-                "nor one of that name in a folder above\n"
-                f"  it is to hold the files of {self.name} as they are published"
+                f"{source.name}: has no file {self.folder}/{begin}/{begin}_questions.json, "
+                "also not in a parent of that folder\n"
+                f"  give a folder with the published files of {self.name}"
             )
         questions, outputs = (str(places[0] / f"{begin}_{kind}.json") for kind in ("questions", "outputs"))
         is_missing = source.is_folder and outputs not in source.sizes
         if split == "test" and (is_missing or not source.is_folder):
             return Originals([questions])
         if is_missing:
-            raise UserError(f"{source.name}: no file {outputs} in it, the answers to {questions}")
+            raise UserError(f"{source.name}: has no file {outputs}, the answers to {questions}")
         return Originals([questions], outputs)
 
 

@@ -18,7 +18,7 @@ from utils.cli.flags import USER_ERROR, is_first_process
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
 UNREAD = 141  # exit code: the output's reader is gone (... | head); as shells report an end by SIGPIPE
-RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
+RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
 LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill a process after ten or more
 
 
@@ -92,7 +92,7 @@ def report_missing(count: int, unit: str) -> int:
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
-    print(f"{describe_missing(count, unit)}; the same command asks for {again} again", file=sys.stderr)
+    print(f"{describe_missing(count, unit)}; run the same command again to retry {again}", file=sys.stderr)
     return SERVER_FAILED
 
 

@@ -115,7 +115,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 def not_ours(path: str | Path) -> str:
     """Return the problem with an output that has no valid manifest."""
     manifest = _manifest_path(Path(path))
-    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
+    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is missing"
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
@@ -245,11 +245,11 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
     """Raise UserError if a dataset is not ranked; with --unranked, print a note instead."""
     if "ranker" in noted_settings(path):
         return
-    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
     if not unranked:
-        raise UserError(f"{problem}\n  rank it first, or add --unranked to take its posts in the order of the file")
+        raise UserError(f"{problem}\n  rank it first, or add --unranked to use its posts in the file's order")
     if is_first_process():
-        print(f"note: {problem}; its posts are used in the order of the file", file=sys.stderr)
+        print(f"note: {problem}; its posts are used in the file's order", file=sys.stderr)
 
 
 def describe_run(

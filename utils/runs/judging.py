@@ -89,7 +89,7 @@ def choose_metric(args: Arguments, task: Task) -> Metric:
     if metric.num_systems > 1 and (responses, scores) != (metric.num_systems, 1):
         raise UserError(f"{given}: --strategy {args.strategy} takes two and one")
     if metric.num_systems == 1 and responses != scores:
-        raise UserError(f"{given}: give as many of each")
+        raise UserError(f"{given}: give the same number of each")
     cli.check_different("--score_addr", args.score_addr)
     return metric
 

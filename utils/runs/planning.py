@@ -74,7 +74,9 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
     if not args.plans_addr:
         return [{} for _ in datasets]
     if len(args.plans_addr) != len(datasets):
-        raise UserError(f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give as many of each")
+        raise UserError(
+            f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give the same number of each"
+        )
     return [_read_given(path, list(one.asked), lead_in) for path, one in zip(args.plans_addr, datasets, strict=True)]
 
 

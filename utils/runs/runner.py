@@ -201,7 +201,7 @@ class Run:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
         elif self.missing and self.step.role not in self._servers.answered:  # rather a wrong address than an outage
-            again = f"asked {self._tries()} times; what is finished is kept, run the same command again"
+            again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
         elif self._in_a_row >= most:
             problem = list(self.missing.values())[-1]
