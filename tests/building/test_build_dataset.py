@@ -245,7 +245,7 @@ def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, cap
         assert build_dataset.main(arguments) == 1
     finally:
         server.reply = default_reply
-    assert "missing because the server failed; the same command asks for them again" in capsys.readouterr().err
+    assert "missing because the server failed; run the same command again to retry them" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
     before = len(server.requests)
     assert build_dataset.main(arguments) == 0

@@ -370,7 +370,7 @@ WITHOUT_EFFECT = [
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
-     "with --collect, for the study is made\n  leave {} out"),
+     "with --collect, because the study already exists\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--key_addr k", "without --collect\n  give --collect, or leave {} out"),
     ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
@@ -378,7 +378,7 @@ WITHOUT_EFFECT = [
     ("utils/select_responses.py", "--split_dir d",
      "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
-    *(("utils/make_figures.py", f"--figure {other}", flags, f"but in figure {figures}\n  leave {{}} out")
+    *(("utils/make_figures.py", f"--figure {other}", flags, f"except in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
           ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),

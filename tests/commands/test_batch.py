@@ -161,11 +161,11 @@ def test_a_run_that_is_ended_finds_its_batch(warm_api, server, tmp_path):
         time.sleep(0.02)
     run.send(signal.SIGTERM)
     run.wait()
-    assert "if you stop here, the same command again waits for it" in run.errors
+    assert "if you stop now, run the same command again to wait for it" in run.errors
     server.held = False
     server.batches[0]["metadata"] = None
     again = begin(warm_api, server, make_questions(tmp_path / "in.json", 14), output)
-    assert again.wait() == 0 and "batch_0 was sent before\n" in again.errors
+    assert again.wait() == 0 and "batch_0: already sent by an earlier run\n" in again.errors
     assert sizes_of(server) == [10, 4] and set(server.paid.values()) == {1}
 
 
@@ -191,7 +191,7 @@ def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, 
 @pytest.mark.parametrize(
     ("change", "told"),
     [({"create": lambda asked: {}}, "returned a batch without an id\n  the same"),
-     ({"has_interface": False}, "is it one with a batch interface? if not, run the command without utils/batch.py"),
+     ({"has_interface": False}, "this API may not support batches; then run the command without utils/batch.py"),
      ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
 )  # fmt: skip
 def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tmp_path, monkeypatch, change, told):

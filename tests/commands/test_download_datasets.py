@@ -189,14 +189,14 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
 def test_without_the_hub(hub, download, away):
     cannot = f"{NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n"
     is_offline = "HF_HUB_OFFLINE" in away
-    nothing = f"{NAME}: not whole in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
+    nothing = f"{NAME}: incomplete in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
     _, errors = download.run_process(code=2, **away)
     assert errors.startswith(f"error: {nothing}") and errors.count("\n") == 2 and download.finished() == {}
     download.run()
     shutil.rmtree(download.data)
     _, errors = download.run_process(**away)
     assert download.finished() == expected(FILES)
-    assert errors == "" if is_offline else errors.startswith(f"note: {cannot}  going on with the commit ")
+    assert errors == "" if is_offline else errors.startswith(f"note: {cannot}  continuing with the commit ")
     shutil.rmtree(download.cache)
     printed, errors = download.run_process(**away)
     assert errors.startswith(f"note: {NAME}: ")
@@ -206,8 +206,8 @@ def test_without_the_hub(hub, download, away):
 IN_TROUBLE = {  # where, what, the command's further flags, and what is said
     "no dataset": ("", Fault(404, "RepoNotFound"), [], "no such folder, and no such dataset on the hub, or a private"),
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
-    "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub answers 403; is the token right"),
-    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file came with another size than the hub "),
+    "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
+    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file has another size than the hub "),
     "no branch": ("", FINE, ["--revision", "nix"], "has no such branch, tag or commit\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }

@@ -236,8 +236,8 @@ def test_a_server_that_recovers(download, server):
     errors = download.run(do=f"{HURRY}; w.SILENCE = 1")[1]
     assert download.records() == sample("LaMP-4", "dev")
     assert [line.rpartition(";")[0] for line in errors.splitlines()] == [
-        "train_questions.json: the server answers 503",
-        "train_questions.json: the server answers 429",
+        "train_questions.json: the server returned status 503",
+        "train_questions.json: the server returned status 429",
         "train_questions.json: the connection failed (RemoteProtocolError)",
         "train_questions.json: the connection failed (RemoteProtocolError)",
         "train_questions.json: the connection failed (ReadTimeout)",
@@ -250,9 +250,13 @@ def test_a_server_that_recovers(download, server):
 @pytest.mark.parametrize(
     ("trouble", "tries", "message"),
     [
-        (Trouble(503), 6, "cannot be downloaded: the server answers 503\n  run it again later, or copy the files "),
-        (Trouble(404), 1, "the server answers 404; is the address right?\n"),
-        (Trouble(page=b"\n <!doctype html>"), 1, "the server sends a web page, not JSON; is the address right?\n"),
+        (
+            Trouble(503),
+            6,
+            "cannot be downloaded: the server returned status 503\n  try again later, or copy the files ",
+        ),
+        (Trouble(404), 1, "the server returned status 404; check the address\n"),
+        (Trouble(page=b"\n <!doctype html>"), 1, "the server returned a web page instead of JSON; check the address\n"),
     ],
 )
 def test_a_server_that_does_not(download, server, trouble, tries, message):

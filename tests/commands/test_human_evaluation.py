@@ -379,7 +379,9 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' 'Ann': give every rater a name")
+    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith(
+        "--raters 'Ann' 'Ann': give each rater a unique name"
+    )
 
 
 def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):
@@ -441,7 +443,7 @@ def test_the_key_of_a_study_is_not_replaced(study):
     key = study.make("--draw", 4)
     before = study.key_addr.read_bytes(), study.page.read_bytes()
     message = refusal(*study.words("--draw", 5, "--raters", "Ann", "Bo"))
-    told = f"{study.key_addr}: is the key of another study, without which its raters' results are lost"
+    told = f"{study.key_addr}: is the key of another study, whose results are useless without it"
     assert message.startswith(told)
     result = study.choose("Ann", {key["raters"]["Ann"][0]: "first"})
     words = ["--collect", result, "--key_addr", str(study.key_addr), "--output_addr", study.page]

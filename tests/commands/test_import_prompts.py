@@ -223,13 +223,15 @@ def test_it_writes_the_five_prompts_once_and_runs_nothing_of_the_clone(clone, ca
     assert run() == 0
     out, err = capsys.readouterr()
     assert out == "prompts_paper: no_personalization, rag, planpers, planner, aspect_judge\n"
-    assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert (
+        err == "note: wording differs from commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    )
     assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
     assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]  # and nothing ran
     assert run() == 0
-    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
+    assert capsys.readouterr().out == "prompts_paper: already has these prompts, left alone\n"
     Path("prompts_paper/rag.txt").write_text("mine")
-    assert refusal(clone).startswith("prompts_paper: exists, and does not hold these prompts\n")
+    assert refusal(clone).startswith("prompts_paper: exists, but does not have these prompts\n")
     assert Path("prompts_paper/rag.txt").read_text() == "mine"
 
 
@@ -254,7 +256,7 @@ def test_what_cannot_be_read_at_all(clone):
     (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
-    remedy = "the prompts are read as in commit 504410d: git -C LaMP-QA checkout 504410d"
+    remedy = "use the supported commit: git -C LaMP-QA checkout 504410d"
     assert "no such file" in refusal(clone) and refusal(clone).endswith(f"\n  {remedy}")
 
 
@@ -272,7 +274,7 @@ def test_what_cannot_be_read_at_all(clone):
         (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
         (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is not a text"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "KeyError('system')"),
-        (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read without running it: "),
+        (FORMATTERS, "def get_planner", "\0def get_planner", "without running the code: "),
     ],
 )  # fmt: skip
 def test_what_is_otherwise_is_named(clone, path, old, new, expected):

@@ -94,6 +94,6 @@ def test_no_question_has_its_own_answer_and_a_seed_draws_others():
 
 def test_what_cannot_be_made_is_refused(study):
     study.responses("one", q1=TEXT)
-    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
+    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; swapping answers needs at least two"):
         make(study.folder, responses="one.json")
     assert not (study.folder / "controls").exists()

@@ -108,9 +108,9 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))])
     second = capsys.readouterr().out.partition("\n| Over seeds | ")[2]
     assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
-    assert "--seeds 'M': no --system is called 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
-    assert "--seeds 'M': a spread needs two or more" in refusal(*rows, "--seeds", "M", "M, seed 0")
-    twice = "--seeds 'M': a spread needs two or more different rows, each given once"
+    assert "--seeds 'M': no --system has the name 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
+    assert "--seeds 'M': give two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
+    twice = "--seeds 'M': give two or more different rows"
     assert refusal(*rows, "--seeds", "M", "M, seed 0", "M, seed 1", "M, seed 0") == twice
 
 
@@ -365,7 +365,7 @@ class TestRefusals:
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
-            ("TWO --baseline B A", "--baseline: names every system; nothing is left to compare with them"),
+            ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),
             ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
             ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system is named as a method of the paper"),
         ],

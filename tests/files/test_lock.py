@@ -42,7 +42,7 @@ def lock_of(path):
 
 def in_use(path, pid):
     """The message to the second of two processes."""
-    return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for it, or end it"
+    return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for that process, or stop it"
 
 
 def test_a_lock_keeps_others_out_until_it_is_let_go(path, tmp_path):

@@ -106,7 +106,7 @@ def test_what_this_command_made_whole_is_finished(path, capsys):
     assert make(path).report_finished() == 0
     told, errors = capsys.readouterr()
     assert told == f"{path}: already finished, left alone\n"
-    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries asks for them again\n"
+    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries retries them\n"
     path.unlink()
     assert is_finished(path) is False
     write(path, pieces={("q1", 0): PIECES["q1", 0]})  # a server failed to give the others
@@ -145,7 +145,7 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
         (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is missing\n"),
         (changed_since, f"{UNKNOWN}\n"),
         (with_a_broken_manifest, f"{UNKNOWN}\n"),
-        (larger, "has 4 answers, and this command makes 3\n"),
+        (larger, "has 4 answers, but this command makes only 3\n"),
     ],
 )
 def test_an_output_that_is_not_this_commands_is_refused_unless_overwritten(path, begin, problem):
@@ -199,7 +199,7 @@ def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed,
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
     assert make(path, keys=keys, pieces=pieces).report_failed() == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
-    again = "; a higher --max_retries asks for them again" if more else ""
+    again = "; a higher --max_retries retries them" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}

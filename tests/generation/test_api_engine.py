@@ -140,7 +140,7 @@ def test_server_that_comes_back_is_waited_for(server, flags, output, questions, 
     server.faults = lambda body, times: "503" if len(server.requests) - 1 in down else None
     answers = run(flags, output, "--max_concurrency", 4, data=questions(30))
     assert len(answers) == 30 and None not in {outputs[0]["output"] for outputs in answers.values()}
-    assert "note: the API at 127.0.0.1 answers 503: Try again later.; asking again in" in capsys.readouterr().err
+    assert "note: the API at 127.0.0.1 answers 503: Try again later.; retrying in" in capsys.readouterr().err
 
 
 # Faults that last
@@ -175,7 +175,7 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     )
     assert progress.startswith(f"{len(answers)}/300 answers")
     gap = 300 - len(answers)
-    assert missing == f"{gap} answers are missing because the server failed; the same command asks for them again"
+    assert missing == f"{gap} answers are missing because the server failed; run the same command again to retry them"
     assert len(server.requests) < 10 + 300  # not even the client library's tries for each of them
     server.faults = lambda body, times: None
     asked = len(server.requests)
@@ -222,8 +222,8 @@ def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, que
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("HTML", "sends no completion; check --base_url: <html><body>Just a moment...</body></html>"),
-        ("broken JSON", 'sends no completion; check --base_url: {"id": "chatcmpl-1", "object": "chat.com'),
+        ("HTML", "returned no completion; check --base_url: <html><body>Just a moment...</body></html>"),
+        ("broken JSON", 'returned no completion; check --base_url: {"id": "chatcmpl-1", "object": "chat.com'),
         ("hang", "cannot be reached: Request timed out."),
         ("reset", "cannot be reached: Connection error."),
         ("truncated", "cannot be reached: Connection error."),

@@ -129,7 +129,7 @@ def test_an_adapters_own_tokenizer_comes_first(tmp_path, models):
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path):
     folder = save_model(tmp_path, None)
-    with pytest.raises(UserError, match=f"^{folder}: no chat template; give an instruction-tuned model$"):
+    with pytest.raises(UserError, match=f"^{folder}: has no chat template; use an instruction-tuned model$"):
         LocalChat(folder)
 
 
@@ -143,7 +143,7 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
         ("{{ ''.__class__.__mro__ }}", "fails: access to attribute '__class__'"),
         ("{{ raise_exception('\x1b[2J never') }}", r"fails: \x1b[2J never"),
-        ("", "leaves out the user's text; give another model"),
+        ("", "drops the user's text; use another model"),
     ],
 )
 def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, template, found):
@@ -224,7 +224,7 @@ def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
     folder = save_model(tmp_path, USERS)
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
-    with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json names no {lacking}$"):
+    with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json has no {lacking}$"):
         PlainText(folder)
 
 
@@ -292,7 +292,7 @@ def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wante
 @pytest.mark.parametrize(
     ("model_limit", "max_model_len", "max_tokens", "message"),
     [
-        (4096, 4097, 512, "--max_model_len 4097: the model takes at most 4096 tokens"),
+        (4096, 4097, 512, "--max_model_len 4097: the model supports at most 4096 tokens"),
         (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens"),
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],

@@ -48,7 +48,7 @@ def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="GPU 1 has"):
         vllm_engine._check_gpus(flags(1, 0.9), "a-model")
-    with pytest.raises(UserError, match="only 1 GPUs are here"):
+    with pytest.raises(UserError, match="this machine has only 1 GPUs"):
         vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 
@@ -57,7 +57,9 @@ def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
     vllm_engine._check_gpus(flags(1, 0.9, copies=3), "a-model")
     with pytest.raises(UserError, match="GPU 3 has"):
         vllm_engine._check_gpus(flags(2, 0.9, copies=2), "a-model")
-    with pytest.raises(UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: only 4 GPUs are here"):
+    with pytest.raises(
+        UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: this machine has only 4 GPUs"
+    ):
         vllm_engine._check_gpus(flags(1, 0.9, copies=5), "a-model")
 
 
@@ -87,7 +89,8 @@ def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature)
 
 
 @pytest.mark.parametrize(
-    ("lowest", "on_gpu", "refusal"), [(7.5, True, "here it is 7.5"), (8.0, False, "none is here"), (8.0, True, None)]
+    ("lowest", "on_gpu", "refusal"),
+    [(7.5, True, "this one has 7.5"), (8.0, False, "this machine has none"), (8.0, True, None)],
 )
 def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monkeypatch):
     monkeypatch.setattr(vllm_engine, "find_capabilities", lambda: {"GPU 0": 9.0, "GPU 1": lowest})

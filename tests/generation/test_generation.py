@@ -305,8 +305,8 @@ def test_description_of_a_dry_run():
     described = describe_calls(calls, APIChat("some-model"), make_policy(), None)
     # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
     assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
-    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described
-    assert "2 calls, at most 8 with retries; at most 100 tokens an output" in described
+    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long, skipped: c" in described
+    assert "2 calls, at most 8 with retries; at most 100 tokens per output" in described
 
 
 def test_steps_that_ask_one_server_know_of_each_other(capsys):

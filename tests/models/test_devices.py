@@ -30,8 +30,8 @@ case "$*" in
 esac
 """
 TWO_GPUS = NVIDIA_SMI.format("8.0")
-MEANT = '\n  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
-CPU_BUILD = "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
+MEANT = '\n  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
+CPU_BUILD = "this is torch's CPU build; for the GPU run: make setup REQUIREMENTS=requirements.txt"
 SETTINGS = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_NO_USAGE_STATS")
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 
@@ -78,11 +78,11 @@ def refusal():
 def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
     nvidia_smi()
     unseen(None)
-    assert refusal() == f"{CARD} is here, but torch sees none\n  {CPU_BUILD}{MEANT}"
-    with pytest.raises(UserError, match="but torch sees none"):
+    assert refusal() == f"{CARD} is here, but torch finds none\n  {CPU_BUILD}{MEANT}"
+    with pytest.raises(UserError, match="but torch finds none"):
         has_gpu()
     for device in ("auto", "cuda"):
-        with pytest.raises(UserError, match="but torch sees none"):
+        with pytest.raises(UserError, match="but torch finds none"):
             pick_devices(device)
     assert pick_devices("cpu") == ["cpu"]
 
@@ -90,9 +90,9 @@ def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
 def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     nvidia_smi()
     unseen("13.0")
-    what = "torch is built for CUDA 13.0; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there"
+    what = "torch is built for CUDA 13.0; CUDA 13 needs driver 580 or newer, or cuda-compat"
     what += "; the driver: 535.104.05 (see docs/gpu.md)"
-    assert refusal() == f"{CARD} is here, but torch sees none\n  {what}{MEANT}"
+    assert refusal() == f"{CARD} is here, but torch finds none\n  {what}{MEANT}"
     for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # of the first there are only two: it may be this
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert f"the driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
@@ -108,7 +108,7 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
         check_devices()
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert refusal().startswith("SLURM gave this job GPUs (2), but torch sees none\n")
+    assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds none\n")
     assert "the driver: not told, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
 
 
@@ -142,9 +142,7 @@ def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch)
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # its attention has faults
         return
     first, second = refusal().splitlines()
-    assert first == (
-        "GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, and the kernels of torch and vLLM begin at 7.5"
-    )
+    assert first == ("GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, but torch and vLLM need at least 7.5")
     assert "CUDA_VISIBLE_DEVICES" in second
 
 
@@ -193,7 +191,7 @@ NAMES = ["rank", "train", "answer", "plan and answer", "judge"]
 def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
     said = done.errors.partition("error: ")[2]
-    assert (done.returncode, said.partition(", but torch sees none")[0]) == (2, f"{CARD} is here")
+    assert (done.returncode, said.partition(", but torch finds none")[0]) == (2, f"{CARD} is here")
     assert "Traceback" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.suffix != ".lock"] == []

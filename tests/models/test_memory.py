@@ -157,6 +157,6 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(script, gigabytes, tmp_
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
     share = "0.9 x " if script == "baselines.py" else ""
-    told = f"error: the weights of {MODEL}: {gigabytes} a GPU do not fit into {share}12.9 GB"
+    told = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
     assert done.stderr.splitlines()[-2] == told, done.stderr
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

@@ -82,7 +82,7 @@ def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
 def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
     base = save_base(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base, **change)
-    message = f"^{adapter}: an adapter for another architecture than {base}\n  {found}"
+    message = f"^{adapter}: adapter does not match the architecture of {base}\n  {found}"
     with pytest.raises(UserError, match=message):
         check_model(str(adapter))
 
@@ -122,7 +122,7 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
 @pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors"])
 def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
     other(save_model(tmp_path) / name)
-    with pytest.raises(UserError, match=rf"^{tmp_path / name}: not a file, but a folder, a pipe or a broken link\n"):
+    with pytest.raises(UserError, match=rf"^{tmp_path / name}: a folder, a pipe or a broken link, not a file\n"):
         check_model(str(tmp_path))
 
 
@@ -131,13 +131,13 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-lost])
-    with pytest.raises(UserError, match=rf"^{weights}: damaged or half-written"):
+    with pytest.raises(UserError, match=rf"^{weights}: damaged or incomplete"):
         check_model(str(adapter))
     weights.unlink()
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         check_model(str(adapter))
     (adapter / "adapter_config.json").write_text('{"peft_type": "LO')
-    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|holds no weights"):
+    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|has no weights"):
         check_model(str(adapter))
 
 
@@ -145,13 +145,13 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
     ("name", "message"),
     [
         *((name, "no such folder") for name in ("./nothing", "/nothing/here", "~/nothing", "a/b/c")),
-        ("empty", r"holds no config\.json"),
-        ("config", "holds no weights"),
+        ("empty", r"has no config\.json"),
+        ("config", "has no weights"),
         ("config/config.json", "not a folder"),
         ("shard", r"lacks model-00002-of-00002\.safetensors"),
         ("adapter", r"its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "),
-        ("no spaces/allowed here", "neither a folder nor a name a hub model can have"),
-        ("some/--model", "neither a folder nor a name a hub model can have"),
+        ("no spaces/allowed here", "neither a folder nor a valid name on the hub"),
+        ("some/--model", "neither a folder nor a valid name on the hub"),
     ],
 )
 def test_what_is_no_whole_model_is_named(tmp_path, monkeypatch, offline, name, message):
@@ -176,7 +176,7 @@ def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
     assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
     assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
     (snapshot / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         check_model("some/model", str(tmp_path))
 
 
@@ -195,7 +195,7 @@ FILES = {
 NOT_OURS = {"pytorch_model.bin": b"pickled", "consolidated.safetensors": WEIGHTS, "onnx/model.safetensors": WEIGHTS}
 
 
-FETCHING = f"fetching the weights of {MODEL} from the hub (gigabytes take minutes)\n"
+FETCHING = f"downloading the weights of {MODEL} from the hub (gigabytes take minutes)\n"
 
 
 def find(url, cache, code=0, offline="0"):
@@ -330,8 +330,8 @@ def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
     files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
     with serve(files | {"pytorch_model.bin": b"pickled"}) as hub:
         assert find(hub.url, tmp_path / "cache", code=2) == (
-            f"error: {MODEL}: the hub has no *.safetensors of it, or cannot be reached\n"
-            "  pickled weights (*.bin) are not read, for they may hold code\n"
+            f"error: {MODEL}: the hub has no *.safetensors for it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, because they may run code\n"
         )
         assert "pytorch_model.bin" not in hub.fetched
 

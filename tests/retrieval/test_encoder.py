@@ -184,7 +184,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
         ("config.json", b"{", "its config.json cannot be loaded"),
         ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_config.json or tokenizer.json or vocab.txt can"),
-        ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json names no pad_token"),
+        ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json has no pad_token"),
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )

@@ -127,7 +127,7 @@ def test_more_outputs_and_a_limit(runs):
     assert [len(outputs) for outputs in runs.answers.values()] == [2] * 6
     for flags in ([], ["--dry_run"]):
         with pytest.raises(
-            UserError, match="has 12 answers, and this command makes 4\n  give another output, or --over"
+            UserError, match="has 12 answers, but this command makes only 4\n  give another output, or --over"
         ):
             runs.run("--limit", 4, *flags)
     assert len(runs.answers) == 6

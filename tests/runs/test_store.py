@@ -153,7 +153,7 @@ def test_another_whole_line_in_a_lines_place_is_not_believed(folder):
     assert store.get(key_of(1))
     head, first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(head + second + first)
-    with pytest.raises(UserError, match="changed while it was in use"):
+    with pytest.raises(UserError, match="changed while this run used it"):
         store.get(key_of(1))
 
 

@@ -565,7 +565,7 @@ def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
 
 NO_PLACES = {
     "data.json/out.json": "data.json/out.json: cannot be written: (Not a directory|File exists)",
-    "prompts": "prompts: is a folder; give the name of a file in it",
+    "prompts": "prompts: is a folder; give a file",
     "/proc/out.json": "/proc/out.json: cannot be written: ",
     "long" * 64: "(long)+: cannot be written: File name too long",  # 256 characters, one more than a file system takes
 }

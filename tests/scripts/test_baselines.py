@@ -212,7 +212,7 @@ def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, fla
         return Reply(f"Ring \x07 \u202e the bell, {place}.") if place < 7 else answer("Yes.")
 
     server.reply = reply
-    told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries asks for them again\n"
+    told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries retries them\n"
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
     assert told in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
@@ -237,7 +237,7 @@ def test_constrained_always_or_never(server, flags, output, mode, temperatures):
 
 def test_an_address_without_v1_is_told(server, flags, output):
     flags = [flag.removesuffix("/v1") for flag in flags]
-    with pytest.raises(UserError, match=r"answers 404: .*\n  --base_url usually ends in /v1; this one has no path$"):
+    with pytest.raises(UserError, match=r"answers 404: .*\n  --base_url has no path; it usually ends in /v1$"):
         run(flags, output, "--limit", 1)
 
 
@@ -283,8 +283,8 @@ def test_refused_prompt_is_null_and_the_run_goes_on(server, flags, output, refus
         (Reply("Pay first.", status=429, code="insufficient_quota"), "answers 429: Pay first."),
         (
             Reply("10000 tokens", status=400, code="context_length_exceeded"),
-            "refuses a prompt as too long: 10000 tokens\n"
-            "  give its real length as --max_model_len, or a smaller --max_tokens",
+            "refuses a prompt because it is too long: 10000 tokens\n"
+            "  give the real limit as --max_model_len, or a smaller --max_tokens",
         ),
     ],
 )

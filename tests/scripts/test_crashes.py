@@ -145,7 +145,7 @@ def test_two_runs_of_one_output(case, server):
     hold.set()
     assert second.returncode == 2
     holder = f"process {first.pid} on {socket.gethostname()}"
-    assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for it, or end it\n"
+    assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for that process, or stop it\n"
     _, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors
     assert case.place() == AFTER

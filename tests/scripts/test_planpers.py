@@ -569,9 +569,12 @@ def test_plans_and_planners_that_cannot_be_used_are_refused(server, opened, api,
     for flags, message in (
         (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
-        (["--planner_model", wide], f"{wide}: an adapter for another architecture than {models.base}\n"),
+        (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
         (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),
-        (["--planner_model", models.base, "--max_model_len", 40000], "--max_model_len 40000: the model takes at most"),
+        (
+            ["--planner_model", models.base, "--max_model_len", 40000],
+            "--max_model_len 40000: the model supports at most",
+        ),
     ):
         assert refusal(api, output, *flags).startswith(message)
     assert server.requests == [] and opened.events == [] and not output.parent.exists()
@@ -677,6 +680,6 @@ def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, ou
         "plans:", "answers (without the plans, which do not exist yet; each adds up to 512 tokens):"
     ]  # fmt: skip
     assert re.fullmatch(r"26 prompts, \d+ tokens \(the model's tokenizer\); longest \d+", said[1])
-    assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"
-    assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens an output")
+    assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens per output"
+    assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens per output")
     assert len(said) == 12 and opened.events == [] and not output.parent.exists()

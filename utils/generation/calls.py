@@ -199,10 +199,10 @@ def describe_calls(
         options += len(call.options or ())
         dropped += call.record.get("num_contexts_dropped", 0)
         cut += call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False)
-    too_long = f"{len(over)} prompts too long and not asked" + (printable(f": {', '.join(over[:5])}") if over else "")
+    too_long = f"{len(over)} prompts too long, skipped" + (printable(f": {', '.join(over[:5])}") if over else "")
     told = (
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens an output"
+        f"at most {policy.max_tokens} tokens per output"
     )
     if prices:
         prompts, outputs = sum(lengths) * prices.input / 1e6, len(lengths) * policy.max_tokens * prices.output / 1e6

@@ -198,7 +198,7 @@ def describe_first_calls(step: Step, shared: Shared) -> int:
     print(
         f"{len(step.records())} records: {len(step.pieces)} are complete in the store, {run.num_left} need calls\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
-        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
+        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens per output\n"
         "follow-up calls are not counted"
     )
     return report_raised(run.raised)
