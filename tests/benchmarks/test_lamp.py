@@ -294,13 +294,13 @@ def test_intervals_and_tests_go_by_user(run, tmp_path, capsys):
 def test_planning_is_refused(run, tmp_path):
     name = "LaMP-2"
     dataset, out = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "out.json"
-    refusal = rf"{name} has no plans; answer it with baselines\.py, or with plans of your own by --plans_addr$"
+    refusal = rf"{name} has no plans; use baselines\.py, or give your own plans with --plans_addr$"
     with pytest.raises(UserError, match=refusal):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
     with pytest.raises(UserError, match=f"{name} has no plans to learn from"):
         run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
-    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed, no judge is asked; leave it out"):
+    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed without a judge; leave the flag out"):
         run(evaluate_responses, *judge)
 
 

@@ -140,12 +140,12 @@ def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
     first = path.read_bytes()
     download(DATA, tmp_path)
-    assert "already there, left alone" in capsys.readouterr().out
+    assert "already exists, left alone" in capsys.readouterr().out
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
     contexts.write_text("mine")
-    with pytest.raises(UserError, match="exists, and holds other contexts\n  --overwrite replaces it"):
+    with pytest.raises(UserError, match="exists, but has other contexts\n  give --overwrite to replace it"):
         download(DATA, tmp_path)
     assert contexts.read_text() == "mine"
 
@@ -185,8 +185,8 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     rows[3] = {**rows[3], "end_index_in_shared_context": "9999"}
     path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
     told = capsys.readouterr().out
-    assert "22 questions; 2 left out, which end at none of their messages" in told
-    assert "2 have two identical options, 1 of them with the right one;" in told
+    assert "22 questions; 2 skipped, because their history ends at a message that does not exist" in told
+    assert "2 have two identical options, in 1 one of them is the right option;" in told
     records = json.loads(path.read_text())
     assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
     manifest = read_manifest(path)
@@ -207,7 +207,7 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     records["message"][0]["profile"]["order"] = [0, 1]
     path = ranked["message"].with_name("broken.json")
     path.write_text(json.dumps(records["message"]))
-    with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
+    with pytest.raises(UserError, match="its 'order' has 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
 
 
@@ -475,7 +475,7 @@ def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
     alone = tmp_path / "moved.json"
     shutil.copy(dataset, alone)
     assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
-    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
+    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; copy the histories"):
         read_dataset(alone, needs=["profile"])
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):

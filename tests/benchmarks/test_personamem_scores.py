@@ -231,8 +231,11 @@ def bad(**changed):
     ("rows", "message"),
     [
         (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' holds 'e', not one of the letters a, b, c, d$"),
-        (bad(question_id="nobody"), r"bad\.csv: its ids are not the dataset's.*\n.* 1 questions without.*\n.*'nobody'"),
-        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also record 0's; one answer each$"),
+        (
+            bad(question_id="nobody"),
+            r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions without.*\n.*'nobody'",
+        ),
+        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
         (
             [{"question_id": key, "answer": "a"} for key in ROWS],
             r"none of the columns model_response, .*\n  'answer' is",
@@ -326,12 +329,12 @@ def test_score_files_with_a_wrong_or_missing_persona_are_refused(folder, systems
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
     other = write(tmp_path / "other.json", content)
-    with pytest.raises(UserError, match=r"not what was judged in .* under the same ids: '[^']*'\n"):
+    with pytest.raises(UserError, match=r"other questions than in .* with the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
-    with pytest.raises(UserError, match=r"no field 'cluster'; it must be the question's persona_id\n  run eval"):
+    with pytest.raises(UserError, match=r"has no field 'cluster' with the question's persona_id\n  run eval"):
         run(make_table, "--system", "other", write(other, content))
-    with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k cannot be divided by it; it has to"):
+    with pytest.raises(UserError, match=r"^--by 'persona': not supported for PersonaMem-32k; use to"):
         run(make_table, *systems, "--by", "persona")
 
 

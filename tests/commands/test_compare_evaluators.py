@@ -144,7 +144,7 @@ class TestByHand:
         assert told in out
         assert "- Humans, 1 rater: first 4, second 2, tie 2.\n" in out
         unknown = ", ".join(map(str, [*files, pairs]))
-        assert f"- Not known by which judge and prompt: {unknown} (no manifest beside it" in out
+        assert f"- Judge and prompt unknown: {unknown} (no manifest, or" in out
 
     def test_evaluators_with_each_other(self, study):
         one = study.pairwise("one.json", dict(zip("abcdx", ["win", "win", "tie", "loss", "win"], strict=True)))
@@ -213,10 +213,10 @@ class TestHumans:
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
         ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
         ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; give each file once"),
-        ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
+        ("HUMANS --evaluator A a.json other.json", "other.json: other questions than in a.json with the same ids: 'a'"),
         ("--human_addr others.json --evaluator A a.json b.json",
          "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the human choices"),
-        ("--human_addr none.json --evaluator A a.json b.json", "none.json: not an object {question id: "),
+        ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),
         ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to compare with; add another"),
         ("AB --evaluator P p.json", "p.json: its first system is the second system in b.json\n  give "),
     ],

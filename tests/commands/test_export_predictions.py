@@ -71,7 +71,7 @@ def test_what_is_refused(sample, write, tmp_path):
     lampqa = str(ROOT / "tests/data/mini_lampqa/test.json")
     own = write("LaMP_4.json", read_sample("LaMP-4", "test"))
     for where, inputs, responses, told in (
-        (folder, [dataset], [of_dev], r"dev_responses\.json: its ids are not the dataset's"),
+        (folder, [dataset], [of_dev], r"dev_responses\.json: its ids do not match the dataset"),
         (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give the same number of each"),
         (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: has the same task as an earlier file"),
         (tmp_path, [own], [addr], r"LaMP_4\.json: is an input too"),

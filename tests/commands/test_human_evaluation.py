@@ -248,7 +248,7 @@ def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(
     last = list(key["questions"])[-1]
     del given[0][last], given[1][last]["1"]  # nobody's verdict on its second aspect: it is left out
     collected = study.collect(*map(study.result, ("Ann", "Bo"), given))
-    assert "of 44 between two verdicts one of these, by a coin that is fixed." in capsys.readouterr().out
+    assert "medians; 44 fell between two verdicts, and a fixed seed chose one." in capsys.readouterr().out
     assert collected["responses"] == file_hash(study.responses["Alpha"])
     assert collected["verdicts"].keys() == key["questions"].keys() - {last}
     for n, (one, other) in enumerate(pairs):
@@ -390,7 +390,7 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys
     one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
     assert study.collect(one)["choices"] == {i: ["first"] for i in ids[:4]}
     out = capsys.readouterr().out
-    assert "| Ann | 6 | 4 |" in out and "- No file of Bo." in out
+    assert "| Ann | 6 | 4 |" in out and "- No file from Bo." in out
     other = study.choose("Ann", dict.fromkeys(ids[2:], "first"), "other.json")
     assert study.collect(one, other)["choices"] == {i: ["first"] for i in ids}
     wrong = study.choose("Ann", {ids[0]: "tie"}, "wrong.json")
@@ -420,12 +420,12 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
-        ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
-        ({"answers": None}, "not a result that the page of a study has written"),
+        ({"study": "0" * 64}, "is of study '00000000', but the key is of study "),
+        ({"rater": "Cy"}, "is of rater 'Cy', who is not in the study"),
+        ({"answers": None}, "not a result file of a study's page"),
         ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
-        ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result that the page of a study has"),
+        ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result file of a study's page"),
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),
     ],
 )

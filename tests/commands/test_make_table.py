@@ -147,14 +147,14 @@ class TestNotes:
             (scored("rpg", 1.0, 0.5), {}, ["0.7500", "2", "0"], []),
             ([*scored("rpg", 1.0, 0.5), question("3", "hsm", 0), question("4", None, 0), question("5", ["rpg"], 0)], {},
              ["0.7500", "2", "0"],
-             ["- Warning: 3 questions in no column, for no category is known for the community 'hsm', None, ['rpg']; "
-              "utils/benchmarks/lampqa_communities.toml has the communities."]),
+             ["- Warning: 3 questions in no column, because the category is unknown for community 'hsm', None, "
+              "['rpg']; utils/benchmarks/lampqa_communities.toml lists the communities."]),
             ([question("7", "rpg", 2), question("8", "rpg", 0, answered=False)], {"num_unanswered": 1},
              ["0.5000", "2", "1"], ["- RAG: 1 question without an answer, which counts 0."]),
             ([question("1", "rpg", 2), question("7", "rpg")], {}, ["1.0000", "1", "0"],
              ["- RAG: 1 question without aspects, not scored: 7."]),
             ([question("1", "rpg", 2)], {"partial": {"num_missing": 3}}, ["1.0000", "1", "0"],
-             ["- RAG: scored only in part in {path}."]),
+             ["- RAG: partly scored in {path}."]),
         ],
     )  # fmt: skip
     def test_what_is_missing_is_named_and_nothing_else(self, score_file, capsys, questions, more, cells, told):
@@ -171,9 +171,7 @@ class TestJudges:
         unknown = three("b.json", [1.0], [1.0], [1.0])
         Path(unknown).write_text(Path(unknown).read_text() + " ")
         _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", unknown, "--allow_partial")
-        assert (
-            notes[-1] == f"- Not known by which judge and prompt: {unknown} (no manifest beside it, or changed since)."
-        )
+        assert notes[-1] == f"- Judge and prompt unknown: {unknown} (no manifest, or changed since)."
 
     @pytest.mark.parametrize(("setting", "value"), [("judge", "judge@2"), ("temperature", 0.7), ("dtype", "float16")])
     def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value):
@@ -181,7 +179,7 @@ class TestJudges:
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
             f"{other}: judged differently from {complete}\n  {setting} {value!r}, not {JUDGED[setting]!r}\n"
-            "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
+            "  scores of different judges, prompts or settings are not comparable\n  judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 
@@ -189,7 +187,7 @@ class TestJudges:
         for other in ({"question_sha256": "other"}, {"category": "law"}, {"cluster": "Ann"}):
             entries = question("1", "rpg", 2), question("2", "diy", 1) | other, question("3", "law", 0)
             said = refusal("--system", "A", complete, "--system", "B", score_file("b.json", *entries))
-            assert f"not what was judged in {complete} under the same ids: '2'\n" in said
+            assert f"other questions than in {complete} with the same ids: '2'\n" in said
 
 
 class TestBold:
@@ -232,9 +230,9 @@ def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, against
     words = [*against([BASE] * 3, [UNSURE] * 3), "--system", "Best of 4", best]
     rows, notes = table(capsys, *words)
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4 and rows["Ours"][0] == "**0.5000**"
-    told = "9 responses selected by their scores, so it gets no dagger and no bold."
+    told = "9 responses selected by their scores, so it is excluded from daggers and bold."
     assert f"- Best of 4: {told}" in notes
-    assert "- Best of 4: 2 answers cut at --max_tokens, scored like whole ones." in notes
+    assert "- Best of 4: 2 answers cut off at --max_tokens, scored like complete ones." in notes
     found, _ = csv_table(capsys, *words)
     assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "yes"}
 
@@ -245,7 +243,7 @@ class TestDaggers:
         words = systems_of({" RAG\n10 ": three("a.json", *[BASE] * 3), "Ours": three("b.json", *[BETTER] * 3)})
         rows, notes = table(capsys, *words, "--baseline", "RAG 10")  # names are in one line
         assert rows["Ours"][:4] == ["**0.6667**†"] * 4
-        tested = "(two-sided paired t-test, p < 0.05, not corrected for the 4 comparisons)."
+        tested = "(two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)."
         assert notes == [f"- †: better than RAG 10 {tested}"]
         rows, _ = table(capsys, *words, "--baseline", "RAG 10", "--holm")
         assert rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
@@ -257,7 +255,7 @@ class TestDaggers:
         # A in Lifestyle: by 1/2, 1/2, 1/4 over None, but by 0, 1/2, 0 over RAG; in Society it ties with None.
         assert [cell.endswith("†") for cell in rows["A"][:3]] == [True, False, False]
         assert not any("†" in cell for name in ("None", "RAG", "B") for cell in rows[name])
-        comparisons = "not corrected for the 16 comparisons"  # 2 systems, 2 baselines, 4 columns
+        comparisons = "not corrected for 16 comparisons"  # 2 systems, 2 baselines, 4 columns
         assert notes == [f"- †: better than each of RAG, None (two-sided paired t-test, p < 0.05, {comparisons})."]
 
 
@@ -303,7 +301,7 @@ class TestPaper:
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
         title = "the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers"
-        assert notes[0] == f"- With each mean: {title}, and the difference to it."
+        assert notes[0] == f"- Beside each mean: {title}, and the difference from it."
         assert len(notes) == 2  # and the wordings
 
 
@@ -367,7 +365,7 @@ class TestRefusals:
             ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),
             ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
-            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system is named as a method of the paper"),
+            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system has the name of a method"),
         ],
     )  # fmt: skip
     def test_a_mistake_is_named(self, complete, score_file, tmp_path, monkeypatch, words, message):

@@ -59,6 +59,6 @@ def test_a_folder_that_was_not_made_here_is_kept_and_refused(tmp_path):
     (tmp_path / "chat/mine.txt").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("chat", "link"):
-        with pytest.raises(UserError, match=rf"{name}: exists and was not made here"):
+        with pytest.raises(UserError, match=rf"{name}: exists, but this script did not make it"):
             is_finished(tmp_path / name)
     assert (tmp_path / "chat/mine.txt").read_text() == "mine"

@@ -170,8 +170,8 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     assert code == 1 and 7 <= len(answers) <= 10
     progress, ended, missing = capsys.readouterr().err.splitlines()[-3:]
     assert ended == (
-        "note: the API at 127.0.0.1 answers 503: Try again later.; the server no longer answers; no further requests "
-        "are sent to this model"
+        "note: the API at 127.0.0.1 answers 503: Try again later.; the server no longer answers; sending no more "
+        "requests to this model"
     )
     assert progress.startswith(f"{len(answers)}/300 answers")
     gap = 300 - len(answers)

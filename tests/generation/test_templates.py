@@ -111,7 +111,7 @@ def test_a_variable_that_the_template_does_not_know_is_refused():
     words = ("--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", "x.json", "--reasoning_effort", "low")
     assert refusal(baselines.main, *words).startswith("--reasoning_effort: ")
     more = ("--chat_template_kwargs", '{"reasoning_effort": "low"}')
-    assert "give it once" in refusal(baselines.main, *words, *more)
+    assert "give only one of them" in refusal(baselines.main, *words, *more)
     told = LocalChat(str(CHAT), None, {"enable_thinking": False}, only_known=True)
     assert told.variables == {}
 

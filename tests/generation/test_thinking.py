@@ -250,7 +250,7 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
     ask(make_table, "--system", "Ours", scores)
     told = capsys.readouterr()
-    assert f"Ours: 1 answer and {unfinished} verdicts missing because of unfinished thoughts." in told.out + told.err
+    assert f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished." in told.out + told.err
 
 
 def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys):

@@ -176,7 +176,7 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
         with pytest.raises(UserError, match=r"questions.json: was made from another conversations.json"):
             build_personamem.main(flags(out, server.url, "--step", "assemble"))
     (out / "small_talk.json").write_text('["damaged"]')
-    with pytest.raises(UserError, match=r"small_talk.json: not a file that utils/build_personamem.py writes"):
+    with pytest.raises(UserError, match=r"small_talk.json: not a file of utils/build_personamem.py"):
         build_personamem.inputs.read_values(out / "small_talk.json")
 
 
@@ -248,7 +248,7 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),
         (
             ["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"],
-            "topic 'a b': a topic's name has letters, digits and _ only",
+            "topic 'a b': a topic's name may have only letters, digits and _",
         ),
         (["--small_talk_addr", "\n\n"], "no question"),
     ],

@@ -90,11 +90,19 @@ def changed(**fields):
 
 
 BAD = {
-    "another split": (questions("1", "2"), golds("1", "3"), r"record 1 \(id '2'\): .*outputs.json has no answer to it"),
-    "answers too many": (questions("1"), golds("1", "2", "3"), "2 answers to no question of .*: '2', '3'\n  give the"),
+    "another split": (
+        questions("1", "2"),
+        golds("1", "3"),
+        r"record 1 \(id '2'\): .*outputs.json has no answer for it",
+    ),
+    "answers too many": (
+        questions("1"),
+        golds("1", "2", "3"),
+        "2 answers have no question in .*: '2', '3'\n  give the",
+    ),
     "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
-    "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
-    "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers to id '1'; ids are unique"),
+    "an answer twice": (questions("1"), golds("1", "1"), "two answers with id '1'; ids must be unique"),
+    "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers with id '1'; ids must be unique"),
     "an answer with an invalid id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
     "no golds": (questions("1"), {}, "outputs.json: Object missing required field `golds`"),
     "a gold without output": (questions("1"), {"golds": [{"id": "1"}]}, r"field 'golds\[0\]': Object missing required"),
@@ -104,10 +112,10 @@ BAD = {
         r"'golds\[0\].output': Exp",
     ),
     "half a gold": (questions("1"), golds("\ud800"), "outputs.json: has half a character"),
-    "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
-    "no questions": ([], None, "holds no questions"),
-    "an object": ({"a": 1}, None, "an object where an array of questions belongs"),
-    "a number": ("7", None, "questions.json: holds 7; a dataset is a JSON array of questions"),
+    "an id twice": (questions("1", "1"), None, "record 1: id '1' is also the id of record 0; ids must be unique"),
+    "no questions": ([], None, "has no questions"),
+    "an object": ({"a": 1}, None, "found an object, expected an array of questions"),
+    "a number": ("7", None, "questions.json: found 7; a dataset must be a JSON array of questions"),
     "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON ends early at line 1"),
     "no input": (
         changed(input=None),
@@ -155,7 +163,7 @@ def test_a_profile_of_lamp_2_that_is_none_is_refused(tmp_path):
 def test_two_columns_of_one_name_are_refused(tmp_path):
     """Python's reader would keep the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
-    with pytest.raises(UserError, match=r"table\.csv: two columns have one name; names are unique"):
+    with pytest.raises(UserError, match=r"table\.csv: two columns have the same name; names must be unique"):
         list(table_rows(tmp_path / "table.csv"))
 
 

@@ -105,8 +105,8 @@ WHOLE = json.dumps([record()], indent=1)
             '{"id": 1}\n{"id": 2}\n',
             "more than one JSON value (line 2, column 1); if it is JSON Lines, rename it to *.jsonl",
         ),
-        ([], "holds no questions"),
-        ({"data": [record()]}, "holds an object; a dataset is a JSON array of questions"),
+        ([], "has no questions"),
+        ({"data": [record()]}, "found an object; a dataset must be a JSON array of questions"),
         ('[{"id": "q1", "id": "q2"}]', "duplicate key 'id'"),
         (b'["caf\xe9"]', "not UTF-8 text (byte 5)"),
     ],
@@ -127,7 +127,7 @@ def test_a_file_cut_short_anywhere_is_refused_with_the_place(tmp_path):
     [
         ('{"id": "q2", "question"', "line 2 is not JSON: Expecting ':' delimiter at column 24"),
         ('{"id": "q2", "id": "q3"}', "line 2: duplicate key 'id'"),
-        ("[1, 2]", "record 1: a list where a question object belongs"),
+        ("[1, 2]", "record 1: found a list, expected a question object"),
     ],
 )
 def test_a_bad_line_in_a_jsonl_file_is_named(tmp_path, second_line, expected):
@@ -141,12 +141,12 @@ ID_RULE = "every question needs a unique id, a string"
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        (5, "record 1: 5 where a question object belongs"),
+        (5, "record 1: found 5, expected a question object"),
         (record(id=None), f"record 1: field 'id' is missing or null; {ID_RULE}"),
         (record(id=""), f"record 1: field 'id' is an empty text; {ID_RULE}"),
         (record(id=True), f"record 1: field 'id' is true; {ID_RULE}"),
         (record(id=["q2"]), f"record 1: field 'id' is a list; {ID_RULE}"),
-        (record(id="first"), "records 0 and 1 both have id 'first'; ids are unique"),
+        (record(id="first"), "records 0 and 1 both have id 'first'; ids must be unique"),
     ],
 )
 def test_a_record_without_a_usable_id(tmp_path, bad, expected):
@@ -156,7 +156,7 @@ def test_a_record_without_a_usable_id(tmp_path, bad, expected):
 
 def test_a_number_and_its_digits_are_the_same_id(tmp_path):
     path = write(tmp_path / "d.json", [record(id="7"), record(id="8"), record(id=7)])
-    assert message(read_dataset, path) == f"{path}: records 0 and 2 both have id '7'; ids are unique"
+    assert message(read_dataset, path) == f"{path}: records 0 and 2 both have id '7'; ids must be unique"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_response_file_with_gaps_is_refused(tmp_path):
             refuse_gaps(path)
         assert str(refused.value) == (
             f"{path}: {words[0]} missing because the server failed\n"
-            f"  the command that made the file asks for {words[1]} again, or --allow_partial scores the rest"
+            f"  run the command that made the file again to retry {words[1]}, or add --allow_partial to score the rest"
         )
     path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
     refuse_gaps(path)
@@ -287,7 +287,7 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([{"output": "a"}], "holds a list; responses are an object {question id: [{output}]}"),
+        ([{"output": "a"}], "found a list; responses must be an object {question id: [{output}]}"),
         ({"q1": []}, "id 'q1': Expected `array` of length >= 1"),
         ({"q1": {"output": "a"}}, "id 'q1': Expected `array`, got `object`"),
         ({"q1": [{"output": "a"}, {"text": "b"}]}, "id 'q1': field '[1]': Object missing required field `output`"),
@@ -302,8 +302,8 @@ def test_a_file_that_holds_no_responses(tmp_path, content, expected):
 
 
 DATASET_IDS = [f"q{i}" for i in range(10)]
-NOT_THE_DATASET = "r.json: its ids are not the dataset's; give the dataset these responses were made from"
-ONLY_A_PART = "r.json: only a part of the questions has a response; --allow_partial scores that part"
+NOT_THE_DATASET = "r.json: its ids do not match the dataset; give the dataset these responses were made from"
+ONLY_A_PART = "r.json: some questions have no response; add --allow_partial to score the others"
 
 
 def match(question_ids, response_ids, allow_partial):
@@ -329,14 +329,14 @@ def test_allow_partial_leaves_out_questions_without_a_response():
         (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
         (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
         ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
-        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses to no question of the dataset: 'x'"]),
+        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses without a question in the dataset: 'x'"]),
         (
             [f"x{i}" for i in range(6)],
             False,
             [
                 NOT_THE_DATASET,
                 "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ...",
-                "  6 responses to no question of the dataset: 'x0', 'x1', 'x2', 'x3', 'x4', ...",
+                "  6 responses without a question in the dataset: 'x0', 'x1', 'x2', 'x3', 'x4', ...",
             ],
         ),
     ],
@@ -387,7 +387,7 @@ def test_a_file_of_plans_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([{"aspects": ["a"]}], "holds a list; plans are an object {question id: [{aspects}]}"),
+        ([{"aspects": ["a"]}], "found a list; plans must be an object {question id: [{aspects}]}"),
         ({"q1": []}, "id 'q1': Expected `array` of length >= 1"),
         (
             {"q1": [{"aspects": ["a"]}, {"output": "b"}]},

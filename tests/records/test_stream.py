@@ -79,7 +79,7 @@ def test_a_file_that_is_changed_meanwhile_is_refused(tmp_path, change):
         path.unlink()
     else:
         path.write_text(path.read_text().replace('"q8"', '"x8"'))
-    with pytest.raises(UserError, match="was changed while it was read"):
+    with pytest.raises(UserError, match="changed while it was read"):
         dataset[8]
 
 

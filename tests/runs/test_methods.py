@@ -227,7 +227,7 @@ async def answer(record, ask):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file, and none of the methods that ship: best_of_n, draft_and_revise, summ"),
+        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, summ"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
@@ -303,7 +303,10 @@ async def answer(record, ask):
 def test_a_model_that_is_not_given_is_told(runs, capsys):
     runs.write(CRITIC)
     assert runs.run(code=1) == len(IDS)
-    assert "no model 'critic'; there is generator (--model NAME=ADDRESS adds one)" in capsys.readouterr().err
+    assert (
+        "unknown model 'critic'; the models are generator (add one with --model NAME=ADDRESS)"
+        in capsys.readouterr().err
+    )
     with pytest.raises(UserError, match="--model generator=x: the name is taken"):
         runs.run("--model", "generator=x")
 

@@ -322,9 +322,9 @@ def test_no_placeholder_has_the_name_of_a_parameter_of_ask():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ('ask("rag", items="one text")', "ValueError: ask: items is one text; give a list"),
-        ('ask("Rag", items=["a"])', "ValueError: ask: no prompt 'Rag'; there is none, rag, "),
-        ('ask("Say {question}", items=["a"])', "ValueError: ask: items are for {profile}"),
+        ('ask("rag", items="one text")', "ValueError: ask: items is a single text; give a list"),
+        ('ask("Rag", items=["a"])', "ValueError: ask: unknown prompt 'Rag'; the prompts are none, rag, "),
+        ('ask("Say {question}", items=["a"])', "ValueError: ask: items need {profile}"),
         ('ask("Say {model}")', "ValueError: ask: {model} is a parameter of ask; give the placeholder another"),
         ('ask("none", parse=answer)', "ValueError: ask: parse is async; give a plain function"),
         ('ask("Say {question}", parse=lambda text: text.nothing)', "AttributeError: 'str' object has no attribute"),
@@ -353,7 +353,9 @@ async def answer(record, ask):
 def test_a_helper_of_a_name_that_is_ours(runs):
     (runs.folder / "prompts.py").write_text("MINE = 1\n")
     runs.write("from prompts import MINE\n" + TWO_CALLS)
-    with pytest.raises(UserError, match=r"--method .*mine.py: imports prompts, which is also a module of this project"):
+    with pytest.raises(
+        UserError, match=r"--method .*mine.py: imports prompts, which is also the name of a module of this project"
+    ):
         runs.run()
 
 
@@ -388,10 +390,10 @@ def test_a_method_that_exits(runs, line):
 
 def test_no_key_goes_to_another_server_and_no_model_is_taken_for_another(runs):
     runs.write(CRITIC)
-    with pytest.raises(UserError, match="give its key too, ,api_key_addr=FILE"):
+    with pytest.raises(UserError, match="add its key, ,api_key_addr=FILE"):
         runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
     key = f",api_key_addr={runs.folder}/key.txt"
-    with pytest.raises(UserError, match="has another model's name; tell them apart, ,model_id=NAME"):
+    with pytest.raises(UserError, match="another model reports the same name; add ,model_id=NAME"):
         runs.run("--model", f"critic=some-model@http://127.0.0.1:9/v1{key}")
     assert runs.server.requests == []
 

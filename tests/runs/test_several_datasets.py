@@ -104,7 +104,7 @@ def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
         baselines.main([*common, *pair[:-1], pair[-2]])
     with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give the same number of each"):
         planpers.main([*common, *pair, "--unranked", "--plans_addr", str(datasets / "a.json")])
-    with pytest.raises(UserError, match=r"^--method: takes one --inputs_addr and one --output_addr"):
+    with pytest.raises(UserError, match=r"^--method: give only one --inputs_addr and one --output_addr"):
         baselines.main([*common, *pair, "--method", "best_of_n"])
     other = [{**record, "task": "LaMP-1"} for record in json.loads((datasets / "b.json").read_text())]
     (datasets / "b.json").write_text(json.dumps(other))

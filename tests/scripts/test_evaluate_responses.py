@@ -137,7 +137,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
     assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut at --max_tokens" in said
-    assert ", scored like whole ones; 1 aspect unscored" in said
+    assert ", scored like complete ones; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 
@@ -147,7 +147,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
         # Over questions (2 + 2 + 1 + 0) / 4 / 2, over categories (1 + 1/2 + 0) / 3.
         (["law", "law", "diy", "rpg"], "score 0.6250 over 4 questions (macro: 0.5000 over 3 categories); "),
         (["law", "law", "diy", None], "score 0.6250 over 4 questions; "),  # a category has none
-        (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of no known category); "),
+        (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of unknown category); "),
     ],
 )
 def test_the_average_of_the_table_is_printed_where_there_is_one(
@@ -266,7 +266,7 @@ def test_part_of_the_responses(server, flags, write, scores, capsys):
     with pytest.raises(UserError) as raised:
         run(flags, data, responses, scores)
     assert str(raised.value) == (
-        f"{responses}: only a part of the questions has a response; --allow_partial scores that part\n"
+        f"{responses}: some questions have no response; add --allow_partial to score the others\n"
         "  2 questions without a response: 'q2', 'q3'"
     )
     assert server.requests == [] and not scores.exists()
@@ -302,7 +302,7 @@ def test_aspects_may_lack_evidence_and_reason_which_is_told(server, flags, write
     data = write("data.json", [make_question(1, rubric_aspects=aspects), make_question(2)])
     responses = write("responses.json", {"q1": RESPONSE, "q2": RESPONSE})
     assert run(flags, data, responses, scores)["score"] == 1.0
-    assert f"note: {data}: 2 of 4 aspects lack a text that the judge is shown (" in capsys.readouterr().err
+    assert f"note: {data}: 2 of 4 aspects lack a text that the judge sees (" in capsys.readouterr().err
 
 
 def test_a_refused_and_a_too_long_prompt_are_unscored(server, flags, write, scores):

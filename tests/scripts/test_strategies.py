@@ -159,7 +159,7 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert (found["num_questions"], found["num_scored_questions"]) == (7, 5)
     assert (found["num_unanswered"], found["num_unscored"]) == ([0, 1], 2 + 1)
     said = capsys.readouterr().out
-    assert "of 5 questions; position-swap rate 50%; 0 without the first's answer, 1 without the second's" in said
+    assert "of 5 questions; position-swap rate 50%; not judged: 0 without the first system's answer, 1 without" in said
     assert "; 2 questions unscored, for 3 verdicts are missing" in said
 
     details = {entry["id"]: entry["details"] for entry in found["per_question_scores"]}
@@ -182,7 +182,7 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
 def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, num_scores):
     files = [*three_pairs(judging), judging.responses("third", q1="C1")][:num_responses]
     more = ["--score_addr", *(judging.folder / f"{i}.json" for i in range(num_scores))]
-    with pytest.raises(UserError, match="--score_addr: --strategy pairwise takes two and one"):
+    with pytest.raises(UserError, match="--score_addr: --strategy pairwise needs two response files"):
         judging.run("pairwise", files, *more)
     assert judging.server.requests == []
 
@@ -191,7 +191,7 @@ def test_part_of_the_responses_is_what_both_systems_have(judging):
     judging.server.reply = prefers(min)
     judging.data(1, 2, 3)
     files = [judging.responses("a", q1="A1", q2="A2"), judging.responses("b", q2="B2", q3="B3")]
-    with pytest.raises(UserError, match=r"a\.json: only a part of the questions has a response"):
+    with pytest.raises(UserError, match=r"a\.json: some questions have no response"):
         judging.run("pairwise", files)
     found = judging.run("pairwise", files, "--allow_partial")
     assert [entry["id"] for entry in found["per_question_scores"]] == ["q2"]
@@ -208,7 +208,7 @@ def test_a_table_does_not_mix_strategies(judging):
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
     for other, message in (
         ("direct", r"direct\.json: judged differently from .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt "),
-        ("pairwise", r"pairwise\.json: its strategy is 'pairwise', which scores no single system"),
+        ("pairwise", r"pairwise\.json: its strategy is 'pairwise', which does not score a single system"),
     ):
         rows = [["--system", name, str(judging.folder / f"{name}.json")] for name in ("aspect", other)]
         with pytest.raises(UserError, match=message):

@@ -140,7 +140,7 @@ def test_they_stand_in_no_table_together_and_a_table_of_one_kind_says_which(thre
     for kind, told in (("weighed", True), ("counted", False)):
         assert make_table.main(["--system", "A", three_kinds[kind], "--format", "markdown"]) == 0
         printed = capsys.readouterr().out
-        assert ("Verdicts of another kind than the paper's: aspect, probability." in printed) == told
+        assert ("Verdicts differ in kind from the paper's: aspect, probability." in printed) == told
 
 
 def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing, capsys):
@@ -223,8 +223,16 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     ("strategy", "more", "message"),
     [
         ("aspect", ["--verdicts", "probability"], "--verdicts probability: no API tells how likely a text is; give a"),
-        ("direct", ["--verdicts", "probability"], "--verdicts probability: LaMP-QA's direct has no verdicts on parts"),
-        ("aspect", ["--num_verdicts", "3"], "--num_verdicts 3: a greedy judge only repeats itself; give a --temp"),
+        (
+            "direct",
+            ["--verdicts", "probability"],
+            "--verdicts probability: LaMP-QA's direct has no verdicts per aspect",
+        ),
+        (
+            "aspect",
+            ["--num_verdicts", "3"],
+            "--num_verdicts 3: a greedy judge always gives the same verdict; give a --temp",
+        ),
     ],
 )
 def test_what_has_no_such_verdicts_is_refused(weighing, strategy, more, message):

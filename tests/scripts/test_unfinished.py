@@ -71,7 +71,7 @@ def test_answers_that_a_server_failed_to_give(work):
     refused, asked = work.judge()
     assert (refused.returncode, refused.stderr) == (2, (
         "error: rag.json: 1 answer is missing because the server failed\n"
-        "  the command that made the file asks for it again, or --allow_partial scores the rest\n"
+        "  run the command that made the file again to retry it, or add --allow_partial to score the rest\n"
     ))  # fmt: skip
     assert not asked and not list(work.folder.glob("scores*"))
     part, _ = work.judge("--allow_partial", output="part.json")

@@ -163,7 +163,7 @@ def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table
     assert rows["FiD, k = 16 (paper)"] == ["0.642", "0.607", "0.236", "0.539", "0.180", "0.166", "–", "–", "–"]
     others = ["Random, non-personalized", "Random, k = 1", "Contriever, k = 1", "IPA, tuned", "FiD, k = 16"]
     assert list(rows)[2:] == [f"{name} (paper)" for name in others]
-    assert "- With each mean: the paper's user-based setting, FlanT5-base, and the difference to it." in notes
+    assert "- Beside each mean: the paper's user-based setting, FlanT5-base, and the difference from it." in notes
     [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
     assert "only where its model was trained in the same way" in told
     assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; name o")

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "tests/data/mini_lampqa/test.json")
 OURS = (
     "Wording of the judge's prompt: aspect_judge our own; of the answers': rag the paper's, planpers our own. "
-    "Levels need not be the paper's. "
+    "Scores may not be comparable with the paper's. "
     "Constrained decoding: judge fallback, answers fallback; the paper's code has none."
 )
 
@@ -84,7 +84,7 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
         change_manifest(path, take_public)
     note, public = table(capsys, *PAPER), "the public code's"
     assert f"aspect_judge {public}; of the answers': rag {public}, planpers {public}. Constrained" in note
-    assert "Levels need not be" not in note
+    assert "may not be comparable" not in note
 
 
 def test_other_words_and_what_is_not_known_are_told(work, capsys, tmp_path):

@@ -155,7 +155,7 @@ class Run:
             raise UserError(
                 f"{self._completions(role).store.folder}: lacks completions for {self.num_left} of {self._total} "
                 f"{self.step.unit}\n"
-                "  --cached_only requests none: run the shards that are missing, or the same command without it"
+                "  run the missing shards, or run the same command without --cached_only"
             )
 
     async def go(self, engines: Engines, is_shown: bool = True) -> None:
@@ -205,7 +205,7 @@ class Run:
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
         elif self._in_a_row >= most:
             problem = list(self.missing.values())[-1]
-            told = "the server no longer answers; no further requests are sent to this model"
+            told = "the server no longer answers; sending no more requests to this model"
             print(f"note: {problem}; {told}", file=sys.stderr)
             self.missing |= dict.fromkeys(untried, problem)
             untried = {}
