@@ -209,7 +209,7 @@ def check_same_judge(files: dict[str, Scores]) -> None:
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"
-                "  scores of different judges, prompts or settings are not comparable\n  judge both alike, or keep them apart"
+                "  these scores are not comparable: judge both alike, or keep them apart"
             )
 
 
