@@ -147,7 +147,7 @@ def test_with_a_gpu_the_other_file_is_installed(checkout):
 def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
     done = make(checkout, "test-gpu")
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")
-    assert done.stdout == "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run\n"
+    assert done.stdout == "test-gpu: nvidia-smi lists no GPU, so nothing is run\n"
     write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)'\n")
     # Logs pytest too, and how long it may take.
     python = PYTHON.replace('"-m pip"', '"-m p"').replace(
@@ -168,7 +168,7 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
             "requirements.txt",
             "",
             "demo",
-            "error: .venv is for a GPU (requirements.txt), and nvidia-smi lists none here",
+            "error: .venv is for a GPU (requirements.txt), but nvidia-smi lists none: run",
         ),
         (
             "requirements-cpu.txt",

@@ -88,7 +88,7 @@ def test_what_is_needed_is_fetched_once(tmp_path, kind):
             assert done.returncode == 0, done.stderr
             assert sorted(hub.fetched) == ["config.json", weights[0], "tokenizer.json"]  # the second time nothing
     *_, model, folder = done.stdout.splitlines()
-    assert folder == f"{tmp_path}/folder: a folder, left alone"
+    assert folder == f"{tmp_path}/folder: a folder, skipped"
     place = f"{tmp_path}/hf/hub/models--{MODEL.replace('/', '--')}/snapshots/{hub.branches['main']}"
     assert model == f"{MODEL}: in {place}" and (Path(place) / weights[0]).read_text() == weights[0]
 
@@ -323,7 +323,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     logs = {name: queue.log(name) for name in ("rag_0", "rag_1", "rag_2", "rag_3", "judge_0", "judge_3", "late_0")}
     for log in logs.values():  # of both runs
         assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
-    back = "back into the queue; the next run resumes here\n"
+    back = "requeued; the next run resumes here\n"
     assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
     # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
     warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}
@@ -353,7 +353,7 @@ def test_a_cancelled_task_stays_cancelled(queue, gate, api, tmp_path):
     assert restarts(cluster, answers) == {0: 0, 1: 0}
     for log in (queue.log("none_0"), queue.log("none_1")):
         assert "interrupted; finished work is kept" in log
-        assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "back into the queue" not in log
+        assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "requeued; the next" not in log
 
 
 @on_a_cluster
@@ -395,4 +395,4 @@ def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp
     cluster.wait(job)
     (fields,) = cluster.jobs(job)
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "1")
-    assert "killed, exit code 137, and requeued 1 times already: given up" in queue.log("none_0")
+    assert "killed, exit code 137, already requeued 1 times; giving up" in queue.log("none_0")
