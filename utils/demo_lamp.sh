@@ -77,4 +77,4 @@ run "$python" utils/export_predictions.py --output_dir $out/export \
     --inputs_addr $data/LaMP-3_user_dev.json $data/LaMP-4_user_dev.json \
     --response_addr $out/LaMP-3_user_dev_dense.json $out/LaMP-4_user_dev_dense.json
 printf '\nThe numbers show that the pipeline works, not how good a method is. MAE is an error: lower is better.\n'
-printf 'LongLaMP's METEOR is left out, because it needs WordNet (docs/evaluation.md).\n'
+printf 'METEOR (LongLaMP) is left out, because it needs WordNet (docs/evaluation.md).\n'
