@@ -267,7 +267,7 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
     assert build_dataset.main(arguments) == 0
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
-    notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "communities with" in line]
     absent = "'baking', 'coking'"
     assert notes == [
         "note: communities without a category, used in profiles only: 'law'",

@@ -136,7 +136,7 @@ def test_a_question_of_sepqa(tmp_path):
     assert post.licence == f"CC BY-SA 2.5, by account 77 ({link}), https://law.stackexchange.com/q/3"
     assert counts == {"without author": 2, "without title, date or number": 3}
     path.write_text(sepqa() + "[]")
-    with pytest.raises(UserError, match=r"data.jsonl: line 2: no question of SE-PQA"):
+    with pytest.raises(UserError, match=r"data.jsonl: line 2: not a question of SE-PQA"):
         list(read_sepqa(path, Counter()))
 
 
@@ -238,7 +238,7 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
     one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
     index.fill([one, two])
-    assert "made again" in capsys.readouterr().err
+    assert "rebuilding it" in capsys.readouterr().err
     assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
 
 

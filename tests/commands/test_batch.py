@@ -190,7 +190,7 @@ def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, 
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [({"create": lambda asked: {}}, "returned a batch without an id\n  the same"),
+    [({"create": lambda asked: {}}, "returned a batch without an id\n  run the same"),
      ({"has_interface": False}, "this API may not support batches; then run the command without utils/batch.py"),
      ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
 )  # fmt: skip

@@ -262,7 +262,7 @@ def test_a_server_that_recovers(download, server):
 def test_a_server_that_does_not(download, server, trouble, tries, message):
     server.trouble = lambda path: trouble if path == DEV else FINE
     errors = download.run(code=2)[1].replace("error: ", "")
-    told = "".join(line for line in errors.splitlines(keepends=True) if "; again in " not in line)
+    told = "".join(line for line in errors.splitlines(keepends=True) if "; retrying in " not in line)
     assert told.startswith(f"{server.url}/{DEV}: {message}") and told.count("\n") <= 2
     assert [path for path, _ in server.asked].count(DEV) == tries
     assert download.file(split="train").exists() and not download.file().exists()

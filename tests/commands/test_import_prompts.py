@@ -295,7 +295,7 @@ def test_an_exact_prompt_is_all_that_stands_between_the_lines():
     for name, target, told in (
         ("planner", "Here:\n{plan} and so on", r"\[assistant\] part must end with \{plan\}$"),
         ("planner", "Here:", r"\[assistant\] part: must hold each of \{plan\} exactly once"),
-        ("rag", "Here:\n{plan}", r"a prompt is a line \[system\], its text, a line \[user\], its text$"),
+        ("rag", "Here:\n{plan}", r"must have a \[system\] line with its text, then a \[user\] line with its text$"),
     ):
         text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
         with pytest.raises(UserError, match=f"^f: .*{told}"):

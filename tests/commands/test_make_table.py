@@ -362,7 +362,7 @@ class TestRefusals:
             ("--system A a.json twice.json", "--system 'A': question '3' is in a.json and in twice.json; "),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
-            ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
+            ("TWO --baseline a", "--baseline 'a': no --system has this name; the names are 'A', 'B'"),
             ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),
             ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
             ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system has the name of a method"),

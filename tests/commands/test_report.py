@@ -143,7 +143,7 @@ def test_notes_on_an_answer(files):
     answers = [text["answers"][0] for text in texts]
     assert [answer["notes"] for answer in answers] == [
         ['reason: {"code": 3}'],
-        ["answered without a plan: an empty plan", "cut at --max_tokens", "the first of 2 answers"],
+        ["answered without a plan: an empty plan", "cut off at --max_tokens", "the first of 2 answers"],
         ["read from damaged JSON", "3 posts left out for length"],
     ]
     assert [answer["plan"] for answer in answers] == [["7"], [], ["one", "two"]]

@@ -136,7 +136,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert [detail["score"] for detail in entries[4]["details"]] == [2, None]
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
-    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut at --max_tokens" in said
+    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut off at --max_tokens" in said
     assert ", scored like complete ones; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 

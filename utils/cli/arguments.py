@@ -184,7 +184,7 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
         "the first output)")
     add("--cached_only", action="store_true",
         help="use only stored completions: send no requests, load no model (off)")
-    add("--prompts_dir", metavar="DIR", help="folder of prompts that replace those in prompts/ (default: none)")
+    add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
     parser.decides_nothing("--limit", "which pieces an output has; it remembers them")

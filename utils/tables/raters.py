@@ -95,7 +95,7 @@ def read_key(path: str) -> dict[str, Any]:
         raise UserError(f"{path}: not the key of a study; give the *_key.json beside its page")
     manifest = read_manifest(path)
     if manifest is not None and manifest["output_sha256"] != file_hash(path):
-        raise UserError(f"{path}: changed since it was written; restore the original file")
+        raise UserError(f"{path}: changed since it was written\n  restore the original file")
     return key
 
 
