@@ -65,7 +65,7 @@ def room_of(name: str) -> str | None:
     return next((room for room in LEVELS if name == room or name.startswith(f"{room}.")), None)
 
 
-def test_the_rooms_are_all_on_a_floor():
+def test_every_library_has_a_level():
     rooms = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in MODULES.values()}
     assert rooms - {"", ".", "utils"} == LEVELS.keys()
 
@@ -76,7 +76,7 @@ def test_a_file_in_utils_is_a_command():
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) and not is_command(name)])
-def test_a_library_imports_only_from_its_own_room_and_below(name):
+def test_a_library_imports_only_from_its_own_level_and_below(name):
     level = LEVELS[room_of(name)]
     above = {other for other in IMPORTS[name] if room_of(other) != room_of(name)
              and LEVELS.get(room_of(other), len(FLOORS)) >= level}  # fmt: skip
@@ -88,14 +88,14 @@ def test_no_command_imports_another():
     assert {name: IMPORTS[name] & commands for name in commands if IMPORTS[name] & commands} == {}
 
 
-def test_there_is_no_circle():
+def test_there_are_no_import_cycles():
     left = {name: set(others) for name, others in IMPORTS.items()}
     while free := {name for name, others in left.items() if not others}:
         left = {name: others - free for name, others in left.items() if name not in free}
     assert left == {}
 
 
-def test_an_encoder_decoder_is_an_engine_behind_one_door():
+def test_encoder_decoders_are_imported_in_one_place():
     """Only its own commands import it; utils/generation/engines.py does by importlib, where a model is one."""
     users = {name for name, others in IMPORTS.items() if any(room_of(one) == "utils.generator" for one in others)}
     assert {name for name in users if room_of(name) != "utils.generator"} == {"utils.train_generator"}
@@ -125,7 +125,7 @@ BUILDER = ("utils.benchmarks.lampqa", "utils.build_dataset", "utils.building")  
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(BUILDER)])
-def test_what_is_lamp_qa_s_stands_in_its_file_and_its_builder_alone(name):
+def test_lampqa_names_are_only_in_its_file_and_builder(name):
     """Its fields in no line, comments and messages included, and its groups, their parts and its files in no text."""
     source = MODULES[name].read_text(encoding="utf-8")
     names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.paper_files()}

@@ -126,7 +126,7 @@ def test_the_readmes_pipeline(pipeline, folder):
     assert "<html" in (folder / "out/report.html").read_text()
 
 
-def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
+def test_a_local_planner_and_answers_from_a_server(pipeline, do, folder):
     """The README's command for PlanPers, with the generator behind an API."""
     [words] = [words for words in pipeline if words[0] == "planpers.py"]
     output = f"{folder}/out/planpers_api.json"

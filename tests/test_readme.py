@@ -47,7 +47,7 @@ def parser_of(script: str):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[1:4]))
-def test_the_script_takes_the_command(command):
+def test_the_script_accepts_the_command(command):
     assert not command.rstrip().endswith("\\"), "a dangling backslash swallows the next line pasted"
     for script, *arguments in commands_of(command):
         if script == "mine.py":  # the README's own example, which a test below runs
@@ -57,7 +57,7 @@ def test_the_script_takes_the_command(command):
 
 
 @pytest.mark.parametrize(("demo", "least"), [("demo_lamp", 21), ("demo_personamem", 8)])
-def test_a_demo_gives_the_scripts_what_they_take(demo, least, tmp_path):
+def test_demo_commands_are_valid(demo, least, tmp_path):
     words, stand_in = tmp_path / "words", tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\n{{ printf '%s\\0' \"$@\"; printf '\\1'; }} >> {words}\n")
     stand_in.chmod(0o755)
@@ -81,7 +81,7 @@ def test_every_script_has_a_command():
     assert scripts - {"utils/prepare_demo_models.py"} == shown  # `make models` runs that one
 
 
-def test_the_sample_stands_where_the_dataset_would(tmp_path):
+def test_the_sample_replaces_the_dataset(tmp_path):
     (block,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     shown = 'echo "$DATA/$SPLIT.json" "$DATA"/*_train.json "$DATA"/*_validation.json "$DATA"/*_test.json "$KEY"'
@@ -92,7 +92,7 @@ def test_the_sample_stands_where_the_dataset_would(tmp_path):
     assert (tmp_path / key).read_text().strip()
 
 
-def test_the_commands_for_an_api_paste_with_the_server_that_makes_answers_up(tmp_path):
+def test_api_commands_work_with_the_mock_server(tmp_path):
     (sample,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
     found = re.findall(
         r"^python (?:.*\\\n)*.*\n", "\n".join(re.findall(r"```shell\n(.*?)```", README, re.DOTALL)), re.MULTILINE

@@ -127,7 +127,7 @@ def test_help_lists_every_target(checkout, arguments):
     assert set(phony.split()) == TARGETS
 
 
-def test_without_a_gpu_torch_is_installed_first_and_what_breaks_it_removed(checkout):
+def test_without_a_gpu_torch_is_installed_first_and_conflicts_are_removed(checkout):
     done = make(checkout, "setup")
     assert done.returncode == 0, done.stderr
     assert done.calls == [
@@ -144,7 +144,7 @@ def test_with_a_gpu_the_other_file_is_installed(checkout):
     assert done.calls == ["install -qq -r requirements.txt"]
 
 
-def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
+def test_gpu_tests_run_only_with_a_gpu(checkout):
     done = make(checkout, "test-gpu")
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")
     assert done.stdout == "test-gpu: nvidia-smi lists no GPU, so nothing is run\n"
@@ -178,7 +178,7 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
         ),
     ],
 )
-def test_packages_that_cannot_run_here_are_named(checkout, kind, listed, target, error):
+def test_packages_that_cannot_run_are_named(checkout, kind, listed, target, error):
     make(checkout, "setup", f"REQUIREMENTS={kind}")
     write_script(checkout / "bin/nvidia-smi", f"#!/bin/sh\necho '{listed}'\n")
     done = make(checkout, target)
@@ -186,7 +186,7 @@ def test_packages_that_cannot_run_here_are_named(checkout, kind, listed, target,
 
 
 @pytest.mark.parametrize("kind", ["requirements.txt", "requirements-cpu.txt"])
-def test_what_is_installed_stays_on_another_node(checkout, kind):
+def test_an_installation_is_kept_on_another_node(checkout, kind):
     """A login node and its GPU nodes share one .venv: whichever runs a target finds it as it is."""
     make(checkout, "setup", f"REQUIREMENTS={kind}")
     for listed in ("exit 9", "echo 'GPU 0: NVIDIA A100-SXM4-80GB'"):
@@ -200,7 +200,7 @@ def test_what_is_installed_stays_on_another_node(checkout, kind):
         assert f"install -qq -r {kind}" in make(checkout, "setup", FAILS=fails).calls
 
 
-def test_a_choice_that_is_no_file_leaves_what_is_installed(checkout):
+def test_an_invalid_choice_keeps_the_installation(checkout):
     make(checkout, "setup")
     done = make(checkout, "setup", "REQUIREMENTS=requirement.txt")
     assert done.returncode != 0 and "REQUIREMENTS=requirement.txt: no such file" in done.stderr
@@ -224,7 +224,7 @@ def test_a_changed_file_or_another_choice_installs_again(checkout):
     assert "install -qq -r requirements.txt" in make(checkout, "setup", "REQUIREMENTS=requirements.txt").calls
 
 
-def test_where_the_index_lacks_the_cpu_torch_pytorchs_own_is_asked(checkout):
+def test_pytorchs_index_is_used_if_the_index_lacks_the_cpu_torch(checkout):
     done = make(checkout, "setup", FAILS="*install -qq torch*")
     assert done.returncode == 0, done.stderr
     assert done.calls[:2] == [
@@ -234,7 +234,7 @@ def test_where_the_index_lacks_the_cpu_torch_pytorchs_own_is_asked(checkout):
     assert "pip refuses" not in done.stderr  # nothing failed in the end
 
 
-def test_a_machine_that_will_not_do_is_refused_before_anything_is_made_or_downloaded(checkout):
+def test_an_unsuitable_machine_is_refused_before_installing(checkout):
     done = make(checkout, "setup", CHECK="error: this is macOS")
     assert done.returncode != 0 and done.stderr.startswith("error: this is macOS\n")
     assert (done.stdout, done.calls) == ("", [])
@@ -259,7 +259,7 @@ HERE = {"system": "Linux", "glibc": (2, 28), "python": (3, 11), "has_avx2": True
         ({"free": 7}, "this folder's disk has 7 GB free, and", "need 8"),
     ],
 )
-def test_what_a_machine_lacks_is_one_line_with_a_way_out(other, missing, way_out):
+def test_a_missing_requirement_is_one_line_with_a_remedy(other, missing, way_out):
     problem = find_problem("cpu", **HERE | other)
     assert problem.startswith(missing) and way_out in problem and "\n" not in problem
 
@@ -287,7 +287,7 @@ def test_a_gpu_is_hidden_from_the_tests():
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(tmp_path):
+def test_with_vllms_gpu_build_engine_tests_are_skipped_in_one_line(tmp_path):
     package = tmp_path / "vllm-0.32.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")

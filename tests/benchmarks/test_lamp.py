@@ -63,11 +63,11 @@ def prompt_of(name, record, method="rag", number=10):
         ("LongLaMP-topic", "Generate: the post", "Generate: the post"),
     ],
 )
-def test_the_query_stands_behind_the_template_s_anchor(name, question, query):
+def test_the_query_is_the_text_after_the_anchor(name, question, query):
     assert tasks()[name].query({"id": "1", "question": question}) == query
 
 
-def test_what_retrieval_compares_is_what_lamp_compares():
+def test_retrieval_compares_the_same_texts_as_lamp():
     item = {"id": "1", "date": "2020-01-02", "title": "T", "abstract": "A", "text": "X", "description": "D", "tag": "G"}
     item |= {"score": "5", "overall": 4.0, "summary": "S", "reviewText": "R", "content": "C"}
     compared = {"LaMP-1": "T A", "LaMP-2": "D", "LaMP-3": "X", "LaMP-4": "T X", "LaMP-5": "T A", "LaMP-6": "X"}
@@ -77,7 +77,7 @@ def test_what_retrieval_compares_is_what_lamp_compares():
 
 
 @each_task
-def test_a_prompt_states_its_items_and_never_the_target(name):
+def test_a_prompt_has_its_items_but_never_the_target(name):
     task = tasks()[name]
     for record in read_sample(name):
         alone = prompt_of(name, record, "none")
@@ -121,7 +121,7 @@ def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
         assert flant5_input(record, number).split() == expected.split()
 
 
-def test_every_prompt_file_is_as_it_was_pinned():
+def test_every_prompt_file_matches_its_pinned_hash():
     found = {folder: sorted((ROOT / "prompts" / folder).glob("*.txt")) for folder in GOLDEN}
     content = {
         folder: b"".join(path.name.encode() + path.read_bytes() for path in its) for folder, its in found.items()
@@ -196,7 +196,7 @@ def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
     assert table[2].startswith(f"| RAG | {json.loads(first.read_text())['score']:.4f} | 6 |")
 
 
-def test_what_the_answers_are_read_as(run, tmp_path, capsys):
+def test_how_answers_are_parsed(run, tmp_path, capsys):
     expected = {
         "LaMP-1": ["[1]", "[2]", "[1]", "[2]", "[1]", "[1]"],
         "LaMP-2": ["comedy", "dark comedy", "action", None, "romance", "thought-provoking"],
@@ -234,7 +234,7 @@ UNREADABLE = {"LaMP-1": 4, "LaMP-2": 4, "LaMP-3": 2}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_labels_and_ratings_by_lamp_s_rule_from_the_raw_text(name, run, tmp_path, capsys):
+def test_official_scores_follow_lamps_rule_on_the_raw_text(name, run, tmp_path, capsys):
     """The numbers of LaMP's code, which differ from those of what was read when it was asked for."""
     golds, texts = zip(*((gold, text) for gold, its in WRITTEN[name].items() for text in its), strict=True)
     records = [{**record, "target": gold} for record, gold in zip(read_sample(name), golds, strict=True)]
@@ -264,7 +264,7 @@ def test_labels_and_ratings_by_lamp_s_rule_from_the_raw_text(name, run, tmp_path
     assert ["(0." in cell for cell in row.split("|")[2:5]] == [False, False, True]  # the paper's, by its own rule
 
 
-def test_intervals_and_tests_go_by_user(run, tmp_path, capsys):
+def test_intervals_and_tests_are_clustered_by_user(run, tmp_path, capsys):
     """Four users of three questions each. Where no user is named, each question counts alone."""
     records = [{**read_sample("LaMP-4", "train")[0], "id": str(i), "user_id": i // 3} for i in range(12)]
     right = records[0]["target"]
@@ -304,7 +304,7 @@ def test_planning_is_refused(run, tmp_path):
         run(evaluate_responses, *judge)
 
 
-def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
+def test_trim_items_trims_items(run, tmp_path, capsys):
     records, out = read_sample("LongLaMP-topic"), tmp_path / "out.json"
     dataset = save(records, tmp_path / "val.json")
     run.answers = {"": "A post."}
@@ -323,7 +323,7 @@ def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
         run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
 
 
-def test_plans_of_the_users_own_are_followed(run, tmp_path):
+def test_own_plans_are_used(run, tmp_path):
     name = "LongLaMP-review"
     records, out = read_sample(name), tmp_path / "out.json"
     plans = {record["id"]: [{"aspects": [f"first {record['id']}", "second"]}] for record in records}

@@ -47,7 +47,7 @@ def test_every_ranker_keeps_every_item_whole(name, ranker, encoder, tmp_path):
     assert counts(tmp_path, ranker)["empty_profiles"] == 1
 
 
-def test_what_is_a_date():
+def test_valid_dates():
     given = {"2014-03-06": (2014, 3, 6), " 2014-3-6 ": (2014, 3, 6), 2014: (2014,), "": None, "2014-03-06T10:00": None}
     given |= {"٢٠١٤": None, "9" * 5000: None, None: None}
     assert {value: tasks()["LaMP-3"].item_date({"date": value}) for value in given} == given
@@ -55,7 +55,7 @@ def test_what_is_a_date():
 
 
 @pytest.mark.parametrize("name", ["LaMP-4", "LongLaMP-topic"])
-def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys):
+def test_latest_items_come_first_and_undated_items_last(name, tmp_path, capsys):
     task, records = tasks()[name], read_sample(name)
     ranked = rank(records, tmp_path, "recency")
     if name in CONFIGS:  # LongLaMP's code takes the end of the file whatever the years of papers are
@@ -112,7 +112,7 @@ def order_of(source, output, *flags):
 
 
 @pytest.mark.parametrize("ranker", ["contriever", "bm25-okapi"])
-def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, timed, encoder, tmp_path, capsys):
+def test_dates_are_part_of_ranked_texts_in_lamps_time_setting(ranker, timed, encoder, tmp_path, capsys):
     flags = ["--ranker", ranker]
     flags += ["--model_name", encoder, "--device", "cpu"] if ranker == "contriever" else []
     dated = order_of(timed, tmp_path / "dated.json", *flags)

@@ -46,7 +46,7 @@ def page_file(made, tmp_path_factory):
     return output
 
 
-def test_what_the_page_holds(page_file):
+def test_page_content(page_file):
     index, texts = content(page_file)
     assert index["table"]["columns"][1:3] == ["LaMP-3, MAE", "LaMP-3, RMSE"]
     right, _ = index["table"]["rows"]
@@ -60,7 +60,7 @@ def test_what_the_page_holds(page_file):
 
 
 @needs_chromium
-def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_page):
+def test_errors_have_their_own_axis_and_worst_value(page_file, open_page):
     page = open_page(page_file)
     ends = page.run("[...document.querySelectorAll('.panel')].map((one) => [...one.querySelectorAll('.axis text')]"
                     ".map((tick) => Number(tick.textContent)))")  # fmt: skip

@@ -70,7 +70,7 @@ def run(tmp_path, monkeypatch):
         yield run_script
 
 
-def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
+def test_all_commands_work_with_it(run, dataset, tmp_path, capsys):
     ranked, none, rag = (tmp_path / name for name in ("ranked.json", "none.json", "rag.json"))
     run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
     for record in json.loads(ranked.read_text()):
@@ -124,7 +124,7 @@ def test_the_example_of_the_docs_is_this_file():
         ({"kind": 5}, "field 'kind': Expected `str`, got `int`"),
     ],
 )
-def test_a_question_of_no_group_is_refused_before_anything_is_scored(dataset, changed, message, tmp_path):
+def test_a_question_without_a_group_is_refused_before_scoring(dataset, changed, message, tmp_path):
     records = json.loads(dataset.read_text())
     records[1] = {key: value for key, value in (records[1] | changed).items() if value is not None}
     bad, answers = tmp_path / "bad.json", tmp_path / "answers.json"

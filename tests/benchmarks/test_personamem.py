@@ -134,7 +134,7 @@ def with_twins():
             second | {"all_options": texts, "correct_answer": "(a)"}, *others]  # fmt: skip
 
 
-def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_path, capsys):
+def test_a_finished_download_is_skipped_unless_its_contexts_are_missing(tmp_path, capsys):
     path = download(DATA, tmp_path)
     contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
@@ -197,7 +197,7 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
         read_dataset(path, needs=["profile"])
 
 
-def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
+def test_a_ranked_file_also_refers_to_its_histories(ranked, dataset, tmp_path):
     records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
     for unit, its in records.items():
         for record, read in zip(its, read_dataset(ranked[unit], needs=["profile"]), strict=True):
@@ -211,7 +211,7 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
 
 
-def test_the_whole_history_before_the_question_and_nothing_else(dataset, server, tmp_path):
+def test_the_prompt_has_exactly_the_history_before_the_question(dataset, server, tmp_path):
     requests = ask(server, dataset, tmp_path / "out.json")
     assert len(requests) == 24
     for messages in requests:
@@ -227,7 +227,7 @@ def test_the_whole_history_before_the_question_and_nothing_else(dataset, server,
 
 
 @pytest.mark.parametrize("unit", ["message", "session"])
-def test_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
+def test_the_prompt_has_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
     profiles = {one["id"]: one["profile"] for one in read_dataset(ranked[unit], needs=["profile"])}
     for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3):
         row = question_of(messages)
@@ -259,7 +259,7 @@ def with_other_secrets(path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset, ranked, server, tmp_path):
+def test_scorer_only_fields_do_not_change_the_prompts(way, dataset, ranked, server, tmp_path):
     unit, flags = WAYS[way]
     path = ranked.get(unit, dataset)
     first, bodies = ask(server, path, tmp_path / "one.json", *flags), list(server.requests)
@@ -268,7 +268,7 @@ def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset
     assert server.requests == bodies
 
 
-def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path, capsys):
+def test_over_budget_the_oldest_turns_are_dropped_but_never_the_card(dataset, server, tmp_path, capsys):
     flags = ["--limit", 8, "--max_model_len", 900, "--max_tokens", 50]
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, *flags, code=1)  # half are unusable
@@ -290,7 +290,7 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
-def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
+def test_answers_to_reordered_options_are_mapped_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
     texts = [messages[-1]["content"] for messages in requests]
@@ -369,7 +369,7 @@ def take_log(folder):
 
 
 @pytest.mark.parametrize("way", ["whole", "messages"])
-def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, dataset, ranked, choose, tmp_path):
+def test_likelihoods_cover_only_the_options_after_history_and_question(way, dataset, ranked, choose, tmp_path):
     unit, flags = WAYS[way]
     path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
     assert choose(tmp_path / "one.json", *flags, path=path).wait() == 0
@@ -387,7 +387,7 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
 
 
-def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
+def test_an_option_with_a_duplicate_text_is_not_chosen(choose, tmp_path):
     path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
     output, scores = tmp_path / "out.json", tmp_path / "scores.json"
     assert choose(output, path=path).wait() == 0
@@ -437,7 +437,7 @@ LAST_SYSTEM_FIRST = (
         ),
     ],
 )
-def test_turns_are_folded_for_a_template_that_does_not_take_them_all(template, accepts, text):
+def test_turns_are_merged_if_the_template_does_not_support_them(template, accepts, text):
     def refuse(text):
         raise TemplateError(text)
 
@@ -456,14 +456,14 @@ def chat(tmp_path_factory):
     return LocalChat(str(folder))
 
 
-def test_a_history_has_the_tokens_of_its_whole_text(chat):
+def test_a_history_has_the_same_tokens_as_its_whole_text(chat):
     for messages in HISTORIES.values():
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
+def test_a_profile_is_read_only_when_needed(dataset, tmp_path):
     for record in read_dataset(dataset, needs=["profile"]):
         row, profile = ROWS[record["id"]], record["profile"]
         assert profile.messages == before(row)

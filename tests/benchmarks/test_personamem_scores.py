@@ -168,7 +168,7 @@ def test_the_mean_over_orders_is_shown_beside_the_accuracy_of_first_answers(data
     assert "score_over_orders" not in score(dataset, write(tmp_path / "one.json", one), tmp_path / "one_s.json")
 
 
-def test_an_exported_table_gets_the_scores_of_its_response_file(folder, dataset, tmp_path):
+def test_an_exported_table_scores_the_same_as_its_response_file(folder, dataset, tmp_path):
     flags = ["--inputs_addr", dataset, "--output_dir", tmp_path, "--overwrite", "--response_addr"]
     run(export_predictions, *flags, folder / "worst.json")
     for more in ([], ["--reading", "official"]):
@@ -291,7 +291,7 @@ def test_the_cited_place_is_where_its_share_of_the_text_is():
 
 
 @needs_chromium
-def test_the_cited_message_is_open_and_no_text_becomes_markup(page_file, open_page):
+def test_the_evidence_message_is_expanded_and_texts_are_escaped(page_file, open_page):
     page = open_page(page_file)
     wanted = "questions.findIndex((one, place) => textsOf(place).turns.shown.length < textsOf(place).turns.total)"
     page.go(f"#{page.run(f'questions[{wanted}].id')}")

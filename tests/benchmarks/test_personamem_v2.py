@@ -109,7 +109,7 @@ def test_the_longest_end_of_a_link_counts(tmp_path):
     assert found == {link: histories[f"{name}p0.json"] for link, name in links.items()}
 
 
-def test_the_hub_gives_the_same_and_a_finished_file_is_left_alone(dataset, tmp_path):
+def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_path):
     source, home = save(tmp_path / "source"), {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.*")}
     command = [sys.executable, download_datasets.__file__, "--dataset", "PersonaMem-v2-32k", "--output_dir", tmp_path]

@@ -61,7 +61,7 @@ def built(dump, server, tmp_path_factory):
     return out
 
 
-def test_the_dataset_holds_what_it_must(dump, built):
+def test_the_dataset_is_complete_and_consistent(dump, built):
     made, split_of, found = dump[1], {}, 0
     for (_, split), records in dataset_of(built).items():
         for record in records:
@@ -122,7 +122,7 @@ def test_the_counts_add_up(dump, built):
     assert sum(of_file["questions"] for of_file in counts["files"].values()) == evidence["questions"]
 
 
-def test_a_finished_run_is_left_alone(dump, built, server, capsys):
+def test_a_finished_run_is_skipped(dump, built, server, capsys):
     before, asked = files_of(built), len(server.requests)
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
@@ -131,7 +131,7 @@ def test_a_finished_run_is_left_alone(dump, built, server, capsys):
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
 
-def test_every_command_takes_it(built, server, tmp_path):
+def test_every_command_accepts_the_dataset(built, server, tmp_path):
     """Ranked, answered in two ways, judged."""
     data = built / "Lifestyle_and_Personal_Development_test.json"
     (tmp_path / "key.txt").write_text("sk-test")
@@ -150,7 +150,7 @@ def test_every_command_takes_it(built, server, tmp_path):
     assert told["num_questions"] == len(read_dataset(data)) and told["num_unscored"] == 0
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(dump, built, server, warm_api, tmp_path):
+def test_a_resumed_run_writes_the_same_bytes(dump, built, server, warm_api, tmp_path):
     arguments, whole, asked = flags(dump[0], tmp_path / "out", server.url), files_of(built), len(server.requests)
     run = warm_api.start("utils.build_dataset", arguments)
     server.wait_for(asked + len(json.loads(whole["factoid_filter.json"])) * 3 // 2)  # in the aspects
@@ -184,7 +184,7 @@ def small(tmp_path_factory):
 LENIENT = ("--min_profile_posts", "2", "--min_body_words", "10", "--validation_share", "0.3", "--test_share", "0.3")
 
 
-def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_path):
+def test_adding_a_community_requests_only_its_posts(small, server, tmp_path):
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT)
     one = [word for word in arguments if "law.stackexchange.com" not in word]
     others = len(server.requests)  # of other tests
@@ -198,7 +198,7 @@ def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_pat
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
+def test_steps_without_a_model_follow_changed_flags(small, server, tmp_path, capsys):
     """Other splits and shorter profiles ask nothing again, and what nothing is left for goes."""
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
@@ -217,7 +217,7 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
         assert all(record["profile"] == latest[record["id"]] for record in records)
 
 
-def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, capsys):
+def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys):
     """Else `*_train.json` would be of two datasets, whose splits differ."""
     out, own = tmp_path / "out", tmp_path / "mine.toml"
     own.write_text('[Food]\ncommunities = ["cooking"]\n')
@@ -231,7 +231,7 @@ def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, ca
     assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 
 
-def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, capsys):
+def test_requests_that_the_server_failed_are_retried(small, server, tmp_path, capsys):
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
 
     def fail_some(request):
@@ -260,7 +260,7 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path, capsys):
+def test_a_community_without_a_category_is_used_in_profiles_only(small, server, tmp_path, capsys):
     own = tmp_path / "mine.toml"
     own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking", "coking", "baking"]\n')
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
@@ -291,13 +291,13 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "table 'a\\x1b[2Jb': not a valid file name"),
     ],
 )
-def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):
+def test_an_invalid_communities_file_is_refused(text, said, small, server, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
     assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
 
 
-def test_a_run_that_leaves_no_question_says_what_became_of_them(small, server, tmp_path):
+def test_a_run_without_remaining_questions_reports_the_counts(small, server, tmp_path):
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
     assert re.match(r"no post qualifies as a question: 0 candidates, .*\d+ with fewer than 5000 words", told)
     for reply, said in (
@@ -310,7 +310,7 @@ def test_a_run_that_leaves_no_question_says_what_became_of_them(small, server, t
             assert refusal(*flags(small[0], out, other.url, *LENIENT, "--limit", "9")).endswith(said)
 
 
-def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path, capsys):
+def test_a_reposted_question_is_not_in_its_own_profile(tmp_path, capsys):
     """The newest post is the question; one of the two before it is the same with a line less."""
     first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
     bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]

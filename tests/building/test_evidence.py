@@ -39,7 +39,7 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
         (" \n", ("", "nowhere")),
     ],
 )
-def test_evidence_is_the_posts_own_words(evidence, found):
+def test_evidence_quotes_the_post(evidence, found):
     assert find_evidence(evidence, POST) == found
     assert all(part in POST for part in found[0].split(" [...] "))
 

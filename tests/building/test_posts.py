@@ -73,11 +73,11 @@ def test_a_question_of_a_dump(tmp_path):
     [("2011-04-07T23:59:59.999", "2.5"), ("2011-04-08T00:00:00.000", "3.0"), ("2018-05-01T23:59:59.999", "3.0"),
      ("2018-05-02T00:00:00.000", "4.0")],
 )  # fmt: skip
-def test_the_licence_goes_by_the_date(date, version):
+def test_the_licence_depends_on_the_date(date, version):
     assert licence_of(date) == f"CC BY-SA {version}"
 
 
-def test_what_is_no_usable_question_is_counted(tmp_path):
+def test_unusable_posts_are_counted(tmp_path):
     rows = [
         question(1, PostTypeId=2), question(2, OwnerUserId=None), question(3, OwnerUserId=-1), question(4, Title="  "),
         question(5, CreationDate="yesterday"), question(6, Id="six"), question(7, Body=None), question(8),
@@ -102,7 +102,7 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
         ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],
 )
-def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
+def test_dangerous_or_incomplete_xml_is_refused(head, rows, said, tmp_path):
     path = write_dump(tmp_path, question(1) + rows, head=head)
     tracemalloc.start()
     with pytest.raises(UserError) as error:
@@ -112,7 +112,7 @@ def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
     assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
 
 
-def test_a_reference_to_no_character_is_left_out(tmp_path):
+def test_a_reference_to_an_invalid_character_is_left_out(tmp_path):
     """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
     body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
     [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}, Counter())
@@ -158,7 +158,7 @@ def made_index(tmp_path, rows):
 AUTHOR = "cooking:5"
 
 
-def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
+def test_a_profile_has_the_newest_earlier_posts_latest_last(tmp_path):
     same_time = question(9, CreationDate="2019-01-06T00:00:00.000")
     index = made_index(tmp_path, "".join(map(question, (3, 1, 2, 6, 8))) + same_time + question(4, OwnerUserId=6))
     profile, num_reposts = profile_of(index, AUTHOR, "2019-01-06T00:00:00.000", "", 2)
@@ -167,7 +167,7 @@ def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
     assert profile[0]["text"] == "Title 2 Body of number 2." and profile[0]["category"] == "cooking"
 
 
-def test_copies_count_once_whoever_wrote_them(tmp_path):
+def test_copies_count_once_even_across_authors(tmp_path):
     rows = [question(1, Body="Twice  the same"), question(2, Body="TWICE the\nsame", OwnerUserId=6)]
     rows += [question(3, Body="")]
     rows += [question(4, Body=""), question(5, Body="twice the same"), question(6)]
@@ -199,7 +199,7 @@ def test_a_repost_of_the_question_is_not_in_its_profile(earlier, is_dropped, tmp
     assert ([item["id"] for item in profile], num_reposts) == (kept, is_dropped)
 
 
-def test_an_input_that_is_refused_leaves_nothing(tmp_path):
+def test_a_refused_input_leaves_nothing_behind(tmp_path):
     good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
     with pytest.raises(UserError, match="incomplete or invalid XML"):
@@ -225,7 +225,7 @@ def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
     assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in communities without a category": 8})
 
 
-def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
+def test_inputs_are_read_again_only_if_changed(tmp_path, capsys):
     one, two = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2), "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([one, two])
@@ -249,7 +249,7 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
         ("", "cannot be used as the posts index: .*; move it away"),
     ],
 )
-def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
+def test_a_damaged_index_is_refused(tmp_path, change, said):
     made_index(tmp_path, "".join(question(number % 28 + 1, Id=number) for number in range(400))).close()
     path = tmp_path / "posts.sqlite"
     if change:
@@ -263,7 +263,7 @@ def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
         list(index.authors_posts())
 
 
-def test_somebody_elses_database_is_left_alone(tmp_path):
+def test_another_programs_database_is_not_changed(tmp_path):
     with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
         theirs.execute("CREATE TABLE posts (text)")
         theirs.execute("INSERT INTO posts VALUES ('theirs')")

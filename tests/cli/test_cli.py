@@ -70,7 +70,7 @@ def without_heavy_packages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_needs_no_package_that_takes_long_to_import(script, without_heavy_packages):
+def test_help_imports_no_slow_packages(script, without_heavy_packages):
     result = run(script, "--help", env=without_heavy_packages)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"usage: {Path(script).name} ")
@@ -104,7 +104,7 @@ def options_of(parser):
 
 @pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
+def test_every_option_has_a_help_text_with_its_default(script, parser_of):
     parser = parser_of(script)
     assert all(action.option_strings for action in parser._actions)  # flags only
     for flag, action in options_of(parser).items():
@@ -227,7 +227,7 @@ def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsy
         *(("--chat_template_kwargs", key, "is set by this program") for key in ("tokenize", "add_generation_prompt")),
     ],
 )  # fmt: skip
-def test_a_key_that_is_ours_is_refused(flag, key, why, capsys):
+def test_reserved_json_keys_are_refused(flag, key, why, capsys):
     message = refusal_of(shared_parser(), ["--model_addr", "m", flag, json.dumps({"mine": 1, key: 1})], capsys)
     assert message == f"error: argument {flag}: {key}: {why}; --help lists the flags\n"
 
@@ -246,7 +246,7 @@ def refusal_of(parser, words, capsys):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of, capsys):
+def test_a_misspelt_flag_gets_a_one_line_suggestion(script, parser_of, capsys):
     parser = parser_of(script)
     for flag in options_of(parser):
         for words in ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"]):  # alone, so the required ones are missing too
@@ -271,12 +271,12 @@ def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of
          "unrecognized arguments: --temprature, --seeds; did you mean --temperature, --seed?"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(words, message, capsys):
+def test_a_mistake_is_reported_in_one_line(words, message, capsys):
     assert refusal_of(shared_parser(), ["--model_addr", "m", *words], capsys) == f"error: {message}\n"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parser_of, capsys):
+def test_a_wrong_value_or_missing_flag_is_named_in_one_line(script, parser_of, capsys):
     parser = parser_of(script)
     wrong = {flag: [flag, "no such value"] for flag, action in options_of(parser).items()
              if action.choices or action.type not in (None, str)}  # fmt: skip
@@ -396,7 +396,7 @@ def required_words(parser):
 
 
 @pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)
-def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, parser_of, capsys):
+def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_of, capsys):
     parser = parser_of(script)
     command = [*required_words(parser), *mode.split()]
     parser.parse_args(command)
@@ -411,13 +411,13 @@ def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, pars
         assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
 
 
-def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
+def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):
     ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
     assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 
 
-def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
+def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_of):
     for name, value in ARRAY.items():
         monkeypatch.setenv(name, value)
     for script in ("baselines.py", "evaluate_responses.py"):
@@ -539,7 +539,7 @@ def run_into(target, body):
         ("print('x'); sys.exit(0)", 0, b""),  # as argparse's --help
     ],
 )
-def test_an_output_that_nobody_reads_any_more(body, code, stderr):
+def test_output_into_a_closed_pipe(body, code, stderr):
     result = run_into("nobody", body)
     assert (result.returncode, result.stderr) == (code, stderr)
 
@@ -559,7 +559,7 @@ run_script(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
+def test_a_signal_closes_open_files_and_prints_how_to_resume(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
@@ -629,13 +629,13 @@ def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last,
         (4, 0, 3, "-1"),
     ],
 )
-def test_an_array_with_gaps_or_without_figures_is_none(monkeypatch, capsys, values):
+def test_an_array_with_gaps_or_without_numbers_is_ignored(monkeypatch, capsys, values):
     slurm(monkeypatch, *values)
     assert shard() == (1, 0)
     assert note_of(capsys) == ""
 
 
-def test_flags_win_over_the_array(monkeypatch, capsys):
+def test_flags_override_the_array(monkeypatch, capsys):
     slurm(monkeypatch, 4, 0, 3, 2)
     assert shard("--num_shards", "8", "--shard_index", "5") == (8, 5)
     assert note_of(capsys, "--num_shards", "8", "--shard_index", "5") == ""
@@ -651,7 +651,7 @@ SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_of, monkeypatch):
+def test_model_scripts_get_their_shard_from_the_array(script, parser_of, monkeypatch):
     slurm(monkeypatch, 4, 5, 8, 7)
     options = options_of(parser_of(script))
     found = [options[flag].default for flag in ("--num_shards", "--shard_index") if flag in options]
@@ -662,12 +662,12 @@ def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_
 
 
 @pytest.mark.parametrize(("rank", "stderr"), [("0", "error: d.json: no such file\n"), ("1", ""), ("15", "")])
-def test_of_several_processes_the_first_tells_the_error(rank, stderr):
+def test_only_the_first_process_prints_the_error(rank, stderr):
     result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
     assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
 
 
-def test_a_signal_that_a_finalizer_swallows_ends_the_process_all_the_same():
+def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():
     code = (
         "import os, signal, weakref\n"
         "from utils import cli\n"

@@ -64,7 +64,7 @@ def usable(number, body):
     return Reply(json.dumps({"personalized_answer": f"Drawn {drawn(body)}."}))
 
 
-def test_answers_with_posts_are_those_of_ordinary_requests(server, tmp_path, capsys):
+def test_batch_answers_equal_those_of_ordinary_requests(server, tmp_path, capsys):
     """Texts that can't be used go with another seed in the next batches, and the fourth try by itself."""
     inputs = make_questions(tmp_path / "in.json", 300)
     more = ["--rag", "--unranked", "--num_contexts", "1", "--constrained_decoding", "never"]
@@ -94,7 +94,7 @@ def test_plans_and_then_the_answers_by_them(server, tmp_path):
     assert server.paid == plain and sizes_of(server)[:2] == [40, 40]
 
 
-def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, tmp_path):
+def test_expired_or_failed_requests_are_sent_again_and_finally_alone(server, tmp_path):
     def outcome(number, body):
         if drawn(body) % 2 and (number == 0 or drawn(body) % 4 == 1):
             return EXPIRED if number == 0 else Reply("Out of order.", status=500)
@@ -109,7 +109,7 @@ def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, t
     assert len(json.loads((tmp_path / "out.json").read_text())) == 40 and set(server.paid.values()) == {1}
 
 
-def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_path):
+def test_a_single_request_finds_what_the_api_accepts(server, tmp_path):
     """And what it refuses for its content is asked once."""
 
     def outcome(number, body):
@@ -130,7 +130,7 @@ def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_p
 
 
 @pytest.mark.parametrize("line", [b"<html>", b"[" * 100_000, b'{"custom_id": $ID, "response": {"body": {}}}'])
-def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
+def test_a_malformed_line_is_sent_again(server, tmp_path, line):
     keep, met = server.keep, []
 
     def damage(content):
@@ -145,14 +145,14 @@ def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
     assert sizes_of(server) == [5, 1] and len(json.loads((tmp_path / "out.json").read_text())) == 5
 
 
-def test_what_the_queue_has_no_room_for_is_sent_in_halves(server, tmp_path):
+def test_a_batch_too_large_for_the_queue_is_halved(server, tmp_path):
     """A batch is also found if the API's reply was lost."""
     server.room, server.lose, server.outcome = 6, 1, usable
     assert answer(server, make_questions(tmp_path / "in.json", 20), tmp_path / "out.json") == 0
     assert sizes_of(server) == [20, 10, 5, 5, 10, 5, 5] and set(server.paid.values()) == {1}
 
 
-def test_a_run_that_is_ended_finds_its_batch(warm_api, server, tmp_path):
+def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
     """Also with further questions, and where the API lists nothing."""
     inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
     server.held, server.outcome = True, usable
@@ -194,7 +194,7 @@ def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, 
      ({"has_interface": False}, "this API may not support batches; then run the command without utils/batch.py"),
      ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
 )  # fmt: skip
-def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tmp_path, monkeypatch, change, told):
+def test_a_server_without_batches_gets_no_full_price_requests(server, tmp_path, monkeypatch, change, told):
     server.outcome = usable
     inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tm
     assert answer(server, inputs, output) == 0 and server.requests == []
 
 
-def test_no_batch_is_over_the_limits(monkeypatch):
+def test_no_batch_exceeds_the_limits(monkeypatch):
     bodies = {str(i): {"text": "x" * 1000} for i in range(10)}
     assert list(map(len, batches.parts_of(bodies))) == [10]
     monkeypatch.setattr(batches, "MOST_REQUESTS", 4)

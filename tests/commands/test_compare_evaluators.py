@@ -158,7 +158,7 @@ class TestByHand:
         assert figures["human"] is None
 
 
-def test_what_is_not_compared_is_counted_and_shown(study):
+def test_skipped_questions_are_counted_and_shown(study):
     # Compared: a. b lacks the second's score, c is only in the first's file, d and e in none; f is not rated.
     human = study.human({"a": "first", "b": "first", "c": "second", "d": "tie", "e": "tie"})
     files = [study.aspect("1.json", {"a": 1, "b": 1, "c": 1, "f": 0.5})]
@@ -186,7 +186,7 @@ class TestHumans:
              "agreement of each pair."),
         ],
     )  # fmt: skip
-    def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study, raters, said):
+    def test_two_raters_get_a_kappa_and_a_tie_if_they_disagree(self, study, raters, said):
         files = [study.direct("1.json", {**dict.fromkeys("abce", 0.5), "d": 0})]
         files += [study.direct("2.json", dict.fromkeys("abcde", 0.5))]
         choices = ["first first", "first tie", "tie tie", "second second", "second first"]
@@ -221,7 +221,7 @@ class TestHumans:
         ("AB --evaluator P p.json", "p.json: its first system is the second system in b.json\n  give "),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_and_the_output_left_alone(study, monkeypatch, words, message):
+def test_a_mistake_is_named_and_the_output_is_unchanged(study, monkeypatch, words, message):
     monkeypatch.chdir(study.folder)
     for name, scores in {"x": {"x": 1, "c": None}, "y": {"x": 1}}.items():
         study.aspect(f"{name}.json", scores)
@@ -248,7 +248,7 @@ def test_the_majority_is_more_than_half(choices, expected):
     assert majority(choices) == expected
 
 
-def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_no_swap(study):
+def test_a_pair_with_a_missing_answer_is_a_preference_without_swap(study):
     pairs = study.pairwise("pairs.json", {"a": "win", "b": "tie", "c": "tie"})
     study.change(pairs, "c", answered=[False, False], details=[])
     human = study.human({"a": "first", "b": "tie", "c": "tie"})

@@ -68,7 +68,7 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
+def test_posts_that_leak_judged_texts_are_counted(dataset, capsys):
     """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
     posts = [
@@ -115,7 +115,7 @@ LABELS = ["Questions (users)", "Aspects per question", "Profile size (posts)", "
           "Narrative length (words)"]  # fmt: skip
 
 
-def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys):
+def test_means_and_deviations_are_above_the_papers(dataset, capsys):
     own = dataset("own.json", *TWO)
     path = dataset(
         "Society_and_Culture_test.json", *(r | {"category": c} for r, c in zip(TWO, ("law", "diy"), strict=True))
@@ -139,7 +139,7 @@ def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys)
         ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
     ],
 )
-def test_a_field_of_another_kind_is_refused(dataset, field, value, expected):
+def test_a_field_of_the_wrong_type_is_refused(dataset, field, value, expected):
     path = dataset("own.json", TWO[0], record(2, **{field: value}))
     assert refusal(SAMPLE / "test.json", path) == f"{path}: record 1 (id 'q2'): {expected}"
 

@@ -133,7 +133,7 @@ def changed(number):
     }
 
 
-def test_nine_files_with_the_records_as_they_are(hub, download):
+def test_nine_files_with_unchanged_records(hub, download):
     assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both ways a file comes
     printed, errors = download.run()
     assert download.finished() == expected(FILES) and errors == ""
@@ -150,7 +150,7 @@ def test_nine_files_with_the_records_as_they_are(hub, download):
     assert sorted(hub.fetched) == sorted([*PATHS.values(), "README.md"])
 
 
-def test_a_second_run_fetches_only_what_is_missing(hub, download):
+def test_a_second_run_downloads_only_missing_files(hub, download):
     download.run()
     forget(hub)
     printed, _ = download.run()
@@ -214,7 +214,7 @@ IN_TROUBLE = {  # where, what, the command's further flags, and what is said
 
 
 @pytest.mark.parametrize("case", IN_TROUBLE)
-def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
+def test_errors_are_short_and_a_retry_succeeds(hub, download, case):
     place, fault, flags, message = IN_TROUBLE[case]
     hub.fault = lambda method, path: fault if place in path else FINE
     errors = download.refuse(*flags)
@@ -225,7 +225,7 @@ def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
     assert download.finished() == expected(FILES)
 
 
-def test_a_file_of_the_users_own_is_left_alone(hub, download):
+def test_the_users_own_file_is_kept(hub, download):
     download.data.mkdir()
     download.file().write_text('[{"id": "mine"}]\n')
     printed, _ = download.run()
@@ -233,14 +233,14 @@ def test_a_file_of_the_users_own_is_left_alone(hub, download):
     assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
 
 
-def test_the_token_stays_out_of_everything(hub, download):
+def test_the_token_is_shown_nowhere(hub, download):
     shown = "".join(download.run_process(HF_HUB_VERBOSITY="debug", HF_DEBUG="1"))
     assert TOKEN not in shown and "Authorization" not in shown
     files = [path for path in download.folder.rglob("*") if path.is_file()]
     assert len(files) > 9 and not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-def test_killed_in_the_middle_of_a_file(hub, download):
+def test_resume_after_a_kill_in_the_middle_of_a_file(hub, download):
     content = (
         b"[" + b",".join(b'{"id": "%d", "question": "Why?", "profile": []}' % number for number in range(60_000)) + b"]"
     )

@@ -136,7 +136,7 @@ def test_from_a_folder(download, name):
 
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LongLaMP-topic"])
-def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
+def test_the_published_source_gives_the_same_files(download, server, hub, name):
     assert download.run(name)[1] == ""
     for split in splits_of(name):
         assert download.records(name, split=split) == sample(name, split)
@@ -181,7 +181,7 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
         ("LaMP-6", "LaMP-6_user: its texts are from the Avocado corpus, which needs a licence and cannot be "),
     ],
 )
-def test_flags_that_cannot_be_followed(download, flags, message):
+def test_invalid_flags(download, flags, message):
     name, *others = flags.split()
     assert download.refuse(name, *others).startswith(message)
     published = {(name, setting): part for name in NAMES for setting, [part] in tasks()[name].published().items()}
@@ -221,7 +221,7 @@ def put(name, value):
          r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id instead of its"),
     ],
 )  # fmt: skip
-def test_bad_input_is_told_and_nothing_replaced(download, originals, path, change, told):
+def test_bad_input_is_reported_and_nothing_is_replaced(download, originals, path, change, told):
     name = path.partition("/")[0].replace("_", "-")
     flags = ("--source_dir", originals.folder)
     download.run(name, *flags)
@@ -259,7 +259,7 @@ def test_a_server_that_recovers(download, server):
         (Trouble(page=b"\n <!doctype html>"), 1, "the server returned a web page instead of JSON; check the address\n"),
     ],
 )
-def test_a_server_that_does_not(download, server, trouble, tries, message):
+def test_a_server_that_does_not_recover(download, server, trouble, tries, message):
     server.trouble = lambda path: trouble if path == DEV else FINE
     errors = download.run(code=2)[1].replace("error: ", "")
     told = "".join(line for line in errors.splitlines(keepends=True) if "; retrying in " not in line)
@@ -282,7 +282,7 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells):
+def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(download, server, tells):
     server.tells = tells
     newer = json.loads(ORIGINALS[TRAIN])
     newer[0]["input"] += " changed"

@@ -45,7 +45,7 @@ def export(folder, inputs, responses, *more):
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, "test") for name in ("LaMP-1", "LaMP-4", "LongLaMP-topic")])
-def test_what_is_exported_is_read_as_the_benchmark_s_own_file(name, split, sample, tmp_path, capsys, write):
+def test_an_export_is_read_like_the_benchmarks_own_file(name, split, sample, tmp_path, capsys, write):
     dataset, addr, responses = sample(name, split)
     marked = write("marked.json", [record | {"target": "c0ffee", "more": "c0ffee"} for record in read(dataset)])
     assert export(tmp_path / "export", [marked], [addr]) == 0
@@ -64,7 +64,7 @@ def read(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def test_what_is_refused(sample, write, tmp_path):
+def test_invalid_input_is_refused(sample, write, tmp_path):
     dataset, addr, _ = sample("LaMP-4")
     _, of_dev, _ = sample("LaMP-4", "dev")
     folder = tmp_path / "export"
@@ -87,7 +87,7 @@ def test_what_is_refused(sample, write, tmp_path):
     assert not folder.exists()
 
 
-def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path, capsys):
+def test_a_missing_answer_is_exported_empty_and_counted(sample, write, tmp_path, capsys):
     dataset, _, responses = sample("LaMP-3", "dev")
     first, second, third, *_ = responses
     responses[first], responses[second] = [{"output": None, "reason": "no rating"}], [{"output": " "}]
@@ -101,7 +101,7 @@ def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path,
     assert len(exported) == 6
 
 
-def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, write, tmp_path, capsys):
+def test_an_export_remembers_that_answers_were_selected(sample, write, tmp_path, capsys):
     dataset, _, responses = sample("LaMP-4", "dev")
     for number, [first, *_] in enumerate(responses.values()):
         first |= {"sample": 3, "score": 0.5} if number else {"sample": 3}  # a sample alone was not selected

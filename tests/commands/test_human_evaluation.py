@@ -191,7 +191,7 @@ def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
     assert values == [1, 2, 0, 1]
 
 
-def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study, capsys):
+def test_two_raters_with_a_part_each_and_compare_evaluators(study, capsys):
     key = study.make("--draw", 40, "--overlap", 20)
     rng = random.Random(0)
     choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
@@ -241,7 +241,7 @@ def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
     )
 
 
-def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(study, capsys):
+def test_verdicts_of_two_raters_are_medians_with_a_seeded_choice(study, capsys):
     key = study.make("--draw", 90, ask="verdicts")
     pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
     given = [{i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])} for k in range(2)]
@@ -258,7 +258,7 @@ def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(
 
 
 @needs_chromium
-def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, capsys):
+def test_pairs_are_rated_closed_resumed_and_collected(study, open_page, capsys):
     key = study.make("--draw", 6)
     assert "Alpha" not in study.page.read_text() and "Beta" not in study.page.read_text()
     cells = [("first", "first"), ("first", "first"), ("tie", "tie"), ("second", "second"), ("first", "tie")]
@@ -319,7 +319,7 @@ def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, c
 
 
 @needs_chromium
-def test_what_models_and_users_wrote_stays_text(study, open_page):
+def test_texts_of_models_and_users_are_escaped(study, open_page):
     study.cut(2)
     for record in study.records:
         record |= {"question": NASTY, "narrative": NASTY}
@@ -337,7 +337,7 @@ def test_what_models_and_users_wrote_stays_text(study, open_page):
         assert page.complaints() == [] and len(page.requests()) == 1
 
 
-def test_what_is_drawn_has_the_groups_in_proportion_and_half_of_a_groups_pairs_swapped():
+def test_draws_are_proportional_to_groups_with_half_of_the_pairs_swapped():
     groups = {f"{name}_{i}": name for name, count in COMMUNITIES.items() for i in range(count)}
     drawn = draw(groups, 100, seed=3)
     assert sorted(drawn) == sorted(groups)
@@ -384,7 +384,7 @@ def test_a_study_of_several_raters(study, capsys):
     )
 
 
-def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):
+def test_two_files_of_one_rater_are_joined_if_they_agree(study, capsys):
     key = study.make("--draw", 6)
     ids = key["raters"]["Ann"]
     one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
@@ -398,7 +398,7 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys
     assert message.startswith(f"{wrong}: id '{ids[0]}': 'choice' is 0, but ")
 
 
-def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
+def test_coefficients_match_krippendorffs_example_and_scikit_learn():
     """Krippendorff 2011, example C and D: four observers, twelve units, missing values."""
     rows = ("111", "2232", "3333", "3333", "2222", "1234", "4444", "1121", "2222", "555", "11", "3")
     questions = [[[int(value) for value in row]] for row in rows]
@@ -429,7 +429,7 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),
     ],
 )
-def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
+def test_a_file_that_is_not_a_result_of_the_study_is_refused(study, change, message):
     key = study.make("--draw", 4)
     for answer in change.get("answers") or ():
         answer.setdefault("id", key["raters"]["Ann"][0])
@@ -451,7 +451,7 @@ def test_the_key_of_a_study_is_not_replaced(study):
     assert (study.key_addr.read_bytes(), study.page.read_bytes()) == before
 
 
-def test_a_key_that_was_changed_is_refused(study):
+def test_a_changed_key_is_refused(study):
     study.cut(3)
     key = study.make("--overlap", 3)
     words = ["--collect", study.result("Ann", {}), "--key_addr", study.key_addr]

@@ -192,7 +192,7 @@ def contents(messages):
          "\n~ Earlier ~\nFirst.\n\n~ Now ~\nWhy {plan}?\n~ To cover ~\n- Cost\n- Time\n\n"),
     ],
 )  # fmt: skip
-def test_a_prompt_is_to_the_character_what_the_code_asks(clone, name, posts, system, user):
+def test_a_prompt_matches_the_code_exactly(clone, name, posts, system, user):
     run()
     values = {"question": QUESTION, "profile": join_posts(posts), "plan": "- Cost\n- Time\n"}
     prompt = load_prompt(f"lampqa/{name}", "prompts_paper")
@@ -200,7 +200,7 @@ def test_a_prompt_is_to_the_character_what_the_code_asks(clone, name, posts, sys
     assert contents(prompt.messages(**needed)) == (system, user)
 
 
-def test_the_judge_and_the_planners_target_are_to_the_character_the_codes(clone):
+def test_judge_and_planner_target_match_the_code_exactly(clone):
     run()
     prompt = load_prompt("lampqa/aspect_judge", "prompts_paper")
     first, second = (aspect_messages(prompt, RECORD, ["It {aspect}."], i) for i in range(2))
@@ -252,7 +252,7 @@ def test_titles_are_read_without_the_lead_in(text, cut, titles, how):
     assert (parsed.value, parsed.how) == (titles, how)
 
 
-def test_what_cannot_be_read_at_all(clone):
+def test_unreadable_files(clone):
     (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
@@ -277,7 +277,7 @@ def test_what_cannot_be_read_at_all(clone):
         (FORMATTERS, "def get_planner", "\0def get_planner", "without running the code: "),
     ],
 )  # fmt: skip
-def test_what_is_otherwise_is_named(clone, path, old, new, expected):
+def test_differences_in_the_code_are_named(clone, path, old, new, expected):
     change(clone / path, old, new)
     said = refusal(clone)
     assert said.startswith(f"LaMP-QA/{path}") and expected in said
@@ -286,7 +286,7 @@ def test_what_is_otherwise_is_named(clone, path, old, new, expected):
 EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 
-def test_an_exact_prompt_is_all_that_stands_between_the_lines():
+def test_an_exact_prompt_is_everything_between_the_marker_lines():
     prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
     assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
     assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")

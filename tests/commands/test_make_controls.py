@@ -58,7 +58,7 @@ def judge(request):
     return Reply(json.dumps({"match_score": 2 if response == details else int(response.endswith((".", "four")))}))
 
 
-def test_they_are_judged_as_any_system(study):
+def test_controls_are_judged_like_any_system(study):
     study.server.reply = judge
     study.responses("a", **{f"q{i}": f"{TEXT} {i}." for i in range(1, 6)})
     make(study.folder)
@@ -92,7 +92,7 @@ def test_no_question_has_its_own_answer_and_a_seed_draws_others():
     assert draw_others(ids, 0) == drawn[0] != drawn[1]
 
 
-def test_what_cannot_be_made_is_refused(study):
+def test_impossible_controls_are_refused(study):
     study.responses("one", q1=TEXT)
     with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; swapping answers needs at least two"):
         make(study.folder, responses="one.json")

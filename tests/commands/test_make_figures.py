@@ -142,7 +142,7 @@ def test_the_trade_off_of_the_papers_end_points():
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
 
 
-def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
+def test_an_unfinished_training_is_drawn(tmp_path):
     """With a last line that the run is still writing, and values that no axis can hold."""
     entries = [{"step": 2, "loss": 2.5}, {"step": 1, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
     entries += [{"step": 2, "eval_loss": 2.75, "eval_aspect_recall": 0.25}, {"step": 4, "loss": 1e300}]

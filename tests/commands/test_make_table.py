@@ -133,7 +133,7 @@ class TestNumbers:
         ("flags", "mean", "rule"),
         [([], "1.0000", "these questions are left out of its means"), ([AS_ZERO], "0.6875", "they count 0")],
     )
-    def test_an_unscored_question_is_left_out_or_its_aspects_are_zero(self, score_file, capsys, flags, mean, rule):
+    def test_an_unscored_question_is_left_out_or_counts_zero(self, score_file, capsys, flags, mean, rule):
         path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
         rows, notes = table(capsys, "--system", "RAG", path, *flags)
         assert rows["RAG"] == [mean, "–", "–", "–", "2", "0", "2"]
@@ -157,7 +157,7 @@ class TestNotes:
              ["- RAG: partly scored in {path}."]),
         ],
     )  # fmt: skip
-    def test_what_is_missing_is_named_and_nothing_else(self, score_file, capsys, questions, more, cells, told):
+    def test_only_missing_values_are_named(self, score_file, capsys, questions, more, cells, told):
         path = score_file("a.json", *questions, **more)
         rows, notes = table(capsys, "--system", "RAG", path)
         assert rows["RAG"] == [cells[0], "–", "–", "–", *cells[1:], "0"]
@@ -167,14 +167,14 @@ class TestNotes:
 class TestJudges:
     """All score files of a table have to be one judge's, by the manifests beside them."""
 
-    def test_a_file_whose_manifest_does_not_tell_the_judge_is_named(self, complete, three, capsys):
+    def test_a_file_with_an_unknown_judge_is_named(self, complete, three, capsys):
         unknown = three("b.json", [1.0], [1.0], [1.0])
         Path(unknown).write_text(Path(unknown).read_text() + " ")
         _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", unknown, "--allow_partial")
         assert notes[-1] == f"- Judge and prompt unknown: {unknown} (no manifest, or changed since)."
 
     @pytest.mark.parametrize(("setting", "value"), [("judge", "judge@2"), ("temperature", 0.7), ("dtype", "float16")])
-    def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value):
+    def test_differing_judge_settings_are_refused(self, complete, score_file, setting, value):
         unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
@@ -200,7 +200,7 @@ class TestBold:
             ({"A": 0.0, "B": 0.0}, False, {"A", "B"}),
         ],
     )
-    def test_the_best_is_of_two_or_more_numbers_as_they_are_shown(self, means, is_error, best):
+    def test_the_best_is_chosen_among_numbers_as_shown(self, means, is_error, best):
         assert best_of([Row(name, {"x": mean}, {}) for name, mean in means.items()], "x", is_error) == best
 
 
@@ -225,7 +225,7 @@ def against(three):
     return flags
 
 
-def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, against, capsys):
+def test_selected_responses_are_marked_and_never_the_best(three, against, capsys):
     best = three("c.json", *[BETTER] * 3, num_selected=9, num_truncated=2)
     words = [*against([BASE] * 3, [UNSURE] * 3), "--system", "Best of 4", best]
     rows, notes = table(capsys, *words)
@@ -248,7 +248,7 @@ class TestDaggers:
         rows, _ = table(capsys, *words, "--baseline", "RAG 10", "--holm")
         assert rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
 
-    def test_of_several_baselines_every_one_has_to_be_beaten(self, three, capsys):
+    def test_a_dagger_needs_a_win_over_every_baseline(self, three, capsys):
         scores = {"None": (BASE, BASE, BETTER), "RAG": (BASE, UNSURE, BASE), "A": [BETTER] * 3, "B": [BASE] * 3}
         files = {name: three(f"{name}.json", *its) for name, its in scores.items()}
         rows, notes = table(capsys, *systems_of(files), "--baseline", "RAG", "None")
@@ -291,7 +291,7 @@ class TestIntervals:
 
 
 class TestPaper:
-    def test_its_number_and_the_difference_stand_beside_each_cell(self, three, capsys):
+    def test_the_papers_number_and_the_difference_are_beside_each_cell(self, three, capsys):
         file = three("a.json", BASE, UNSURE, BETTER)
         rows, notes = table(capsys, "--system", "PlanPers", file, "--paper", "Qwen 2.5 7B")
         assert rows["PlanPers"][:4] == [
@@ -327,7 +327,7 @@ class TestForms:
             r"\end{tabular}",
         ]
 
-    def test_markdown_shows_any_name_as_it_is(self, complete, score_file, capsys):
+    def test_markdown_shows_any_name_unchanged(self, complete, score_file, capsys):
         """As another library reads it; in the notes too."""
         markdown_it = pytest.importorskip("markdown_it")
         path = score_file("b.json", question("1", "rpg", 2, None), judged=None)
@@ -344,7 +344,7 @@ class TestForms:
             assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
 
     @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-    def test_no_name_steers_the_terminal(self, score_file, capsys, form):
+    def test_names_cannot_control_the_terminal(self, score_file, capsys, form):
         entries = question("1", "rpg", 2, None), question("2", "odd\x1b]0;title\x07", 1)
         path = score_file("a.json", *entries, judged=None)
         main(["--system", "RAG\x1b[31m\x9b2J", path, "--format", form])

@@ -121,7 +121,7 @@ def test_table_and_questions_are_in_it(files):
     assert index["systems"] == ["Best (selected by score)"] == [row[0]["text"] for row in index["table"]["rows"]]
 
 
-def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
+def test_posts_come_from_the_dataset_that_was_answered(files):
     turned = files.write("turned.json", [{**record, "profile": record["profile"][::-1]} for record in files.data])
     one = files.responses("one.json", {"rpg_1": "a"}, file_hash(files.inputs), num_contexts_used=2)
     two = files.responses("two.json", {"rpg_1": "b"}, file_hash(turned), num_contexts_used=2)
@@ -164,7 +164,7 @@ def test_nothing_a_model_wrote_ends_a_script_or_opens_a_comment(files):
     assert texts[1]["answers"][0]["output"] == "x" * 100_000
 
 
-def test_the_policy_lets_nothing_in_from_outside(files):
+def test_the_content_policy_blocks_outside_resources(files):
     page = files.two_systems().read_text()
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -186,7 +186,7 @@ def test_the_policy_lets_nothing_in_from_outside(files):
         (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is an input too"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, message):
+def test_mismatched_files_are_refused(files, monkeypatch, arguments, message):
     monkeypatch.chdir(files.folder)
     before = Path(files.responses("answers", {"rpg_1": "x", "diy_2": "y"})).read_bytes()
     files.responses("others", {"x": "x"})
@@ -202,7 +202,7 @@ def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, me
 
 
 @needs_chromium
-def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
+def test_a_question_is_shown_with_all_its_parts(files, open_page):
     page = open_page(files.two_systems(), width=390)  # as on a phone
     assert page.texts(".scores tbody tr") == ["A RAG 0.7500 0.5000 0.0000 0.4167 3 0 0", "B Plan 0.2500 – – – 3 0 2"]
     page.go("#rpg_1")
@@ -245,7 +245,7 @@ def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
 
 
 @needs_chromium
-def test_figures_show_what_the_table_says(files, open_page):
+def test_figures_agree_with_the_table(files, open_page):
     page = open_page(files.two_systems())
     panels = [
         [title, *page.texts("tr:has(th)", f"document.querySelectorAll('.panel')[{number}]")]
@@ -297,7 +297,7 @@ def test_filters_search_and_keys(files, open_page):
 
 
 @needs_chromium
-def test_whatever_was_written_changes_nothing(files, open_page):
+def test_hostile_texts_change_nothing(files, open_page):
     """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""
     files.data[0] |= {"question": NASTY, "narrative": NASTY}
     files.data[0]["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
@@ -334,7 +334,7 @@ def test_whatever_was_written_changes_nothing(files, open_page):
     assert page.requests() == [(files.folder / "report.html").as_uri()]
 
 
-def test_a_system_may_have_a_file_a_category_a_part_of_the_answers_and_no_scores(files):
+def test_a_system_may_have_partial_answers_and_no_scores(files):
     parts = [files.responses("a1.json", {"rpg_1": "x"}), files.responses("a2.json", {"diy_2": "y", "law_3": "z"})]
     parts += [files.scores("s1.json", {"rpg_1": [2, 2]}), files.scores("s2.json", {"diy_2": [1], "law_3": [0, 0]})]
     index, _ = content(files.report("--system", "A", *parts))

@@ -106,7 +106,7 @@ def test_a_full_disk(case, zygotes):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_folder_that_may_not_be_written(case, server, zygotes):
+def test_a_read_only_folder(case, server, zygotes):
     whole = run_whole(case, zygotes)
     case.folder.chmod(0o555)
     try:
@@ -122,7 +122,7 @@ def test_a_folder_that_may_not_be_written(case, server, zygotes):
 
 
 @pytest.mark.parametrize("case", ["baselines", "evaluate_responses", "planpers"], indirect=True)
-def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
+def test_a_folder_that_becomes_read_only(case, server, zygotes):
     whole = run_whole(case, zygotes)
     allowed, before = threading.Event(), len(server.requests)
 
@@ -152,7 +152,7 @@ def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_of_a_torn_last_line_alone_is_asked_again(case, zygotes, server):
+def test_only_a_torn_last_line_is_requested_again(case, zygotes, server):
     whole = run_whole(case, zygotes)
     case.finish(zygotes)
     dice, store = random.Random(case.name), largest_store(case)
@@ -170,7 +170,7 @@ def test_of_a_torn_last_line_alone_is_asked_again(case, zygotes, server):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_damaged_line_is_named_and_what_is_left_without_it_is_enough(case, zygotes, server):
+def test_a_damaged_line_is_named_and_the_rest_is_reused(case, zygotes, server):
     whole = run_whole(case, zygotes)
     case.finish(zygotes)
     delete_outputs(case)

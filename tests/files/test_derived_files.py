@@ -71,7 +71,7 @@ def snapshot(folder):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_script_wrote_it_makes_again(folder, name):
+def test_a_script_replaces_its_own_files(folder, name):
     """At once with the same command, and from other inputs once these have changed."""
     assert run(name) == 0
     first, inode = Path(name).read_bytes(), Path(name).stat().st_ino
@@ -91,7 +91,7 @@ def test_what_a_script_wrote_it_makes_again(folder, name):
     ("name", "how"),
     [*((name, "own") for name in COMMANDS), *(("t.md", how) for how in ("edited", "another script's", "no manifest"))],
 )
-def test_what_something_else_wrote_is_refused_and_replaced_on_demand(folder, name, how, capsys):
+def test_other_files_are_refused_and_replaced_with_overwrite(folder, name, how, capsys):
     """A user's own file, one that was changed by hand, and one of another script."""
     path = Path(name)
     if how == "own":
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_both_files_of_a_figure(folder, monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_process_that_died_between_manifest_and_file_is_followed_by_the_next(folder, monkeypatch):
+def test_the_next_run_recovers_from_a_death_between_manifest_and_file(folder, monkeypatch):
     run("t.md")
     older = Path("t.md").read_bytes()
     rename = manifest.rename

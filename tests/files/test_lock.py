@@ -45,7 +45,7 @@ def in_use(path, pid):
     return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for that process, or stop it"
 
 
-def test_a_lock_keeps_others_out_until_it_is_let_go(path, tmp_path):
+def test_a_lock_blocks_others_until_it_is_released(path, tmp_path):
     lock, elsewhere = Lock(path), Lock(str(tmp_path / "b.json"))
     assert message(Lock, path) == is_finished(path) == in_use(path, os.getpid())
     lock.release()
@@ -86,7 +86,7 @@ input()
 
 
 @pytest.mark.parametrize("ending", ["lock.release()", "del lock", "pass"])
-def test_a_fork_neither_lets_a_lock_go_nor_keeps_it(path, ending):
+def test_a_fork_neither_releases_nor_keeps_a_lock(path, ending):
     with start(FORK.format(ending=ending), path) as holder:
         child = int(holder.stdout.readline())
         try:
@@ -118,7 +118,7 @@ print("done", flush=True)
 """
 
 
-def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
+def test_only_one_of_racing_processes_has_the_lock(path):
     with start(RACE, path, 200) as first, start(RACE, path, 200) as second:
         for process in (first, second):
             process.stdin.write("\n")
@@ -127,7 +127,7 @@ def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
     assert names_in(path.parent) == set()
 
 
-def test_where_the_file_system_knows_no_locks_nobody_is_kept_out(path, monkeypatch):
+def test_without_file_locks_nobody_is_blocked(path, monkeypatch):
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -74,7 +74,7 @@ def message(call, *args):
 # Finished, to be made, or refused
 
 
-def test_an_output_is_published_with_what_its_run_took(path):
+def test_an_output_is_published_with_its_runs_figures(path):
     output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
     assert not output.is_finished() and output.missing() == [("q2", 0)]
     output.open()
@@ -92,7 +92,7 @@ def test_an_output_is_published_with_what_its_run_took(path):
     assert names_in(path.parent) == {"answers.json", "answers.json.manifest.json"}
 
 
-def test_what_this_command_made_whole_is_finished(path, capsys):
+def test_a_complete_output_of_this_command_is_finished(path, capsys):
     write(path)
     for overwrite in (False, True):
         assert is_finished(path, overwrite=overwrite) is True
@@ -148,7 +148,7 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
         (larger, "has 4 answers, but this command makes only 3\n"),
     ],
 )
-def test_an_output_that_is_not_this_commands_is_refused_unless_overwritten(path, begin, problem):
+def test_another_commands_output_is_refused_without_overwrite(path, begin, problem):
     begin(path)
     told = is_finished(path)
     assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
@@ -158,7 +158,7 @@ def test_an_output_that_is_not_this_commands_is_refused_unless_overwritten(path,
     assert is_finished(path) is True
 
 
-def test_one_with_more_pieces_is_kept_where_a_server_failed_to_give_some(path, capsys):
+def test_an_output_with_more_pieces_is_kept_if_the_server_failed(path, capsys):
     write(path)
     before = snapshot(path.parent)
     output = make(path, settings={**SETTINGS, "inputs": "b" * 64}, pieces={("q1", 0): PIECES["q1", 0]})
@@ -194,7 +194,7 @@ SCORED = {**FAILED, "mean_log_probs": {}}
         (SCORED, False, "try another model, or generated text"),
     ],
 )
-def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
+def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
     keys = [(f"q{number}", 0) for number in range(4)]
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
     assert make(path, keys=keys, pieces=pieces).report_failed() == 1
@@ -243,7 +243,7 @@ for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
 
 
 @pytest.mark.parametrize("older", [None, ["older text " * 20, OTHER], ["older text " * 20, SETTINGS]])
-def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, older):
+def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
     newer = ["newer text " * 30, SETTINGS]
     subprocess.run([sys.executable, "-c", KILLED, tmp_path, json.dumps([older, newer])], cwd=ROOT, check=True)
     folders, seen = list(tmp_path.iterdir()), set()

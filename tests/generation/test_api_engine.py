@@ -104,7 +104,7 @@ def count_given_up(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "count"), [(1, 60), (8, 240)])
-def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
+def test_a_throttling_server_gets_no_more_than_its_learnt_limit(
     server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
     monkeypatch.setattr(refusals, "RISE_AFTER", count)  # more are not tried again
@@ -117,7 +117,7 @@ def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     assert max(server.open_at[learnt:]) >= allowed / 2  # nor does it fall to nothing
 
 
-def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions, monkeypatch):
+def test_nothing_is_sent_before_the_retry_after_time(server, flags, output, questions, monkeypatch):
     came, is_told, refused = [], threading.Event(), Throttle.refused
     monkeypatch.setattr(Throttle, "refused", lambda *arguments: (refused(*arguments), is_told.set())[0])
 
@@ -135,7 +135,7 @@ def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, out
     assert len(came) == 6 and min(came[3:])[0] - came[0][0] >= 0.7
 
 
-def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):
+def test_the_run_waits_for_a_server_that_comes_back(server, flags, output, questions, quick, capsys):
     down = range(10, 25)  # the requests that come while it is away
     server.faults = lambda body, times: "503" if len(server.requests) - 1 in down else None
     answers = run(flags, output, "--max_concurrency", 4, data=questions(30))
@@ -161,9 +161,7 @@ def question_number(body):
     return int(re.search(r"Question number (\d+)\?", question_of(body))[1])
 
 
-def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
-    server, flags, output, questions, quick, capsys
-):
+def test_a_lasting_outage_ends_the_run_and_the_same_command_resumes(server, flags, output, questions, quick, capsys):
     data = questions(300)
     server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
     code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
@@ -183,9 +181,7 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     assert len(server.requests) - asked == gap
 
 
-def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
-    server, flags, output, questions, quick, capsys
-):
+def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flags, output, questions, quick, capsys):
     data = questions(200)
     server.faults, server.delay = fail_on(3), 0.01  # others are answered while it is tried
     code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
@@ -212,7 +208,7 @@ def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
 
 
 @pytest.mark.parametrize("failing", [(0,), (9,), (3, 6, 9)])
-def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, questions, quick, failing):
+def test_with_one_request_at_a_time_failing_prompts_are_skipped(server, flags, output, questions, quick, failing):
     """Where nothing else is under way, a request that fails looks as an outage does."""
     server.faults = fail_on(*failing)
     code, answers = answer(flags, output, "--max_concurrency", 1, "--max_retries", 0, data=questions(10))
@@ -296,13 +292,13 @@ def refuse(throttle, at_once, refused):
 
 
 @pytest.mark.parametrize(("refused", "limit"), [(1, 31), (12, 20), (16, 16), (31, 16), (32, 16)])
-def test_a_wave_of_refusals_lowers_the_limit_to_what_is_taken_and_at_most_to_half(refused, limit):
+def test_a_burst_of_refusals_at_most_halves_the_limit(refused, limit):
     throttle = Throttle(32)
     refuse(throttle, 32, refused)
     assert throttle.limit == limit
 
 
-def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
+def test_a_limit_rises_by_a_quarter_up_to_the_users_maximum():
     throttle = Throttle(32)
     refuse(throttle, 32, 12)
     limits = []
@@ -313,7 +309,7 @@ def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
     assert limits == [20, 25, 31, 32, 32]
 
 
-def test_pauses_without_a_time_double_until_something_is_answered():
+def test_pauses_double_until_a_request_is_answered():
     throttle, pauses = Throttle(4), []
 
     def refuse_one(named=0.0):

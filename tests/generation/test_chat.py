@@ -146,7 +146,7 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("", "drops the user's text; use another model"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, template, found):
+def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, found):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
         LocalChat(folder)
@@ -199,7 +199,7 @@ def put_field(path, name, value):
         ("tokenizer.json", b"[" * 100_000, "tokenizer.json cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, found):
+def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, found):
     folder = save_model(tmp_path, USERS)
     if isinstance(change, bytes):
         (tmp_path / file).write_bytes(change)
@@ -220,7 +220,7 @@ def test_a_tokenizer_without_its_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("lacking", ["pad_token", "eos_token"])
-def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
+def test_plain_text_needs_padding_and_end_tokens(tmp_path, lacking):
     folder = save_model(tmp_path, USERS)
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
@@ -284,7 +284,7 @@ def test_a_model_that_tiktoken_knows_is_counted_by_it(monkeypatch):
         (4096, None, 4095, 8192, 4096),  # room for one token of prompt
     ],
 )
-def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wanted, expected):
+def test_chosen_lengths(model_limit, max_model_len, max_tokens, wanted, expected):
     chat = SimpleNamespace(model_limit=model_limit)
     assert choose_length(chat, max_model_len, max_tokens, wanted) == expected
 
@@ -297,7 +297,7 @@ def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wante
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],
 )
-def test_a_length_that_cannot_be(model_limit, max_model_len, max_tokens, message):
+def test_impossible_lengths_are_refused(model_limit, max_model_len, max_tokens, message):
     with pytest.raises(UserError, match=message):
         choose_length(SimpleNamespace(model_limit=model_limit), max_model_len, max_tokens, 8192)
 
@@ -341,7 +341,7 @@ def fit(posts, budget):
         (5, [], 3, False),
     ],
 )
-def test_the_lowest_ranked_posts_go_first_and_the_first_is_cut_at_its_end(budget, kept, dropped, cut):
+def test_the_lowest_ranked_posts_are_dropped_first_and_the_best_is_cut(budget, kept, dropped, cut):
     assert fit(["aaaa", "bbb", "cc"], budget) == Fitted(build(kept), len(kept), dropped, cut)
 
 
@@ -362,7 +362,7 @@ def fit_by_trying_everything(posts, budget):
     return Fitted(build([]), 0, len(posts), False)
 
 
-def test_any_posts_and_budget_agree_with_trying_everything():
+def test_fitting_agrees_with_an_exhaustive_search():
     generator = random.Random(0)
     outcomes = set()
     for _ in range(3000):
@@ -475,7 +475,7 @@ def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
 
 
 @pytest.mark.parametrize("style", ["ChatML", "Gemma"])
-def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(tmp_path, style):
+def test_prompt_and_reply_equal_the_rendered_conversation(tmp_path, style):
     chat = styled_chat(tmp_path, style)
     user = [{"role": "user", "content": "Which?"}]
     system = [{"role": "system", "content": "Be brief."}]
@@ -544,7 +544,7 @@ def random_text(rng):
 
 
 @pytest.mark.parametrize("name", ["Qwen", "sentencepiece", "across lines"])
-def test_a_history_has_the_tokens_of_its_text(tmp_path, name):
+def test_a_history_has_the_same_tokens_as_its_text(tmp_path, name):
     trained_tokenizer(name).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     chat, rng = LocalChat(str(tmp_path)), random.Random(0)

@@ -52,7 +52,7 @@ def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
         vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 
-def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
+def test_each_copy_of_the_model_has_its_own_gpus(nvidia_smi):
     nvidia_smi([80000, 80000, 80000, 30000])
     vllm_engine._check_gpus(flags(1, 0.9, copies=3), "a-model")
     with pytest.raises(UserError, match="GPU 3 has"):
@@ -64,7 +64,7 @@ def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
 
 
 @pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
-def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, answer):
+def test_unreported_gpu_memory_is_left_to_vllm(nvidia_smi, tmp_path, answer):
     """Of a part of a GPU (MIG) it knows nothing, and some GPUs have no memory of their own."""
     nvidia_smi([])
     with open(tmp_path / "nvidia-smi", "a") as script:
@@ -80,7 +80,7 @@ def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
-def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature):
+def test_answers_are_requested_without_log_probabilities(temperature):
     """vLLM's front end makes an object for each one, which would cost most of its speed."""
     pytest.importorskip("vllm")
     for schema in (None, {"type": "object"}):

@@ -147,7 +147,7 @@ def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
+def test_an_interrupted_run_leaves_no_engine_behind(tmp_path, ending):
     """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
     with open(tmp_path / "log", "w") as log:
         script = subprocess.Popen(

@@ -183,7 +183,7 @@ def test_a_call_without_a_prompt_is_never_asked(pieces):
 
 
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
-def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
+def test_prompts_in_flight_are_bounded(pieces, monkeypatch, most, at_once):
     """By their tokens, about a quarter of their characters: none is made before there is room. One always may."""
     monkeypatch.setattr("utils.runs.ask.UNDER_WAY", most)
     engine = ScriptedEngine({"x" * 16 + str(n): ["fine"] for n in range(12)}, concurrency=4)
@@ -205,7 +205,7 @@ def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
     assert engine.most_at_once == at_once and len(pieces) == 12
 
 
-def test_a_slow_request_holds_no_other_up(pieces):
+def test_a_slow_request_does_not_delay_others(pieces):
     names = [f"q{i}" for i in range(10)]
     all_others = asyncio.Event()
 
@@ -225,7 +225,7 @@ def test_a_slow_request_holds_no_other_up(pieces):
 
 
 @pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
-def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
+def test_an_error_stops_the_run_and_keeps_finished_work(pieces, error):
     """What is under way then is waited for, as it is paid for."""
     answered = asyncio.Event()
 
@@ -250,7 +250,7 @@ GONE = UnavailableError("503")
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
-def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
+def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
     run(engine, [make_call("a")], pieces)
     with_prompt = [make_call(f"q{n}") for n in range(99)]
@@ -264,7 +264,7 @@ def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, co
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
+def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
     calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
     with pytest.raises(UserError, match=r"^503\n  asked 4 times; finished work is kept, run the same command"):
@@ -308,7 +308,7 @@ def test_description_of_a_dry_run():
     assert "2 calls, at most 8 with retries; at most 100 tokens per output" in described
 
 
-def test_steps_that_ask_one_server_know_of_each_other(capsys):
+def test_steps_of_one_server_share_its_state(capsys):
     """An answer to one shows that the address is right; once the server is gone, the others ask the store alone."""
     first, second = {}, {}
     engine = ScriptedEngine({"a": ["fine"], "kept": ["fine"]} | {f"q{n}": [GONE] for n in range(20)}, concurrency=1)
@@ -323,7 +323,7 @@ def test_steps_that_ask_one_server_know_of_each_other(capsys):
     assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
 
 
-def test_a_step_that_the_store_answers_has_no_device(capsys):
+def test_a_step_answered_by_the_store_has_no_device(capsys):
     told = []
     engine = ScriptedEngine({"a": ["fine"], "b": ["fine"]})
     run(engine, [make_call("b")], {})

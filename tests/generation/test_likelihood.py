@@ -112,7 +112,7 @@ def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
     assert "already finished, left alone" in capsys.readouterr().out
 
 
-def test_of_options_as_likely_the_first_is_chosen_and_none_by_damaged_numbers(run, tmp_path):
+def test_ties_choose_the_first_option_and_invalid_numbers_none(run, tmp_path):
     run(Counting(scores=[-3.0, -2.0, -2.0, -4.0]))
     assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "two"
     run(
@@ -171,7 +171,7 @@ class Tokens:
 
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
-def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
+def test_continuations_with_a_common_prefix_are_scored_separately(block, by_token):
     """No number of what was cached is taken, wherever the blocks of the cache end."""
     pytest.importorskip("vllm")
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
@@ -189,7 +189,7 @@ def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
 
 @pytest.mark.parametrize("others", [1, 2])
 @pytest.mark.parametrize("block", [1, 3, 16])
-def test_of_other_tokens_than_asked_for_no_number_is_taken(block, others, capsys):
+def test_log_probabilities_of_wrong_tokens_are_not_used(block, others, capsys):
     pytest.importorskip("vllm")
     scoring._say_slower.cache_clear()
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
@@ -212,7 +212,7 @@ RUN = (
 
 
 @pytest.mark.engine
-def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
+def test_vllms_likelihoods_equal_those_of_transformers(tmp_path):
     records = make_records(4, words=5)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
     command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
@@ -261,7 +261,7 @@ ANSWER = "Dig them up before the frost, dry them for a day, and keep them dark i
 
 
 @pytest.mark.engine
-def test_vllms_verdicts_are_those_of_transformers(tmp_path):
+def test_vllms_verdicts_equal_those_of_transformers(tmp_path):
     inputs, output = write(tmp_path / "in.json", QUESTIONS), tmp_path / "scores.json"
     answers = write(tmp_path / "a.json", {one["id"]: [{"output": ANSWER * (3 + i)}] for i, one in enumerate(QUESTIONS)})
     command = [sys.executable, "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", inputs]

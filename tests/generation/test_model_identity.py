@@ -71,7 +71,7 @@ def own_store(path):
 # Another address
 
 
-def test_a_run_that_began_at_one_port_goes_on_at_another(output):
+def test_a_run_resumes_at_another_port(output):
     with server_with(models()) as first, server_with(models()) as second:
         assert baselines.main(words(first, output, "--limit", 5)) == baselines.main(words(second, output)) == 0
         assert len(first.requests) == 5 and len(second.requests) == NUM_QUESTIONS - 5
@@ -81,7 +81,7 @@ def test_a_run_that_began_at_one_port_goes_on_at_another(output):
     assert second.url not in json.dumps(manifest["settings"])
 
 
-def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, capsys):
+def test_finished_outputs_are_recognized_without_requests(output, tmp_path, capsys):
     scores = tmp_path / "scores.json"
     with server_with(models()) as server:
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
@@ -98,7 +98,7 @@ def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, c
 # Another model
 
 
-def test_two_servers_with_other_models_under_one_name_are_told_apart(output):
+def test_two_models_with_one_name_are_distinguished(output):
     with server_with(models(root="org/chat-7b")) as first:
         assert baselines.main(words(first, output, "--limit", 2)) == 0
     before = output.read_bytes()
@@ -144,7 +144,7 @@ UNSAID = {
 
 
 @pytest.mark.parametrize("name", [*UNSAID, "nothing in time"])
-def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, monkeypatch):
+def test_without_server_information_the_model_name_is_the_identity(output, name, monkeypatch):
     held = threading.Event()
 
     def hang():
@@ -171,7 +171,7 @@ def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, mo
         baselines.main(words(other, output))
 
 
-def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
+def test_server_fingerprints_are_recorded_but_not_a_setting(output):
     with server_with() as server:
         for limit, state in ((2, "fp_1"), (3, "fp_2"), (4, None)):
             server.system_fingerprint = state
@@ -211,7 +211,7 @@ def save_old(folder, weights=b"weights", seconds=1000):
     return str(folder)
 
 
-def test_a_model_s_files_are_hashed_by_its_first_run_alone(hashing, tmp_path, capsys):
+def test_a_models_files_are_hashed_only_once(hashing, tmp_path, capsys):
     model = save_old(tmp_path / "model")
     first = model_fingerprint(model)
     assert hashing == ["config.json", "model.safetensors"]

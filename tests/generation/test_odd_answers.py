@@ -152,7 +152,7 @@ def server():
         yield server
 
 
-def test_every_shape_is_read_or_asked_for_again(server, flags, output, questions, quick, capfd):
+def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quick, capfd):
     """Each is the first answer to one question."""
     names = list(SHAPES)
     server.faults = lambda body, times: "other JSON" if times == 0 else None
@@ -177,7 +177,7 @@ def number_in(text):
 
 
 @pytest.mark.parametrize("name", ["choices is an object", "nested lists", "a number of 6,000 digits"])
-def test_a_question_with_nothing_but_such_answers_is_counted(server, flags, output, questions, quick, capsys, name):
+def test_a_question_with_only_odd_answers_is_counted(server, flags, output, questions, quick, capsys, name):
     server.faults = lambda body, times: "other JSON" if "number 7?" in body["messages"][-1]["content"] else None
     server.body = SHAPES[name]
     code, answers = answer(flags, output, "--max_retries", 1, data=questions(20))
@@ -185,7 +185,7 @@ def test_a_question_with_nothing_but_such_answers_is_counted(server, flags, outp
     assert "1 answer is missing because the server failed" in capsys.readouterr().err
 
 
-def test_counts_that_are_none_are_told_as_unknown(server, flags, output, questions):
+def test_missing_token_counts_are_reported_as_unknown(server, flags, output, questions):
     server.faults, server.body = lambda body, times: "other JSON", SHAPES["prompt_tokens is -1"]
     assert answer(flags, output, data=questions(3))[0] == 0
     assert read_manifest(output)["tokens"]["prompt_tokens"] is None
@@ -202,6 +202,6 @@ def test_counts_that_are_none_are_told_as_unknown(server, flags, output, questio
         None,
     ],
 )
-def test_lists_of_models_of_another_shape_tell_nothing(server, listed):
+def test_malformed_model_lists_are_ignored(server, listed):
     server.list_models = lambda: (200, listed)
     assert ask_for_root("m", server.url, "key") is None and server.lists_asked == 1

@@ -251,7 +251,7 @@ def test_a_format_that_is_refused_first_does_not_hide_a_parameter(case):
     assert case.manifest()["refused_by_server"] == ["json_schema"]
 
 
-def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, capsys):
+def test_an_unfixable_refusal_ends_the_run(case, capsys):
     refusal = Reply("Invalid value for 'messages': the temperature.", status=400, param="messages")
     case.server.reply = lambda request: refusal
     with pytest.raises(UserError, match=r"^the API at 127\.0\.0\.1 refuses the request: Invalid value for 'messages'"):
@@ -272,7 +272,7 @@ def test_flags_leave_parameters_out_from_the_start(case):
     assert {record["temperature"] for record in case.records().values()} == {None}
 
 
-def test_further_parameters_reach_the_server_and_are_settings(case):
+def test_extra_parameters_are_sent_and_are_settings(case):
     plain = case.folder / "plain.json"
     assert case.run(plain.name, "--limit", 2) == 0
     sent = {key for body in case.server.requests for key in body}
@@ -289,7 +289,7 @@ def test_further_parameters_reach_the_server_and_are_settings(case):
     assert {name: manifest["settings"].get(name) for name in (*told, "extra_body")} == {**told, "extra_body": extra}
 
 
-def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case):
+def test_a_refused_flag_is_dropped_but_not_the_users_json(case):
     case.server.reply, refused = refuse("Azure Foundry")
     assert case.run("flag.json", "--top_k", 5, "--reasoning_effort", "low") == 0
     check(case, ["seed", "top_k", "reasoning_effort"], "flag.json")
@@ -299,7 +299,7 @@ def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case)
             case.run("own.json", *words)
 
 
-def test_judges_that_were_really_sampled_differently_do_not_share_a_table(tmp_path, published):
+def test_judges_sampled_differently_do_not_share_a_table(tmp_path, published):
     with serve(seeded) as server:
         judging = Case("evaluate_responses.py", tmp_path, server, published)
         assert judging.run("plain/a.json") == 0
@@ -325,7 +325,7 @@ def ask(server, *takes):
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
 
 
-def test_the_limit_is_called_what_the_server_calls_it(capsys):
+def test_the_token_limit_has_the_servers_parameter_name(capsys):
     for first, other in (LIMITS, LIMITS[::-1]):
         completion, sent = ask(Refusals(first), "model", other)
         assert [*map(list, sent)] == [["model", first], ["model", other]] and completion.refused_parameters == (first,)
@@ -335,14 +335,14 @@ def test_the_limit_is_called_what_the_server_calls_it(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_addresss_query_goes_with_every_request(case):
+def test_the_base_urls_query_is_sent_with_every_request(case):
     """Azure's api-version."""
     case.flags[case.flags.index("--base_url") + 1] += "?api-version=preview"
     assert case.run() == 0
     assert set(case.server.paths) == {"/v1/chat/completions?api-version=preview"}
 
 
-def test_a_field_that_a_refusal_lists_as_allowed_is_not_its_cause():
+def test_a_field_listed_as_allowed_is_not_the_cause_of_a_refusal():
     """As serde tells it: none of what follows was refused."""
     found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
     body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
@@ -391,7 +391,7 @@ def test_a_whole_run(case, kind, capsys):
     assert notes(capsys.readouterr().err) == ([said] if refused else [])
 
 
-def test_a_run_that_goes_on_is_the_whole_one(case, kind):
+def test_a_resumed_run_equals_an_uninterrupted_one(case, kind):
     case.server.reply = kind[0]
     case.run("whole/out.json", "--max_retries", 1)  # with a store of its own
     case.run("out.json", "--limit", 4, "--max_retries", 1)
@@ -402,7 +402,7 @@ def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     assert case.records() == case.records("whole/out.json")
 
 
-def test_a_refusal_of_something_else_ends_the_run_and_teaches_nothing(case, capsys):
+def test_an_unrelated_refusal_ends_the_run_and_changes_nothing(case, capsys):
     refused = set()  # seeds: also without the format that is refused first
 
     def reply(request):
@@ -419,7 +419,7 @@ def test_a_refusal_of_something_else_ends_the_run_and_teaches_nothing(case, caps
     assert case.manifest()["refused_by_server"] == []
 
 
-def test_schemas_have_what_the_strict_mode_documents(case):
+def test_schemas_follow_the_documented_strict_mode(case):
     case.server.reply = mumble
     assert case.run() == 0
     sent = [body["response_format"] for body in case.server.requests if "response_format" in body]

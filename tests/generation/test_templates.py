@@ -102,7 +102,7 @@ def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
     assert off.end_of_turn == plain.end_of_turn
 
 
-def test_a_variable_that_the_template_does_not_know_is_refused():
+def test_a_variable_unknown_to_the_template_is_refused():
     said = refusal(
         baselines.main, "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", "x.json", "--dry_run",
         "--chat_template_kwargs", OFF,
@@ -116,7 +116,7 @@ def test_a_variable_that_the_template_does_not_know_is_refused():
     assert told.variables == {}
 
 
-def test_it_is_in_every_prompt_and_another_value_is_another_setting(asked, switched, tmp_path):
+def test_a_variable_is_in_every_prompt_and_is_a_setting(asked, switched, tmp_path):
     flags = ["--model_addr", switched, "--inputs_addr", SAMPLE, "--limit", "2", "--output_addr", tmp_path / "out.json"]
     assert baselines.main([*map(str, flags), "--chat_template_kwargs", OFF, "--reasoning_effort", "high"]) == 0
     for text, _ in prompts(asked):
@@ -135,7 +135,7 @@ def test_it_is_in_every_prompt_and_another_value_is_another_setting(asked, switc
     assert prompts(asked) == []
 
 
-def test_further_sampling_reaches_the_engine(asked, switched, tmp_path):
+def test_sampling_flags_reach_the_engine(asked, switched, tmp_path):
     flags = ["--model_addr", switched, "--inputs_addr", SAMPLE, "--limit", "1", "--output_addr", tmp_path / "out.json"]
     more = {"--top_k": 20, "--min_p": 0.1, "--presence_penalty": -1, "--temperature": "default", "--top_p": "default"}
     assert baselines.main([*map(str, flags), *(str(word) for pair in more.items() for word in pair)]) == 0
@@ -149,7 +149,7 @@ def test_further_sampling_reaches_the_engine(asked, switched, tmp_path):
 @pytest.mark.parametrize(
     ("own", "expected"), [({}, (1.0, 1.0)), ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, (0.6, 0.95))]
 )
-def test_what_vllm_is_asked_for(own, expected):
+def test_sampling_parameters_of_vllm(own, expected):
     """A model's other settings are not taken: today's runs are without them."""
     params = sampling_params(Sampling(None, None, 9, 5, further={"min_p": 0.1}), own)
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (*expected, 0, 0.1, 5)

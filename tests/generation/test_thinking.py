@@ -72,7 +72,7 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
         ("", None, None, Thoughts()),
     ],
 )
-def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
+def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, asked, found):
     chat = Namespace(prompt_end=end, own_parser=own)
     assert find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path)) == found
     manifest = {"settings": {"script": "train_planner.py"}}
@@ -99,7 +99,7 @@ def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effo
         find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
 
 
-def test_thoughts_have_room_where_the_user_sets_no_tokens():
+def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
     thoughts = Thoughts("deepseek_r1", True, True)
     assert thoughts.room(False) == thoughts.room(False, None, 40960) == THOUGHT_TOKENS
     assert thoughts.room(False, 4096, None) == 1024
@@ -194,7 +194,7 @@ def ask(script, *words, code=0):
 
 
 @pytest.mark.parametrize("name", ["LaMP-QA", *LAMP, *CONFIGS, "PersonaMem-32k"])
-def test_no_text_cut_in_a_thought_is_an_answer(name, thinker, thinking, tmp_path, capsys):
+def test_a_text_cut_in_a_thought_is_not_an_answer(name, thinker, thinking, tmp_path, capsys):
     if name == "PersonaMem-32k":
         words = ["--dataset", name, "--source_dir", DATA / "mini_personamem", "--output_dir", tmp_path / "own"]
         ask(download_datasets, *words)
@@ -284,7 +284,7 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
 
 
-def test_what_is_scored_stands_behind_the_thought(thinker, tmp_path):
+def test_options_are_scored_after_the_thought(thinker, tmp_path):
     chat = LocalChat(thinker)
     asked = [{"role": "user", "content": "q"}]
     open_end = chat.tokenizer.decode(list(chat.render(asked)))
@@ -344,9 +344,7 @@ PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text abo
         ("deepseek-r1", Reply(IN_PROSE), IN_PROSE), ("gpt-4o", Reply(IN_PROSE, "length"), IN_PROSE),
     ],
 )  # fmt: skip
-def test_a_cut_text_of_a_family_that_thinks_has_a_mark_of_thoughts_or_is_none(
-    model, reply, told, output, tmp_path, monkeypatch
-):
+def test_a_cut_text_of_a_thinking_family_needs_a_thought_mark(model, reply, told, output, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     data = write_records(tmp_path / "data.json", read_sample("LongLaMP-review")[:1])
     with serve(lambda request: reply) as server:

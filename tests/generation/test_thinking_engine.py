@@ -60,14 +60,14 @@ def test_vllm_s_parsers(tokenizer, name, text, cut, opened, answer, reasoning, u
     assert not reader.marks_are_special
 
 
-def test_a_parser_that_does_not_go_with_the_model_is_refused(tokenizer):
+def test_a_parser_that_does_not_fit_the_model_is_refused(tokenizer):
     with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: vLLM has .*deepseek_r1"):
         ThoughtReader("deepsek_r1", lambda: tokenizer)
     with pytest.raises(UserError, match="--reasoning_parser mistral: not for this model: "):
         ThoughtReader("mistral", lambda: tokenizer)
 
 
-def test_gpt_oss_is_held_in_its_final_channel_alone():
+def test_gpt_oss_is_constrained_only_in_its_final_channel():
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.testing import _is_grammar_accept_string
 
@@ -94,7 +94,7 @@ def completions(tmp_path_factory):
     return found, AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_schema_begins_behind_the_thought(completions):
+def test_a_schema_begins_after_the_thought(completions):
     (free, verdict, number, answer, *_), tokenizer = completions
     for held in (verdict, number, answer):
         assert held.reasoning == free.reasoning != "" and not held.unfinished

@@ -96,7 +96,7 @@ class Characters(PlainText):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("budget", [512, 1024])
-def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, budget):
+def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
     task, outcomes = tasks()["LaMP-6"], set()
     prompt = load_prompt(task.prompts["rag"])
 

@@ -245,7 +245,7 @@ def num_stored(folder):
     return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("completions/*/*.jsonl"))
 
 
-def test_a_killed_run_frees_the_gpu_and_goes_on_where_it_was(machine, tmp_path, figure):
+def test_a_killed_run_frees_the_gpu_and_resumes(machine, tmp_path, figure):
     output = tmp_path / "answers.json"
     samples, questions = machine.pick((40, 12), (4, 3))
     command = (

@@ -31,7 +31,7 @@ def test_the_demo_ends_with_its_table(machine, tmp_path, figure):
 
 
 @needs_package("vllm")
-def test_vllm_starts_and_says_how(machine, tmp_path, figure):
+def test_vllm_starts_and_logs_its_settings(machine, tmp_path, figure):
     printed = machine.run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr",
         tmp_path / "answers.json", "--limit", 2, "--max_tokens", 16, "--constrained_decoding", "always",

@@ -75,7 +75,7 @@ def refusal():
 # What is refused
 
 
-def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
+def test_a_cpu_build_on_a_machine_with_a_gpu(nvidia_smi, unseen):
     nvidia_smi()
     unseen(None)
     assert refusal() == f"{CARD} is here, but torch finds none\n  {CPU_BUILD}{MEANT}"
@@ -124,7 +124,7 @@ def test_no_gpu_is_none(script, nvidia_smi, unseen, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "-1,0"])
-def test_the_cpu_is_meant(visible, nvidia_smi, unseen, monkeypatch):
+def test_the_cpu_is_requested(visible, nvidia_smi, unseen, monkeypatch):
     nvidia_smi()
     unseen("13.0")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
@@ -220,7 +220,7 @@ def test_vllm_knows_these_settings(monkeypatch):
     ("can", "taken"),
     [({"avx512_bf16": True}, "auto"), ({"bf16": True}, "auto"), ({"avx512_f": True}, "float32"), ({}, "float32")],
 )
-def test_a_cpu_without_bfloat16_takes_float32_unless_told_otherwise(monkeypatch, can, taken):
+def test_a_cpu_without_bfloat16_uses_float32_by_default(monkeypatch, can, taken):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
     assert settle_dtype("auto") == taken
     assert [settle_dtype(one) for one in ("bfloat16", "float16", "float32")] == ["bfloat16", "float16", "float32"]

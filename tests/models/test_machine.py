@@ -47,7 +47,7 @@ def describe(folder, length=4096, limit=None, **flags):
     return describe_engine(Namespace(cache_dir=None, **{**defaults, **flags}), [Loaded(str(folder), length, limit)])
 
 
-def test_without_a_gpu_it_says_how_large_one_must_be(judge_32b):
+def test_without_a_gpu_the_required_size_is_reported(judge_32b):
     # (65,527,752,704 + 3 GiB + 4096 x 256 KiB) / 0.9 = 77.6 GB
     assert describe(judge_32b) == [
         "note: there is no GPU here",

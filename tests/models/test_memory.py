@@ -138,7 +138,7 @@ def large_header(folder, parameters):
         ("baselines.py", "15.2 GB"),  # 2 bytes
     ],
 )
-def test_what_cannot_fit_is_refused_before_it_is_fetched(script, gigabytes, tmp_path):
+def test_a_model_that_cannot_fit_is_refused_before_the_download(script, gigabytes, tmp_path):
     """7.6 billion parameters on a card of 12 GiB."""
     save_tiny = save_tiny_chat if script == "baselines.py" else save_tiny_t5
     files = large_header(save_tiny(tmp_path / "model"), 7_600_000_000)

@@ -120,14 +120,14 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("other", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
 @pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors"])
-def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
+def test_a_non_file_in_a_models_folder_is_named(tmp_path, name, other):
     other(save_model(tmp_path) / name)
     with pytest.raises(UserError, match=rf"^{tmp_path / name}: a folder, a pipe or a broken link, not a file\n"):
         check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
-def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
+def test_an_incomplete_checkpoint_is_refused(tmp_path, lost):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-lost])
@@ -154,7 +154,7 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
         ("some/--model", "neither a folder nor a valid name on the hub"),
     ],
 )
-def test_what_is_no_whole_model_is_named(tmp_path, monkeypatch, offline, name, message):
+def test_an_incomplete_model_is_named(tmp_path, monkeypatch, offline, name, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "config").mkdir()
@@ -222,7 +222,7 @@ def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):
     assert find(hub.url, tmp_path / "cache", offline="1") == folder
 
 
-def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commit(tmp_path):
+def test_an_incomplete_download_is_completed_at_the_same_commit(tmp_path):
     with serve(FILES) as hub:
         hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
         refused = find(hub.url, tmp_path / "cache", code=2)
@@ -282,7 +282,7 @@ def refusing():
 
 
 @pytest.mark.parametrize("script", MODEL_FLAGS)
-def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
+def test_an_unreachable_hub_is_tried_once(tmp_path, script, refusing):
     told, connections = run_counting(tmp_path, script, "some/model", refusing)
     hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
     assert told == f"error: some/model: no such folder, not cached, and the hub cannot be reached\n{hint}"
@@ -290,14 +290,14 @@ def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
 
 
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "o3", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"])
-def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
+def test_an_api_models_name_is_not_looked_up_on_the_hub(tmp_path, name, refusing):
     told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
     assert told == f"error: {name}: neither a local folder nor a hub name (owner/model)\n{OUR_FLAG}"
     assert connections == 0
 
 
 @pytest.mark.parametrize("trouble", ["an error", "silence"])
-def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
+def test_a_failing_hub_is_not_unreachable(monkeypatch, trouble):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("utils.models.hub.ANSWER_SECONDS", 0.2)
     if trouble == "silence":
@@ -311,7 +311,7 @@ def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
         assert not is_hub_away()
 
 
-def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing, monkeypatch):
+def test_a_cached_model_is_used_at_once_if_the_hub_is_unreachable(tmp_path, refusing, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", refusing)
     calls, connect = [], socket.create_connection

@@ -51,7 +51,7 @@ TIED = ["({})({})", "({}) ({})", "({}) vs ({})", "option {} vs. {}", "({})/({})"
     "joined", ["({}) or ({})", "options {} and {}", "Answer: {} or {}, as you like", "{}) or {})", *TIED]
 )
 @pytest.mark.parametrize("marker", ["", "<final_answer>"])
-def test_two_letters_are_none(joined, marker):
+def test_two_letters_are_not_an_answer(joined, marker):
     for first, second in itertools.permutations(LETTERS, 2):
         assert parse_letter(marker + joined.format(first, second)).value is None, (first, second)
 
@@ -86,7 +86,7 @@ REJECTED = "Looking at the four, ({}) mentions a concert the user disliked, so t
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_of_a_cut_text_only_a_letter_behind_the_marker_counts(letter):
+def test_in_a_cut_text_only_a_letter_after_the_marker_counts(letter):
     for text in (REJECTED, "Option {} is out. Next, the", "{}) is out, and the", "<final_answer> " + REJECTED):
         assert parse_letter(text.format(letter)).value == letter
         assert parse_letter(text.format(letter), cut=True).value is None

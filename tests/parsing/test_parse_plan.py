@@ -112,7 +112,7 @@ NOT_INTRODUCED = [
 
 
 @pytest.mark.parametrize(("text", "titles"), INTRODUCED)
-def test_a_first_line_that_introduces_the_others_goes(text, titles):
+def test_an_introductory_first_line_is_dropped(text, titles):
     found = parse_plan(text)
     assert (found.value, found.how) == (titles, "repaired")
 
@@ -125,7 +125,7 @@ def test_a_first_title_that_ends_in_a_colon_is_kept(text, titles):
 
 
 @pytest.mark.parametrize("text", ["**Plan:**", "The user cares about:\n", "Aspects:\n- "])
-def test_an_introduction_to_nothing_is_no_plan(text):
+def test_an_introduction_without_titles_is_not_a_plan(text):
     assert parse_plan(text) == Parsed(None, "none", "no aspect in the text")
 
 
@@ -134,7 +134,7 @@ def test_a_cut_title_that_ends_in_a_colon_is_all_there_is():
 
 
 @pytest.mark.parametrize(("text", "titles"), WRITTEN_AS_ASKED)
-def test_a_plan_as_it_was_asked_for(text, titles):
+def test_a_plan_in_the_requested_format(text, titles):
     assert parse_plan(text) == Parsed(titles, "strict", None, truncated=False)
 
 
@@ -144,7 +144,7 @@ def test_a_plan_that_is_repaired(text, titles):
 
 
 @pytest.mark.parametrize(("text", "titles"), AROUND)
-def test_what_stands_around_a_plan_is_dropped(text, titles):
+def test_text_around_a_plan_is_dropped(text, titles):
     assert parse_plan(text).value == titles
 
 
@@ -162,12 +162,12 @@ def test_no_plan(text, cut):
         ("Cost of the trip\nTime of day\nCost of", COST_TIME),
     ],
 )
-def test_a_title_that_may_be_cut_is_left_out(text, titles):
+def test_a_possibly_cut_title_is_dropped(text, titles):
     found = parse_plan(text, cut=True)
     assert (found.value, found.truncated) == (titles, True)
 
 
-def test_an_array_cut_anywhere_gives_its_whole_titles():
+def test_an_array_cut_anywhere_gives_its_complete_titles():
     titles = ["Cost of the trip", 'A "good" time', "C:\\temp", "音楽"]
     text = json.dumps(titles)
     ends = [len(json.dumps(titles[:number])) - 1 for number in range(len(titles) + 1)]  # behind each closing quote
@@ -188,7 +188,7 @@ def test_an_array_cut_anywhere_gives_its_whole_titles():
         ("Cost of the trip\n\nTime of day", False),
     ],
 )
-def test_what_the_last_try_is_held_to(text, allowed):
+def test_the_last_try_is_constrained(text, allowed):
     assert (re.fullmatch(PLAN_PATTERN, text) is not None) == allowed
     if allowed:
         assert parse_plan(text) == Parsed(text.split("\n"), "strict", None)

@@ -51,7 +51,7 @@ CLOSED = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("before", "opened"), CLOSED)
-def test_an_answer_behind_closed_thoughts_is_read(kind, before, opened):
+def test_an_answer_after_closed_thoughts_is_read(kind, before, opened):
     parse, answer, value = KINDS[kind]
     assert read(parse, before.replace("{}", DRAFT).replace("{0}", DRAFT) + answer, opened=opened) == value
 
@@ -70,7 +70,7 @@ OPEN = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("before", "opened"), OPEN)
-def test_an_unfinished_thought_is_no_answer(kind, before, opened):
+def test_an_unfinished_thought_is_not_an_answer(kind, before, opened):
     parse, answer, _ = KINDS[kind]
     for draft in (DRAFT, answer, f"{DRAFT}\n{answer}\n"):
         text = before.replace("{}", draft).replace("{0}", draft).replace("{{", "{").replace("}}", "}")
@@ -132,5 +132,5 @@ CUT = [
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), CUT)
-def test_of_a_cut_text_without_marks_counts_what_it_begins_with(kind, text, value):
+def test_a_cut_text_without_marks_is_judged_by_its_beginning(kind, text, value):
     assert read(KINDS[kind][0], text, cut=True) == value

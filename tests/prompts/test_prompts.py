@@ -43,7 +43,7 @@ def own_prompt(folder, name, text):
     return folder
 
 
-def test_every_prompt_file_is_as_it_was_pinned():
+def test_every_prompt_file_matches_its_pinned_hash():
     found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob("*.txt")}
     assert found == GOLDEN == {name: load_prompt(f"lampqa/{name}").digest for name in found}
 
@@ -73,7 +73,7 @@ def test_two_aspects_of_a_response_share_everything_before_the_aspect():
 
 @pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_values_go_in_as_they_are(name, value):
+def test_values_are_inserted_unchanged(name, value):
     prompt = load_prompt(f"lampqa/{name}")
     _, user = prompt.messages(**dict.fromkeys(prompt.placeholders, value))
     pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in prompt.placeholders), prompt.user)
@@ -81,7 +81,7 @@ def test_values_go_in_as_they_are(name, value):
 
 
 @pytest.mark.parametrize("name", ["rag", "planpers", "planner"])
-def test_without_posts_nothing_is_left_of_their_paragraph(name):
+def test_without_posts_their_paragraph_is_dropped(name):
     values = values_of(name)
     _, with_posts = load_prompt(f"lampqa/{name}").messages(**values)
     _, without = load_prompt(f"lampqa/{name}").messages(**{**values, "profile": ""})
@@ -127,13 +127,13 @@ def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path, chang
         ("", r"must have a \[system\] line with its text, then a \[user\] line with its text"),
     ],
 )
-def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
+def test_an_invalid_own_prompt_is_refused(tmp_path, text, message):
     own_prompt(tmp_path, "no_personalization", text)
     with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/no_personalization\.txt: .*{message}"):
         load_prompt("lampqa/no_personalization", tmp_path)
 
 
-def test_a_folder_that_cannot_be_used(tmp_path):
+def test_an_invalid_prompts_folder_is_refused(tmp_path):
     at = re.escape(f"--prompts_dir {tmp_path}")
     with pytest.raises(UserError, match=rf"^{at}/nothing: no such folder$"):
         load_prompt("lampqa/rag", tmp_path / "nothing")

@@ -139,7 +139,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_said(case, tmp_path):
+def test_errors_are_described(case, tmp_path):
     asked, answers, match = BAD[case]
     with pytest.raises(UserError, match=match) as raised:
         read(tmp_path, asked, answers)
@@ -147,20 +147,20 @@ def test_what_is_wrong_is_said(case, tmp_path):
     assert len(str(raised.value).splitlines()) <= 3
 
 
-def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
+def test_the_old_news_categories_of_lamp_2_are_refused(tmp_path):
     news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
     asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
     with pytest.raises(UserError, match=r"record 0: from LaMP-2's old version.*\n.* the folder LaMP_2/new"):
         read(tmp_path, [asked], name="LaMP-2")
 
 
-def test_a_profile_of_lamp_2_that_is_none_is_refused(tmp_path):
+def test_an_invalid_lamp_2_profile_is_refused(tmp_path):
     asked = {"id": "1", "input": "Which tag does this movie relate to? description: x", "profile": 2.5}
     with pytest.raises(UserError, match="field 'profile': Expected `array`, got `float`"):
         read(tmp_path, [asked], name="LaMP-2")
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
+def test_two_columns_with_the_same_name_are_refused(tmp_path):
     """Python's reader would keep the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
     with pytest.raises(UserError, match=r"table\.csv: two columns have the same name; names must be unique"):

@@ -56,7 +56,7 @@ def message(call, *args, **more):
 # Datasets
 
 
-def test_a_dataset_is_read_as_it_is(tmp_path):
+def test_a_dataset_is_read_unchanged(tmp_path):
     records = [record(posted={"year": 2014}), record(id="q2", rubric_aspects=[], profile=[], score=1.5)]
     assert read_dataset(write(tmp_path / "d.json", records), EVERYTHING) == records
 
@@ -66,7 +66,7 @@ def test_only_what_the_script_needs_is_checked(tmp_path):
     assert read_dataset(path) == [{"id": "q1", "question": "Which bread?", "profile": None}]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     for name in ("d.json", "d.jsonl"):
         content = json.dumps(record()) if name == "d.jsonl" else json.dumps([record()])
         assert read_dataset(write(tmp_path / name, b"\xef\xbb\xbf" + content.encode())) == [record()]
@@ -111,7 +111,7 @@ WHOLE = json.dumps([record()], indent=1)
         (b'["caf\xe9"]', "not UTF-8 text (byte 5)"),
     ],
 )
-def test_a_file_that_is_no_dataset(tmp_path, content, expected):
+def test_a_file_that_is_not_a_dataset(tmp_path, content, expected):
     path = write(tmp_path / "d.json", content)
     assert message(read_dataset, path) == f"{path}: {expected}"
 
@@ -202,7 +202,7 @@ def test_shards_are_disjoint_and_complete(num_shards, limit):
     assert places == [sorted(place) for place in places]  # each in file order
 
 
-def test_a_shard_does_not_hang_on_the_files_order():
+def test_a_shard_does_not_depend_on_the_files_order():
     records = [{"id": f"q{i}"} for i in range(60)]
     forward, backward = (select_questions(some, num_shards=3, shard_index=1) for some in (records, records[::-1]))
     assert 0 < len(forward) < 60
@@ -232,7 +232,7 @@ def test_responses_are_put_together_in_the_datasets_order():
     assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the pieces stay as they are
 
 
-def test_no_response_takes_the_place_of_one_that_is_missing():
+def test_a_missing_response_is_not_replaced_by_another():
     answers = {
         ("q1", 0): {"value": "a"},
         ("q1", 2): {"value": "c"},
@@ -279,7 +279,7 @@ def test_responses_are_counted():
     assert count_responses({"q": trimmed}).items() >= {("posts trimmed", 6), ("questions cut", 2)}
 
 
-def test_a_response_file_is_read_as_it_is(tmp_path):
+def test_a_response_file_is_read_unchanged(tmp_path):
     responses = {"q1": [{"output": "日本", "plan": "p"}, {"output": ""}], "q2": [{"output": None, "reason": "x"}]}
     assert read_responses(write(tmp_path / "r.json", responses)) == responses
 
@@ -296,7 +296,7 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
         ('{"q1": [{"output": "a"}], "q1": []}', "duplicate key 'q1'"),
     ],
 )
-def test_a_file_that_holds_no_responses(tmp_path, content, expected):
+def test_a_file_without_responses(tmp_path, content, expected):
     path = write(tmp_path / "r.json", content)
     assert message(read_responses, path) == f"{path}: {expected}"
 
@@ -376,7 +376,7 @@ def test_a_shard_without_responses_scores_none_of_them():
 # Plans
 
 
-def test_a_file_of_plans_is_read_as_it_is(tmp_path):
+def test_a_plans_file_is_read_unchanged(tmp_path):
     plans = {
         "q1": [{"aspects": ["Cost", "音楽"], "parsed": "strict"}, {"aspects": []}],
         "q2": [{"aspects": None, "reason": "no aspect in the text"}],
@@ -397,6 +397,6 @@ def test_a_file_of_plans_is_read_as_it_is(tmp_path):
         ("", "the file is empty"),
     ],
 )
-def test_a_file_that_holds_no_plans(tmp_path, content, expected):
+def test_a_file_without_plans(tmp_path, content, expected):
     path = write(tmp_path / "p.json", content)
     assert message(read_plans, path) == f"{path}: {expected}"

@@ -52,7 +52,7 @@ def embed_one_by_one(folder, texts):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 64])
-def test_scores_and_order_are_the_naive_loops(encoder, folder, batch_size):
+def test_scores_and_order_match_a_naive_loop(encoder, folder, batch_size):
     naive = embed_one_by_one(folder, [QUESTION, *TEXTS])
     ours, num_cut = embed_texts(encoder, [QUESTION, *TEXTS], batch_size)
     assert ours.shape == (11, 32)
@@ -129,7 +129,7 @@ class Small(torch.nn.Module):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_batch_that_the_memory_does_not_hold_is_told_with_a_size_that_it_may(encoder, monkeypatch, several):
+def test_an_out_of_memory_error_suggests_a_batch_size(encoder, monkeypatch, several):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     exact, _ = embed_texts(encoder, TEXTS, batch_size=1)
     small = Small(encoder.model, 1500, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB."))
@@ -188,7 +188,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, file, change, found):
+def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, found):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / file
     path.write_bytes(

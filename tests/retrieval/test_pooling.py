@@ -52,7 +52,7 @@ def embed_one_by_one(folder, texts, max_length, mode, normalize):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("mode", ["mean", "cls"])
 @pytest.mark.parametrize(("name", "max_length"), [("bert", 512), ("xlm_roberta", 8192)])
-def test_embeddings_are_the_definitions(folders, name, max_length, mode, normalize):
+def test_embeddings_match_their_definition(folders, name, max_length, mode, normalize):
     encoder = load_encoder(str(folders[name]), device="cpu", max_length=max_length, pooling=Pooling(mode, normalize))
     ours, num_cut = embed_texts(encoder, TEXTS)
     assert num_cut == 1

@@ -102,7 +102,7 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     assert capsys.readouterr().out.count("already finished, left alone") == 3
 
 
-def test_random_order_does_not_hang_on_the_files_order(tmp_path):
+def test_random_order_does_not_depend_on_the_files_order(tmp_path):
     posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
     records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
     rank(write(tmp_path / "a.json", records), tmp_path / "a_out.json", "--ranker", "random", "--seed", 5)
@@ -113,7 +113,7 @@ def test_random_order_does_not_hang_on_the_files_order(tmp_path):
     assert manifest(tmp_path / "a_out.json")["settings"]["seed"] == 5
 
 
-def test_where_no_user_repeats_the_owners_are_one_cycle():
+def test_owners_form_one_cycle_if_no_user_repeats():
     for size in range(2, 51):
         cycle = random_cycle(size, 7)
         assert draw_owners([("question", str(n)) for n in range(size)], 7) == cycle
@@ -205,7 +205,7 @@ def watch_texts(monkeypatch, stop_at=None):
     return embedded
 
 
-def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_path, encoder_folder, monkeypatch):
+def test_an_interrupted_ranking_resumes_with_the_missing_questions(tmp_path, encoder_folder, monkeypatch):
     source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, tmp_path / "whole/ranked.json", *options)

@@ -18,7 +18,7 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 
 
-def test_two_calls_a_question(runs, capsys):
+def test_two_calls_per_question(runs, capsys):
     assert runs.run() == 2 * len(IDS)
     assert list(runs.answers) == IDS
     [first] = runs.answers[IDS[0]]
@@ -96,7 +96,7 @@ def test_interrupted_while_the_server_hangs(runs):
     assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
 
 
-def test_a_changed_file_asks_what_changed(runs):
+def test_a_changed_method_requests_only_what_changed(runs):
     runs.run()
     runs.write(TWO_CALLS.replace("record.best(20), max_tokens=64", "record.best(20), max_tokens=65"))
     assert len(IDS) <= runs.run() <= 2 * len(IDS)  # a summary that stays the same makes the same second prompt
@@ -134,7 +134,7 @@ def test_more_outputs_and_a_limit(runs):
     assert runs.run("--limit", 4, "--overwrite") == 0 and len(runs.answers) == 4
 
 
-def test_several_answers_of_which_one_is_chosen(runs):
+def test_one_of_several_answers_is_chosen(runs):
     runs.write("""
 async def answer(record, ask):
     answers = await ask("rag", items=record.best(3), n=5, temperature=1.0)
@@ -152,7 +152,7 @@ async def answer(record, ask):
     assert runs.run("--set", "mode=any") == 0 and runs.answers == first
 
 
-def test_a_parser_of_ones_own_is_asked_until_it_finds_something(runs):
+def test_an_own_parser_is_retried_until_it_finds_something(runs):
     runs.write("""
 def number(text):
     return int(text) if text.isdigit() else None
@@ -169,7 +169,7 @@ async def answer(record, ask):
     assert unusable["reason"] == "the method's parser found nothing usable" and unusable["attempts"] == 3
 
 
-def test_a_method_that_raises_fails_its_record_alone(runs, capsys):
+def test_a_method_that_raises_fails_only_its_record(runs, capsys):
     runs.write(
         TWO_CALLS
         + f"""
@@ -194,7 +194,7 @@ async def answer(record, ask):
     assert runs.run() == 2 and set(runs.answers) == set(IDS)
 
 
-def test_a_method_that_asks_otherwise_on_replay_ends_before_it_pays(runs, monkeypatch):
+def test_a_method_that_differs_on_replay_ends_before_it_pays(runs, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write("""
 import itertools
@@ -209,7 +209,7 @@ async def answer(record, ask):
 
 
 @pytest.mark.parametrize("read", ['record["narrative"]', 'record.get("rubric_aspects")', "peek(record)"])
-def test_what_only_the_scorer_may_see(runs, read, capsys):
+def test_scorer_only_fields_are_hidden(runs, read, capsys):
     runs.write(f"""
 def peek(record):
     return record["narrative"]
@@ -233,7 +233,7 @@ async def answer(record, ask):
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
     ],
 )
-def test_files_that_are_no_method(runs, text, problem):
+def test_invalid_method_files(runs, text, problem):
     (runs.folder / "mine.py").unlink() if text is None else runs.write(text)
     with pytest.raises(UserError, match=rf"--method .*mine.py: .*{problem}"):
         runs.run()
@@ -270,7 +270,7 @@ def reply_to_shipped(request):
         ("best_of_n", 10, ["num_candidates", "mark"]),
     ],
 )
-def test_methods_that_ship(runs, name, calls, noted):
+def test_included_methods(runs, name, calls, noted):
     assert len((ROOT / f"utils/methods/{name}.py").read_text().splitlines()) <= 60
     runs.server.reply = reply_to_shipped
     runs.name = name
@@ -300,7 +300,7 @@ async def answer(record, ask):
 """
 
 
-def test_a_model_that_is_not_given_is_told(runs, capsys):
+def test_an_unknown_model_is_reported(runs, capsys):
     runs.write(CRITIC)
     assert runs.run(code=1) == len(IDS)
     assert (
@@ -311,7 +311,7 @@ def test_a_model_that_is_not_given_is_told(runs, capsys):
         runs.run("--model", "generator=x")
 
 
-def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch):
+def test_one_models_failure_does_not_block_another_model(runs, monkeypatch):
     """A request fails while all other records wait for the second model."""
 
     calls = iter(range(10**6))
@@ -337,7 +337,7 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     assert list(runs.answers) == IDS
 
 
-def test_a_history_is_asked_as_the_script_does(runs, tmp_path):
+def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
     """PersonaMem's: turns of a conversation in place of texts."""
     folder = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path / "data")]
     assert download_datasets.main(["--dataset", "PersonaMem-32k", *folder]) == 0

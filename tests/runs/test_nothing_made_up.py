@@ -100,7 +100,7 @@ def test_an_engine_that_raises(runs, monkeypatch, kind):
     assert runs.run() == len(IDS) - 6 and "made up" not in runs.output.read_text()
 
 
-def test_a_disk_that_is_full(runs):
+def test_a_full_store_disk(runs):
     """Here a limit on the size of a file, which the store reaches first."""
     runs.write(catching("a loop over a bare except"))
 
@@ -138,7 +138,7 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
     assert all("made up" not in path.read_text() for path in tmp_path.glob("completions/*/*.jsonl"))
 
 
-def test_a_call_that_is_given_up_is_kept(runs):
+def test_an_abandoned_call_is_kept(runs):
     """So what counts is what the store gives, not the clock."""
     runs.server.delay = 0.3
     runs.write(
@@ -155,7 +155,7 @@ async def answer(record, ask):
     assert runs.run() == len(IDS) and "made up" not in runs.output.read_text()
 
 
-def test_an_answer_in_spite_of_a_call_that_is_given_up_is_none(runs, capsys):
+def test_an_answer_despite_an_abandoned_call_does_not_count(runs, capsys):
     runs.write("""
 import asyncio
 
@@ -169,7 +169,7 @@ async def answer(record, ask):
     assert "cancelled a call (a timeout?), so its answer depends on timing" in capsys.readouterr().err
 
 
-def test_a_loop_without_an_end_ends(runs, monkeypatch, capsys):
+def test_an_endless_loop_ends(runs, monkeypatch, capsys):
     monkeypatch.setattr("utils.runs.ask.MOST_CALLS", 20)
     runs.write("""
 async def answer(record, ask):
@@ -200,7 +200,7 @@ async def answer(record, ask):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
+def test_parallel_chains_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
@@ -212,7 +212,7 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     assert (log.count("some-model"), log.count("other-model")) == (26, 26) and list(runs.answers) == IDS
 
 
-def test_a_method_that_shuffles_before_its_second_call_is_told_in_its_first_run(runs, monkeypatch):
+def test_shuffling_before_the_second_call_is_reported_in_the_first_run(runs, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write("""
 import random
@@ -241,7 +241,7 @@ async def answer(record, ask):
 # What an output keeps
 
 
-def test_notes_and_figures_have_fields_of_their_own(runs):
+def test_notes_and_figures_have_their_own_fields(runs):
     runs.write(r"""
 async def answer(record, ask):
     seen = ["before"]
@@ -260,7 +260,7 @@ async def answer(record, ask):
     assert second["calls"]["generator"]["num_calls"] == 2
 
 
-def test_unusable_answers_are_told_and_asked_again_with_more_tries(runs, capsys):
+def test_unusable_answers_are_reported_and_retried_with_more_tries(runs, capsys):
     runs.write("""
 async def answer(record, ask):
     return await ask("Say yes: {question}", parse=lambda text: "yes" if "yes" in text else None)
@@ -331,7 +331,7 @@ def test_no_placeholder_has_the_name_of_a_parameter_of_ask():
     ],
 )
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_what_ask_would_send_wrongly(runs, call, told, flags, capsys):
+def test_mistakes_in_ask_are_refused(runs, call, told, flags, capsys):
     runs.write(f"async def answer(record, ask):\n    return await {call}\n")
     is_parser = "text.nothing" in call
     assert runs.run(*flags, code=0 if is_parser and flags else 1) == (len(IDS) if is_parser and not flags else 0)
@@ -350,7 +350,7 @@ async def answer(record, ask):
     assert {request["temperature"] for request in runs.server.requests} == {0.0}
 
 
-def test_a_helper_of_a_name_that_is_ours(runs):
+def test_a_helper_named_like_a_project_module(runs):
     (runs.folder / "prompts.py").write_text("MINE = 1\n")
     runs.write("from prompts import MINE\n" + TWO_CALLS)
     with pytest.raises(
@@ -363,7 +363,7 @@ def test_a_helper_of_a_name_that_is_ours(runs):
 
 
 @pytest.mark.parametrize("wait", ["wait_for(call, 0.5)", "wait({asyncio.ensure_future(call)}, timeout=0.5)"])
-def test_a_new_call_that_is_given_up_while_it_waits_gives_no_answer(runs, wait, monkeypatch):
+def test_a_new_call_abandoned_while_waiting_gives_no_answer(runs, wait, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write(f"""
 import asyncio, time
@@ -388,7 +388,7 @@ def test_a_method_that_exits(runs, line):
         runs.run()
 
 
-def test_no_key_goes_to_another_server_and_no_model_is_taken_for_another(runs):
+def test_keys_stay_with_their_server_and_models_are_distinguished(runs):
     runs.write(CRITIC)
     with pytest.raises(UserError, match="add its key, ,api_key_addr=FILE"):
         runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
@@ -409,7 +409,7 @@ async def answer(record, ask):
     assert runs.run() == len(IDS)
 
 
-def test_a_task_that_is_left_behind_asks_nothing_more(runs):
+def test_an_abandoned_task_requests_nothing_more(runs):
     runs.write("""
 import asyncio
 
@@ -454,7 +454,7 @@ async def answer(record, ask):
         ),
     ],
 )
-def test_mistakes_are_told_by_their_line(runs, text, told, capsys):
+def test_mistakes_are_reported_with_their_line(runs, text, told, capsys):
     runs.write(text)
     try:
         runs.run(code=1)

@@ -118,7 +118,7 @@ def test_shards_and_then_the_whole(command):
 
 
 @pytest.mark.parametrize("command", ["baselines", "evaluate_responses"], indirect=True)
-def test_an_interrupted_overwrite_goes_on(command, server):
+def test_an_interrupted_overwrite_is_resumed(command, server):
     """The older output stays until the new one is whole."""
     command.run()
     contents, server.delay = command.contents(), 0.01
@@ -155,7 +155,7 @@ def test_other_sampling_is_another_request(command, flags):
 
 
 @baselines_alone
-def test_more_retries_ask_only_for_what_was_unusable(command, server):
+def test_more_retries_request_only_unusable_outputs(command, server):
     """The last try of a run was held to its schema, which is another request than the same try free."""
 
     def reply(request):
@@ -186,7 +186,7 @@ def test_a_second_system_with_equal_answers_costs_nothing(data, tmp_path, server
 
 
 @baselines_alone
-def test_what_a_server_refuses_is_kept_and_what_it_fails_to_do_is_not(command, server):
+def test_refusals_are_stored_and_failures_are_not(command, server):
     def reply(request):
         drawn = request["seed"] % 3
         if drawn == 0:
@@ -249,7 +249,7 @@ def test_cached_only_requests_nothing(command, server, data, monkeypatch):
     assert all(path.exists() for path in command.case.outputs)
 
 
-def test_cached_only_waits_for_what_another_node_has_just_written(data, tmp_path, server, monkeypatch):
+def test_cached_only_waits_for_completions_that_another_node_writes(data, tmp_path, server, monkeypatch):
     command = Command("baselines", data, tmp_path, server)
     command.run()
     [path] = command.case.folder.glob("completions/*/*.jsonl")

@@ -41,7 +41,7 @@ def files(datasets, names, folder):
     ("script", "flags"), [(baselines, ["--rag", "--unranked"]), (baselines, ["--num_generated_outputs", "2"]),
                           (planpers, ["--gold_plan", "--unranked"])]
 )  # fmt: skip
-def test_each_output_is_as_alone(datasets, api, script, flags, capsys):
+def test_each_output_equals_a_separate_run(datasets, api, script, flags, capsys):
     server, common = api
     for name in "ab":
         assert script.main([*common, *flags, *files(datasets, [name], "alone")]) == 0
@@ -58,7 +58,7 @@ def test_each_output_is_as_alone(datasets, api, script, flags, capsys):
     assert len(server.requests) == len(requests)
 
 
-def test_one_that_is_finished_is_left_alone(datasets, api):
+def test_a_finished_output_is_skipped(datasets, api):
     server, common = api
     assert baselines.main([*common, *files(datasets, ["a"], "out")]) == 0
     before = (datasets / "out/a_out.json.manifest.json").read_bytes()
@@ -94,7 +94,7 @@ def test_each_model_is_loaded_once(datasets, monkeypatch):
         assert all(one["plan"] == "Cost\nTime" for [one] in answers.values())
 
 
-def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
+def test_incompatible_inputs_are_refused(datasets, api, monkeypatch):
     _, common = api
     monkeypatch.setattr(ModelStore, "add", None)  # nothing is asked
     pair = files(datasets, ["a", "b"], "out")
@@ -112,7 +112,7 @@ def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
         baselines.main([*common, *pair])
 
 
-def test_what_a_planner_s_server_refuses_is_still_sent_to_the_generator(datasets):
+def test_parameters_refused_by_the_planner_still_reach_the_generator(datasets):
     def refuse(request):
         if "temperature" in request:
             return Reply("Unsupported parameter", status=400, code="unsupported_parameter", param="temperature")
@@ -127,7 +127,7 @@ def test_what_a_planner_s_server_refuses_is_still_sent_to_the_generator(datasets
         assert all(request["temperature"] == 0.1 for request in server.requests) and len(server.requests) == 5
 
 
-def test_plans_that_begin_differently_are_refused(datasets, api, tmp_path):
+def test_plans_with_different_lead_ins_are_refused(datasets, api, tmp_path):
     _, common = api
     for name, its in (("a", {}), ("b", {"planner_target": "reference", "lead_in": "So:\n"})):
         ids = [record["id"] for record in json.loads((datasets / f"{name}.json").read_text())]

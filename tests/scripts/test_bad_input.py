@@ -309,7 +309,7 @@ def file_cases():
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "damage"), file_cases())
-def test_a_file_that_is_none_of_its_kind(inputs, server, capsys, command, name, damage):
+def test_a_file_of_the_wrong_kind(inputs, server, capsys, command, name, damage):
     change, expected = FILE_DAMAGES[damage]
     change(inputs / name)
     refuse(inputs, (COMMANDS | OTHERS)[command], server.url, capsys, f"{name}: {expected}")
@@ -397,7 +397,7 @@ def put(value, path, new):
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "path", "value", "expected"), record_cases())
-def test_a_record_with_a_part_of_another_kind(inputs, server, capsys, command, path, value, expected):
+def test_a_record_with_a_part_of_the_wrong_type(inputs, server, capsys, command, path, value, expected):
     write(inputs / "data.json", json.dumps([RECORDS[0], put(RECORDS[1], path, value)]))
     refuse(inputs, (COMMANDS | OTHERS)[command], server.url, capsys, f"data.json: {expected}")
 
@@ -490,7 +490,7 @@ def part_cases():
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "path", "value", "expected"), part_cases())
-def test_a_file_with_a_part_of_another_kind(inputs, server, capsys, command, name, path, value, expected):
+def test_a_file_with_a_part_of_the_wrong_type(inputs, server, capsys, command, name, path, value, expected):
     good = json.loads((inputs / name).read_text())
     write(inputs / name, json.dumps(put(good, path, value)))
     refuse(inputs, COMMANDS[command], server.url, capsys, f"{name}: {expected}")
@@ -506,7 +506,7 @@ ID_DAMAGES = [
 
 
 @pytest.mark.parametrize(("command", "name", "change", "expected"), ID_DAMAGES)
-def test_a_file_that_lacks_a_question_or_has_a_foreign_one(inputs, server, capsys, command, name, change, expected):
+def test_a_file_with_a_missing_or_unknown_question(inputs, server, capsys, command, name, change, expected):
     samples = json.loads((inputs / name).read_text()) | change
     write(inputs / name, {key: value for key, value in samples.items() if value is not MISSING})
     refuse(inputs, COMMANDS[command], server.url, capsys, expected if command == "show" else f"{name}: {expected}")
@@ -527,7 +527,7 @@ PROMPT_OF = {
 
 
 @pytest.mark.parametrize("command", PROMPT_OF)
-def test_a_prompt_that_cannot_be_used(inputs, server, capsys, command):
+def test_an_invalid_prompt(inputs, server, capsys, command):
     name = f"prompts/{PROMPT_OF[command]}.txt"
     wrong = "must hold each of .* exactly once, and no other name in braces"
     for change, expected in (
@@ -563,7 +563,7 @@ def obeying_modes():
         (COMMANDS["training curve"], "planner/training_log.jsonl"),
     ],
 )
-def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
+def test_an_unreadable_file(folder, server, capsys, command, name):
     (folder / name).chmod(0)
     refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", obeying_modes)
 
@@ -582,13 +582,13 @@ NO_PLACES = {
 @pytest.mark.alike("command")
 @pytest.mark.parametrize("place", NO_PLACES)
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_an_output_that_cannot_be_written(folder, server, capsys, command, place):
+def test_an_unwritable_output(folder, server, capsys, command, place):
     given = COMMANDS[command].replace(OUTPUTS[command], place)
     refuse(folder, given, server.url, capsys, NO_PLACES[place])
 
 
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_a_folder_that_may_not_be_written(folder, server, capsys, command):
+def test_a_read_only_folder(folder, server, capsys, command):
     (folder / "closed").mkdir(mode=0o555)
     command = COMMANDS[command].replace(OUTPUTS[command], "closed/out.json")
     refuse(folder, command, server.url, capsys, "closed/out.json: cannot be written: Permission denied", obeying_modes)
@@ -652,7 +652,7 @@ LOCAL = "baselines.py --inputs_addr data.json --output_addr made/x.json"
 
 @pytest.mark.parametrize("damage", ["a pipe", "/dev/null"])
 @pytest.mark.parametrize("command", WITH_MANIFEST)
-def test_a_finished_output_that_is_no_file_any_more(folder, server, capsys, command, damage):
+def test_a_finished_output_that_is_no_longer_a_file(folder, server, capsys, command, damage):
     FILE_DAMAGES[damage][0](folder / OUTPUTS[command])
     refuse(folder, COMMANDS[command], server.url, capsys, f"{OUTPUTS[command]}: not a regular file; move it away")
 
@@ -678,7 +678,7 @@ def test_a_file_for_a_folder_or_a_folder_for_a_file(folder, server, capsys, comm
 
 
 @pytest.mark.parametrize("key", [b"k\x01y", b"two keys", b"caf\xc3\xa9", b""])
-def test_a_key_that_no_header_takes(folder, server, capsys, key):
+def test_a_key_that_no_header_can_hold(folder, server, capsys, key):
     (folder / "key.txt").write_bytes(key)
     refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must hold the key and nothing else")
 
@@ -696,7 +696,7 @@ ADDRESSES = [
 @pytest.mark.alike("place")
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL", "HTTP_PROXY", "ALL_PROXY"])
-def test_an_address_that_is_none_is_refused_without_a_part_of_it(folder, server, capsys, monkeypatch, address, place):
+def test_an_invalid_address_is_refused_without_showing_it(folder, server, capsys, monkeypatch, address, place):
     command, url = COMMANDS["rag"], address if place == "flag" else server.url
     if place != "flag":
         monkeypatch.setenv(place, address)
@@ -726,7 +726,7 @@ def test_a_name_that_is_not_utf_8(folder, capsys, script):
 @pytest.mark.parametrize(
     ("command", "damage", "name"), [("train", "gzip", "data.json"), ("table", "NaN", "scores.json")]
 )
-def test_a_process_ends_likewise(folder, server, command, damage, name):
+def test_a_real_process_ends_the_same_way(folder, server, command, damage, name):
     change, expected = FILE_DAMAGES[damage]
     change(folder / name)
     before = snapshot(folder)
@@ -740,7 +740,7 @@ def test_a_process_ends_likewise(folder, server, command, damage, name):
 
 
 @pytest.mark.parametrize("command", [name for name in OUTPUTS if COMMANDS[name].startswith(DRY_RUNS)])
-def test_a_dry_run_of_good_input_writes_and_asks_nothing(folder, server, capsys, command):
+def test_a_dry_run_of_good_input_writes_and_requests_nothing(folder, server, capsys, command):
     before, asked = snapshot(folder), len(server.keys)
     said = work(f"{COMMANDS[command].replace('made/', 'new/')} --dry_run", server.url, capsys)
     assert f"\ndisk of {folder}" in said

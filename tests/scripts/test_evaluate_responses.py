@@ -101,7 +101,7 @@ def run(flags, data, responses, scores, *more, code=0):
 # Scores
 
 
-def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
+def test_scores_follow_algorithm_1(server, flags, write, scores, capsys):
     questions = [make_question(1, 3), make_question(2, 2, category="law"), make_question(3), make_question(4, 0)]
     questions += [make_question(5), make_question(6, 1)]
     server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0})
@@ -150,9 +150,7 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
         (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of unknown category); "),
     ],
 )
-def test_the_average_of_the_table_is_printed_where_there_is_one(
-    server, flags, write, scores, capsys, communities, said
-):
+def test_the_tables_average_is_printed(server, flags, write, scores, capsys, communities, said):
     questions = [make_question(i, 1, category=community) for i, community in enumerate(communities)]
     server.reply = verdicts({"0a": 2, "1a": 2, "2a": 1, "3a": 0})
     responses = write("responses.json", respond(questions))
@@ -164,7 +162,7 @@ def test_the_average_of_the_table_is_printed_where_there_is_one(
     ("text", "reason"),
     [('{"match_score": 7}', "match_score is 7, not an integer 0-2"), ("", "the text is empty")],
 )
-def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, scores, text, reason):
+def test_an_invalid_verdict_is_unscored_and_never_zero(server, flags, write, scores, text, reason):
     questions = [make_question(1), make_question(2, 1)]
     server.reply = verdicts({"1a": 2, "1b": text, "2a": 1})
     found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
@@ -200,7 +198,7 @@ def test_judges_prompt(server, flags, write, scores):
     assert server.keys == [KEY]
 
 
-def test_aspects_stand_next_to_each_other_and_share_everything_before_them(server, flags, write, scores):
+def test_aspects_are_adjacent_and_share_their_prefix(server, flags, write, scores):
     questions = [make_question(1, 3), make_question(2, 2), make_question(3, 4)]
     server.reply = lambda request: Reply('{"match_score": 1}')
     first, second = write("r1.json", respond(questions)), write("r2.json", respond(questions, q2="Another one."))
@@ -231,7 +229,7 @@ def common_start(texts):
 # Several systems, parts
 
 
-def test_systems_judged_together_are_scored_as_alone(server, flags, write, scores, capsys):
+def test_systems_judged_together_are_scored_like_single_ones(server, flags, write, scores, capsys):
     questions = [make_question(1, 3), make_question(2), make_question(3, 0)]
     data = write("data.json", questions)
     systems = [write(f"r{i}.json", respond(questions, q1=f"Answer of system {i}.")) for i in range(3)]
@@ -259,7 +257,7 @@ def test_only_the_first_response_is_judged(server, flags, write, scores, capsys)
     assert "only the first response to each question is judged" in capsys.readouterr().err
 
 
-def test_part_of_the_responses(server, flags, write, scores, capsys):
+def test_partial_responses(server, flags, write, scores, capsys):
     questions = [make_question(1, 1), make_question(2, 1), make_question(3, 0)]
     server.reply = verdicts({"1a": 2, "2a": 1})
     data, responses = write("data.json", questions), write("responses.json", respond(questions[:1]))
@@ -296,7 +294,7 @@ def test_system_flags_that_do_not_match(server, flags, write, scores):
 # The process
 
 
-def test_aspects_may_lack_evidence_and_reason_which_is_told(server, flags, write, scores, capsys):
+def test_aspects_may_lack_evidence_and_reason_with_a_note(server, flags, write, scores, capsys):
     server.reply = lambda request: Reply('{"match_score": 2}')
     aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
     data = write("data.json", [make_question(1, rubric_aspects=aspects), make_question(2)])

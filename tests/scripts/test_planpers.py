@@ -292,7 +292,7 @@ def expected_answer_prompt(record, plan):
     return as_text([system, {"role": "user", "content": user}])
 
 
-def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, trained, imported, output):
+def test_a_planner_of_the_reference_form_passes_its_text_on_unchanged(opened, trained, imported, output):
     raw = f"{LEAD_IN}- Cost  of it\n- Time\n- time\n"
     opened.reply = planning(raw)
     answers = run(trained[0], output, "--limit", 2, "--num_contexts", 2, *imported)
@@ -336,7 +336,7 @@ def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api
     assert_no_secret(RECORDS, [m["content"] for request in server.requests for m in request["messages"]])
 
 
-def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, tmp_path):
+def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path):
     # The plan has the first gold title, and not the others.
     plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
     plans_addr = write_json(tmp_path / "plans.json", plans)
@@ -381,7 +381,7 @@ def test_prompts_hold_the_first_k_posts_and_nothing_of_narrative_or_rubric(opene
     assert_no_secret(RECORDS, [*planned, *answered])
 
 
-def test_questions_without_a_plan_are_answered_as_rag_does(server, api, output, tmp_path, capsys):
+def test_questions_without_a_plan_are_answered_like_rag(server, api, output, tmp_path, capsys):
     plans = {question_id: [plan] for question_id, (plan, _) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False)}
     plans |= {question_id: [{"aspects": ["Cost"]}] for question_id in IDS[3:5]}
     plans_addr = write_json(tmp_path / "plans.json", plans)
@@ -439,9 +439,7 @@ def test_files_of_a_planned_run(opened, local, output):
 
 
 @pytest.mark.parametrize("target", ["paper", "reference"])
-def test_unusable_plan_is_asked_for_again_and_the_last_try_is_held_to_the_form(
-    opened, local, trained, imported, output, target
-):
+def test_an_unusable_plan_is_retried_and_the_last_try_is_constrained(opened, local, trained, imported, output, target):
     plan = f"{LEAD_IN}- Cost\n- Time\n" if target == "reference" else "Cost\nTime"
     flags = [*trained[0], *imported] if target == "reference" else local
     opened.reply = lambda prompt, sampling: planning(plan if sampling.schema else "```\n```")(prompt, sampling)
@@ -523,7 +521,7 @@ def reference(opened, local, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["plans", "answers"])
-def test_stopped_run_goes_on(opened, local, output, reference, stage):
+def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     def reply(prompt, sampling):
         if is_answer(prompt) == (stage == "answers") and len(opened.prompts(stage == "answers")) > 8:
             raise KeyboardInterrupt
@@ -548,7 +546,7 @@ def test_stopped_run_goes_on(opened, local, output, reference, stage):
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
 
 
-def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(opened, local, output, reference):
+def test_parts_and_shards_make_the_whole_and_nothing_is_requested_twice(opened, local, output, reference):
     run(local, output, "--limit", 3, "--rag")
     for shard in range(2):
         assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
@@ -563,7 +561,7 @@ def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(opened, loca
     assert output.read_bytes() == reference[0] and opened.events == []
 
 
-def test_plans_and_planners_that_cannot_be_used_are_refused(server, opened, api, models, output, tmp_path):
+def test_invalid_plans_and_planners_are_refused(server, opened, api, models, output, tmp_path):
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
     for flags, message in (
@@ -602,7 +600,7 @@ def test_other_settings_are_named_and_nothing_is_lost(opened, models, local, out
     assert snapshot(output.parent) == before and opened.events == []
 
 
-def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api, output, tmp_path):
+def test_answers_are_made_again_if_the_plans_file_changed(server, api, output, tmp_path):
     flags = [*api, "--plans_addr", write_plans(tmp_path / "plans.json")]
     run(flags, output, "--limit", 2)
     plans = json.loads((tmp_path / "plans.json").read_text())
@@ -673,7 +671,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
         planpers.main(arguments_of([*api, *flags], output.parent.with_name("other") / "answers.json"))
 
 
-def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, output, capsys):
+def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local, output, capsys):
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
     said = capsys.readouterr().out.splitlines()
     assert [said[0], said[4]] == [

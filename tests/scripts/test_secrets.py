@@ -180,7 +180,7 @@ API_CASES = [
 
 
 @pytest.mark.parametrize(("script", "name"), API_CASES)
-def test_the_key_stays_out_of_everything(folder, run, script, name):
+def test_the_key_is_shown_nowhere(folder, run, script, name):
     (folder / "key.txt").write_text(KEY)
     with serve(REPLIES[name]) as server:
         arguments = ["--openai", "--api_key_addr", "key.txt", "--base_url", f"http://127.0.0.1:{server.server_port}/v1"]
@@ -197,7 +197,7 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
 
 
 @pytest.mark.parametrize(("name", "given"), [("a refused key", "environment"), ("an error of text", "file")])
-def test_the_hubs_token_stays_out_of_everything(folder, name, given):
+def test_the_hubs_token_is_shown_nowhere(folder, name, given):
     (folder / "token").write_text(TOKEN)
     token = {"HF_TOKEN": TOKEN} if given == "environment" else {"HF_TOKEN_PATH": str(folder / "token")}
     arguments = ["--model_addr", "owner/model", *COMMANDS["baselines.py"][2:], "--log_level", "debug"]
@@ -227,7 +227,7 @@ TRAIN = words_of(
 
 
 @pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py"])
-def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, run, models, script):
+def test_scripts_with_a_local_model_show_no_environment_secrets(folder, run, models, script):
     arguments = {
         "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder"],
         "train_planner.py": [*TRAIN, "--model_addr", models / "chat"],
@@ -326,7 +326,7 @@ def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, mod
         ("a refused key", "debug", "proxy"),
     ],
 )
-def test_a_password_in_an_address_stays_out_of_everything(folder, run, name, level, place):
+def test_a_password_in_an_address_is_shown_nowhere(folder, run, name, level, place):
     with serve(REPLIES[name]) as server:
         url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
         flags, environment = {

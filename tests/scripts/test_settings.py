@@ -94,7 +94,7 @@ def other_value(action):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_flag_that_decides_makes_a_finished_output_another_s(script, finished, capsys):
+def test_changing_any_setting_invalidates_a_finished_output(script, finished, capsys):
     module, words = SCRIPTS[script], [str(word) for word in finished[script]]
     assert module.main(words) in (0, 1)
     assert module.main(words) == 0 and "already finished" in capsys.readouterr().out

@@ -187,7 +187,7 @@ def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, n
     assert judging.server.requests == []
 
 
-def test_part_of_the_responses_is_what_both_systems_have(judging):
+def test_partial_responses_are_those_of_both_systems(judging):
     judging.server.reply = prefers(min)
     judging.data(1, 2, 3)
     files = [judging.responses("a", q1="A1", q2="A2"), judging.responses("b", q2="B2", q3="B3")]
@@ -282,14 +282,14 @@ def test_a_level_or_a_preference_is_read(parse, kind, text, value, how):
     ("parse", "text", "reason"),
     [*((parse_level, *its) for its in NO_LEVELS), *((parse_preference, *its) for its in NO_PREFERENCES)],
 )
-def test_what_is_no_level_or_preference(parse, text, reason):
+def test_invalid_levels_and_preferences(parse, text, reason):
     found = parse(text)
     assert (found.value, found.how, found.reason) == (None, "none", reason)
 
 
 @pytest.mark.parametrize("parse", [parse_level, parse_preference])
 @pytest.mark.parametrize("text", ["%s: 1", '{"%s": 1', "1", "%s: 0.", '{"%s": "first'])
-def test_what_max_tokens_may_have_cut_is_none(parse, text):
+def test_a_value_that_max_tokens_may_have_cut_is_none(parse, text):
     name = "score" if parse is parse_level else "better_response"
     assert parse(text.replace("%s", name), cut=True).value is None
 
@@ -335,7 +335,7 @@ def test_aspects_are_the_default_and_scores_of_another_strategy_are_kept(judging
 
 
 @pytest.mark.parametrize("strategy", ["direct", "pairwise"])
-def test_the_judge_reads_whole_responses_and_no_aspect_of_which_there_need_be_none(judging, strategy):
+def test_the_judge_sees_whole_responses_and_needs_no_aspects(judging, strategy):
     judging.server.reply = levels({"A1": 0.5}) if strategy == "direct" else prefers(min)
     question = make_question(1)
     del question["rubric_aspects"]

@@ -76,7 +76,7 @@ def refused(call, *arguments):
 # By likelihoods
 
 
-def test_a_score_is_an_expectation_with_what_it_came_from(weighing, capsys):
+def test_a_score_is_an_expectation_with_its_origin(weighing, capsys):
     engine = Weighing()
     found = weighing.weigh(engine)
     expected = (2 + 2 * 5) / 8  # of 0.1, 0.2 and 0.5, which sum to 0.8
@@ -112,7 +112,7 @@ def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
     assert (list(begin), [list(its) for its in options.values()]) == ([7, 8], [[20], [21], [22]])
 
 
-def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
+def test_a_killed_run_resumes_and_shards_make_the_whole(weighing):
     with pytest.raises(KeyboardInterrupt):
         weighing.weigh(Weighing(dies_after=2))
     engine = Weighing()
@@ -129,7 +129,7 @@ def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     assert len(weighing.server.requests) == 2 * 15
 
 
-def test_they_stand_in_no_table_together_and_a_table_of_one_kind_says_which(three_kinds, weighing, capsys):
+def test_kinds_of_verdicts_do_not_share_a_table_and_are_named(three_kinds, weighing, capsys):
     for with_manifests in (True, False):
         for others, words in (("weighed", "aspect, probability"), ("drawn", "aspect, 3 verdicts")):
             systems = ["--system", "A", three_kinds["counted"], "--system", "B", three_kinds[others]]
@@ -235,6 +235,6 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
         ),
     ],
 )
-def test_what_has_no_such_verdicts_is_refused(weighing, strategy, more, message):
+def test_strategies_without_such_verdicts_are_refused(weighing, strategy, more, message):
     assert refused(weighing.run, strategy, [weighing.folder / "a.json"], *more).startswith(message)
     assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()

@@ -54,7 +54,7 @@ def test_every_job_can_be_requeued(name):
     assert commands[0] == 'source "$SLURM_SUBMIT_DIR/utils/slurm/common.sh"'
 
 
-def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
+def test_triton_compiles_into_a_temporary_folder_of_the_task(tmp_path):
     (tmp_path / "own").mkdir()
     job = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "TMPDIR": tmp_path}
     caches = []
@@ -71,7 +71,7 @@ def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_what_is_needed_is_fetched_once(tmp_path, kind):
+def test_needed_files_are_downloaded_once(tmp_path, kind):
     weights = ["model.safetensors", "pytorch_model.bin", "x.gguf"] if kind == "safetensors" else ["pytorch_model.bin"]
     files = {name: name.encode() for name in ("config.json", "tokenizer.json", "README.md", "tf_model.h5", *weights)}
     for folder in ("data", "folder"):
@@ -384,7 +384,7 @@ def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
 
 
 @on_a_cluster
-def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp_path):
+def test_a_task_killed_repeatedly_is_given_up(queue, gate, api, tmp_path):
     cluster = queue.cluster
     for number in range(2):
         gate.close(holding_all)

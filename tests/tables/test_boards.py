@@ -96,7 +96,7 @@ def test_a_column_is_a_task_by_a_metric(two, table):
     assert bold == [True] * 6  # also of errors, where its are lower
 
 
-def test_each_column_is_what_the_table_of_its_files_alone_has(two, table):
+def test_each_column_equals_the_table_of_its_files_alone(two, table):
     baseline = ["--baseline", "No personalization"]
     paths = [word for word in two if word.endswith(".json")]
     systems = {"No personalization": paths[:6][::-1], "BM25, k = 1": paths[6:][::-1]}
@@ -127,7 +127,7 @@ def test_holms_correction_is_over_all_columns_and_notes_name_the_tests(two, tabl
     assert told in notes
 
 
-def test_a_missing_task_is_a_dash_and_said(made, two, table):
+def test_a_missing_task_is_a_dash_with_a_note(made, two, table):
     some = made.system("Recency", 0.9, 3, of=("LaMP-3",))
     _, rows, notes = table(*two, "--system", "Recency", *some, "--baseline", "No personalization")
     assert rows["Recency"][:2] == ["–", "–"] and rows["Recency"][4:6] == ["–", "–"]
@@ -155,7 +155,7 @@ def test_other_questions_or_responses_are_refused(made, two):
     assert "has scores of other responses than" in message
 
 
-def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table):
+def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
     _, rows, notes = table(*two, "--paper", "FlanT5-base", "--paper_table", "user")
     ours, printed, difference = re.fullmatch(r"\**(\S+?)\** \((\S+), (\S+)\)", rows["BM25, k = 1"][3]).groups()
     assert printed == "0.573"

@@ -93,7 +93,7 @@ def test_one_question_a_cluster_is_the_usual_statistic():
     [([], [], None), ([1, 0, 1], list("aaa"), None), ([0, 0, 0], list("aaa"), None), ([1, 1, 1], list("aab"), None),
      ([1, 0, 0, 1], list("aabb"), None), ([0, 0, 0], list("aab"), 1.0)],
 )  # fmt: skip
-def test_what_is_undefined_is_none(values, clusters, p):
+def test_undefined_values_are_none(values, clusters, p):
     assert t_test([values], [clusters]) == p
     assert interval([values], [clusters]) is None
     assert share_interval(values, clusters) is (None if values else significance.share_interval([]))

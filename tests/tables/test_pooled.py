@@ -60,7 +60,7 @@ def test_swapping_the_systems_negates_and_keeps_p():
     assert swap_test([pairs_of(labels(8), labels(8))], f1.of) == 1
 
 
-def test_by_cluster_it_is_what_stands_in_clusters():
+def test_by_cluster_it_agrees_with_the_clusters_module():
     """Of a mean each question moves by its own score; of a root mean square by its square, over twice the score."""
     values, users = scores(1), [str(number % 7) for number in range(60)]
     assert influences(values, mean_of) == pytest.approx(values)
@@ -75,7 +75,7 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
 
 
-def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():
+def test_it_agrees_with_significance_for_means_and_its_root_for_rmse():
     strata = [scores(1), scores(2, 45)]
     assert estimate(strata, mean_of) == pytest.approx(estimate(strata))
     pairs = pairs_of(scores(3), scores(4))

@@ -59,7 +59,7 @@ def change_manifest(path, change):
     manifest.write_text(json.dumps(content))
 
 
-def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, capsys):
+def test_a_table_beside_the_papers_names_the_prompt_wordings(work, capsys):
     work()
     assert f"- {OURS}\n" in table(capsys, *PAPER)
     assert "Wording" not in table(capsys)  # without the paper's numbers
@@ -87,7 +87,7 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
     assert "may not be comparable" not in note
 
 
-def test_other_words_and_what_is_not_known_are_told(work, capsys, tmp_path):
+def test_other_and_unknown_wordings_are_reported(work, capsys, tmp_path):
     Path("rag.json.manifest.json").unlink()  # as of a method of one's own
     shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "mine")
     with open(tmp_path / "mine/aspect_judge.txt", "a") as file:
