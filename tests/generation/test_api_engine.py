@@ -190,7 +190,7 @@ def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flag
     assert server.met["500"] == 4 * (1 + api_engine.LIBRARY_RETRIES)
     said = capsys.readouterr().err.splitlines()
     assert "failed 0, missing 1" in said[-2]
-    assert said[-1] == "1 answer is missing because the server failed; the same command asks for it again"
+    assert said[-1] == "1 answer is missing because the server failed; run the same command again to retry it"
     assert read_manifest(output)["missing"] == 1
 
     code, again = answer(flags, output, data=data)  # it fails still, and nothing else is left to be asked
