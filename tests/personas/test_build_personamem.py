@@ -281,7 +281,7 @@ def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, caps
     steps = ["--step", "conversations", "small_talk"]
     with serve(reply) as server:
         assert build_personamem.main(flags(out, server.url, *steps, "--max_retries", "0")) == 1
-        assert "missing because the server failed; the same command asks for it again" in capsys.readouterr().err
+        assert "missing because the server failed; run the same command again to retry it" in capsys.readouterr().err
         fails[0] = False
         build_personamem.main(flags(out, server.url, *steps))
     for name in ("conversations.json", "small_talk.json"):

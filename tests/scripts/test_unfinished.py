@@ -64,7 +64,7 @@ def test_answers_that_a_server_failed_to_give(work):
     done, _ = work.answer()
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stdout.startswith("rag.json: 5 questions, 5 answers, 0 without an answer, ")
-    assert "\n1 answer is missing because the server failed; the same command asks for it again\n" in done.stderr
+    assert "\n1 answer is missing because the server failed; run the same command again to retry it\n" in done.stderr
     assert list(work.read("rag.json")) == ["q0", "q1", "q2", "q4", "q5"]
     assert read_manifest(work.folder / "rag.json")["missing"] == 1
 
