@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's tasks on the samples in their own formats: read, ranked, answered, scored, put into a table."""
+"""LaMP's and LongLaMP's tasks on the samples in their own formats: read, rank, answer, score, make a table."""
 
 import hashlib
 import json
@@ -107,7 +107,7 @@ def flant5_input(record, number):
 @pytest.mark.parametrize("name", LAMP)
 @pytest.mark.parametrize("number", [0, 3])
 def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
-    """White space apart, which T5's tokenizer reads as one space."""
+    """Ignoring white space, which T5's tokenizer reads as one space."""
     for record in read_sample(name):
         question, items = record["question"], record["profile"][:number]
         if not items:
@@ -141,7 +141,7 @@ ANSWERS = {
 
 @pytest.fixture
 def run(monkeypatch):
-    """Call a script; --openai goes to a server that answers by the number of the question, if it gets one."""
+    """Call a script; --openai uses a server that answers by the number of the question, if there is one."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
 
     def reply(request):
@@ -165,7 +165,7 @@ def save(records, path):
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LaMP-3", "LaMP-4", "LongLaMP-topic"])
 def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
-    """The dataset is made of the benchmark's own files in tests/commands/test_download_originals.py."""
+    """tests/commands/test_download_originals.py makes the dataset from the benchmark's files."""
     dataset, ranked, answers, none = (tmp_path / f"{one}.json" for one in ("data", "ranked", "rag", "none"))
     records = read_dataset(save(read_sample(name), dataset), ["profile", "target"])
     run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
@@ -235,7 +235,7 @@ UNREADABLE = {"LaMP-1": 4, "LaMP-2": 4, "LaMP-3": 2}
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_official_scores_follow_lamps_rule_on_the_raw_text(name, run, tmp_path, capsys):
-    """The numbers of LaMP's code, which differ from those of what was read when it was asked for."""
+    """LaMP's code gives other numbers than the answers parsed by the run."""
     golds, texts = zip(*((gold, text) for gold, its in WRITTEN[name].items() for text in its), strict=True)
     records = [{**record, "target": gold} for record, gold in zip(read_sample(name), golds, strict=True)]
     run.answers = {record["question"].strip(): text for record, text in zip(records, texts, strict=True)}
@@ -265,7 +265,7 @@ def test_official_scores_follow_lamps_rule_on_the_raw_text(name, run, tmp_path, 
 
 
 def test_intervals_and_tests_are_clustered_by_user(run, tmp_path, capsys):
-    """Four users of three questions each. Where no user is named, each question counts alone."""
+    """Four users with three questions each. Without a user, each question is its own cluster."""
     records = [{**read_sample("LaMP-4", "train")[0], "id": str(i), "user_id": i // 3} for i in range(12)]
     right = records[0]["target"]
     other = f"{right} and more words than these"

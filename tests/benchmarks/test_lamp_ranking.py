@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's profiles put in order by every ranker: whole items, dates, and what has none."""
+"""LaMP's and LongLaMP's profiles in the order of every ranker: complete items, dates, and items without one."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def encoder(tmp_path_factory):
 
 
 def rank(records, folder, ranker, *more):
-    """The dataset, ranked."""
+    """Return the ranked dataset."""
     source, output = save(records, folder / "dev.json"), folder / f"{ranker}.json"
     arguments = ["--input_dataset_addr", source, "--output_dataset_addr", output, "--ranker", ranker, *more]
     assert rank_dataset.main([str(argument) for argument in arguments]) == 0
@@ -93,7 +93,7 @@ def test_the_hybrid_is_half_by_meaning_and_half_by_date(encoder, tmp_path):
 
 @pytest.fixture
 def timed(tmp_path):
-    """LaMP-3 of the time setting, as it is downloaded; its questions hold dates of reviews."""
+    """LaMP-3 of the time setting, as downloaded; its questions have dates of reviews."""
     originals = tmp_path / "originals/time/LaMP_3"
     shutil.copytree(DATA / "mini_lamp/LaMP_3", originals)
     questions = json.loads((originals / "dev_questions.json").read_text())

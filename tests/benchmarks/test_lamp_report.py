@@ -1,4 +1,4 @@
-"""The report on a task by several metrics; its page in Chromium where that is installed."""
+"""The report on a task with several metrics; its page in Chromium, if installed."""
 
 import pytest
 from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)

@@ -1,4 +1,4 @@
-"""A benchmark that is one file, made_up/trivia.py with its prompts, goes through all commands as it stands."""
+"""A benchmark in a single file, made_up/trivia.py with its prompts, works with all commands."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def dataset(tmp_path):
 
 
 def reply(request):
-    """It knows what the notes say, and but for one answers with a guess without them."""
+    """Answer from the notes; without them, guess all answers but one."""
     text = request["messages"][1]["content"]
     told = [line.split()[-1][:-1] for line in text.splitlines() if line.startswith("My name for")]
     return Reply(told[0] if told else "Heron" if "noreh" in text else "no idea at all" if "erhco" in text else "grey")
@@ -58,7 +58,7 @@ def reply(request):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Call a script; --rag and its like go to a server on loopback."""
+    """Call a script; those with a model use a server on loopback."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     with serve(reply) as server:
 

@@ -1,4 +1,4 @@
-"""PersonaMem on the sample in its own format: downloaded, ranked, asked (to the message), read, scored."""
+"""PersonaMem on the sample in its own format: download, rank, ask (checking each message), parse, score."""
 
 import csv
 import io
@@ -40,7 +40,7 @@ ROWS = {row["question_id"]: row for row in read_table()}
 
 
 def save(folder, rows=None, lines=LINES):
-    """The original files with these rows and lines."""
+    """Write the original files with these rows and lines."""
     folder.mkdir()
     rows = list(ROWS.values()) if rows is None else rows
     text = io.StringIO()
@@ -83,7 +83,7 @@ def server(monkeypatch):
 
 
 def ask(server, dataset, output, *more, code=0):
-    """Run baselines.py with a store of the output's own; the messages of each request, in the order they came."""
+    """Run baselines.py with a separate store, and return the messages of each request in order of arrival."""
     server.requests.clear()
     flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--max_concurrency", 1]
     flags += ["--inputs_addr", dataset, "--output_addr", output, "--completions", f"{output}.completions"]
@@ -93,7 +93,7 @@ def ask(server, dataset, output, *more, code=0):
 
 
 def question_of(messages):
-    """The row that the last message asks."""
+    """Return the row of the question in the last message."""
     [row] = [row for row in ROWS.values() if messages[-1]["content"].startswith(row["user_question_or_message"])]
     return row
 
@@ -103,7 +103,7 @@ def before(row):
 
 
 def asked(row):
-    """The last message, in full."""
+    """Return the expected last message."""
     options = [option[4:] for option in eval(row["all_options"], {})]
     return load_prompt("personamem/choice").messages(
         question=row["user_question_or_message"], options=options_text(options)
@@ -127,7 +127,7 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
 
 
 def with_twins():
-    """The rows, two of them with the longest text twice: of the first it is right, of the second it is not."""
+    """Return the rows; two have their longest option twice, which is right in the first and wrong in the second."""
     texts = "['(a) yes', '(b) a longer answer than the others', '(c) no', '(d) a longer answer than the others']"
     first, second, *others = ROWS.values()
     return [first | {"all_options": texts, "correct_answer": "(d)"},
@@ -151,7 +151,7 @@ def test_a_finished_download_is_skipped_unless_its_contexts_are_missing(tmp_path
 
 
 def change(**columns):
-    """The rows, the first of them with other columns."""
+    """Return the rows, with changed columns in the first."""
     first, *others = ROWS.values()
     return [{**first, **columns}, *others]
 
@@ -247,7 +247,7 @@ WAYS = {  # the unit by which the dataset is ranked, and flags
 
 
 def with_other_secrets(path):
-    """A copy beside a dataset, where all that a prompt may not tell is another: the letter, the type, the distance."""
+    """Copy a dataset with changes in everything that a prompt must not reveal: letter, type, distance."""
     records, kept = json.loads(path.read_text()), {"task", "id", "question", "options", "profile", "group", "target"}
     for record in records:
         record |= dict.fromkeys(record.keys() - kept, "another")
@@ -351,7 +351,7 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture
 def choose(warm, small_model, dataset, tmp_path):
-    """Begin a run with --choose likelihood; the requests are in log.txt."""
+    """Start a run with --choose likelihood; log.txt has the requests."""
 
     def start(output, *more, path=dataset):
         code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"))
@@ -449,7 +449,7 @@ def test_turns_are_merged_if_the_template_does_not_support_them(template, accept
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """A tokenizer as today's models have, and no weights."""
+    """A tokenizer like current models', without weights."""
     folder = tmp_path_factory.mktemp("chat")
     make_tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 4096}))

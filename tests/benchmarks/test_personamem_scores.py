@@ -49,9 +49,9 @@ def write(path, content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The sample with distances from near to very far (two not given), five unequal personas, and two systems.
+    """The sample with distances from near to very far (two missing), five unequal personas, and two systems.
 
-    The texts of users and models are hostile.
+    Texts of users and models are hostile.
     """
     folder = tmp_path_factory.mktemp("scores")
     rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
@@ -207,7 +207,7 @@ def results(rows):
 
 
 def test_tables_of_the_public_baselines_are_read_without_the_right_letter(dataset, tmp_path, capsys):
-    """In them `answer` is the right letter, and `p` is the one that the system chose."""
+    """There, `answer` is the right letter, and `p` is the system's."""
     rows = [{"question_id": key, "answer": RIGHT[key], "p": WRONG[key], "r": "[3 1]"} for key in ROWS]
     rows[3]["p"], rows[4]["p"], rows[5]["p"] = "", RIGHT[rows[4]["question_id"]].upper(), f"({rows[5]['answer']})"
     found = score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "scores.json")

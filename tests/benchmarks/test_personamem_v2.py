@@ -1,4 +1,4 @@
-"""PersonaMem-v2 on a made-up folder of its layout: downloaded, ranked, asked, scored, put into tables."""
+"""PersonaMem-v2 on a made-up folder in its layout: download, rank, ask, score, make tables."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def history(persona, size):
 
 
 def row(number):
-    """Questions 0 to 13, two of each type, to personas 0, 1 and 2; every fourth is of others, every fifth updated."""
+    """Return one of questions 0 to 13: two per type, personas 0 to 2, every fourth on others, every fifth updated."""
     found = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
     found |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
     for size, distance in (("32k", 2000), ("128k", "n/a")):
@@ -48,7 +48,7 @@ ROWS = [row(number) for number in range(14)]
 
 
 def save(folder, rows=ROWS, files=None):
-    """A folder of the published layout, with these rows, and these files too."""
+    """Write a folder in the published layout with these rows and additional files."""
     files = {"benchmark/multimodal/benchmark.csv": "not ours", TABLE: "", **(files or {})}
     for size, persona in ((size, persona) for size in ("32k", "128k") for persona in "012"):
         content = json.dumps({"metadata": {"persona_id": persona}, "chat_history": history(persona, size)})
@@ -121,7 +121,7 @@ def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_
 
 
 def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
-    """The server knows the right option; to a question without history it says (a)."""
+    """The server knows the right option; without a history, it answers (a)."""
     records, systems = read_json(dataset), []
     targets = {one["question"]: one["target"] for one in records}
     letter = lambda its: targets[its[-1]["content"].split("\n")[0]] if len(its) > 1 else "a"  # noqa: E731

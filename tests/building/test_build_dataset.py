@@ -1,4 +1,4 @@
-"""utils/build_dataset.py, from made-up dumps to files that every command reads; a server stands for the model."""
+"""utils/build_dataset.py, from made-up dumps to files that every command reads, with a server as the model."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def flags(dump, out, url, *more):
 
 
 def files_of(out):
-    """What a run leaves, by name, but for what tells of the run itself."""
+    """Return a run's files by name, without the parts about the run itself."""
     ours = [path for path in out.iterdir() if path.suffix in (".json", ".html") and "manifest" not in path.name]
     return {path.name: path.read_bytes() for path in ours}
 
@@ -48,7 +48,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """Three communities, 10,000 posts; and what was put into them."""
+    """Three communities with 10,000 posts, and the counts of their difficult cases."""
     folder = tmp_path_factory.mktemp("dumps")
     return folder, make_dumps(folder, 10_000)
 
@@ -132,7 +132,7 @@ def test_a_finished_run_is_skipped(dump, built, server, capsys):
 
 
 def test_every_command_accepts_the_dataset(built, server, tmp_path):
-    """Ranked, answered in two ways, judged."""
+    """Rank, answer in two ways, judge."""
     data = built / "Lifestyle_and_Personal_Development_test.json"
     (tmp_path / "key.txt").write_text("sk-test")
     api = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--base_url", server.url]
@@ -199,7 +199,7 @@ def test_adding_a_community_requests_only_its_posts(small, server, tmp_path):
 
 
 def test_steps_without_a_model_follow_changed_flags(small, server, tmp_path, capsys):
-    """Other splits and shorter profiles ask nothing again, and what nothing is left for goes."""
+    """Other splits and shorter profiles request nothing again, and empty files are deleted."""
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
     before, asked = dataset_of(out), len(server.requests)
@@ -218,7 +218,7 @@ def test_steps_without_a_model_follow_changed_flags(small, server, tmp_path, cap
 
 
 def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys):
-    """Else `*_train.json` would be of two datasets, whose splits differ."""
+    """Otherwise `*_train.json` would match two datasets with different splits."""
     out, own = tmp_path / "out", tmp_path / "mine.toml"
     own.write_text('[Food]\ncommunities = ["cooking"]\n')
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
@@ -311,7 +311,7 @@ def test_a_run_without_remaining_questions_reports_the_counts(small, server, tmp
 
 
 def test_a_reposted_question_is_not_in_its_own_profile(tmp_path, capsys):
-    """The newest post is the question; one of the two before it is the same with a line less."""
+    """The newest post is the question; one of the two before it is the same without one line."""
     first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
     bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]
     rows = "".join(

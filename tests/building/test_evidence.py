@@ -55,7 +55,7 @@ def test_all_text_on_the_page_is_escaped_and_overlapping_evidence_is_marked_once
 
 
 def test_evidence_is_found_for_the_eleven_aspects_printed_in_the_paper():
-    """Figures 8 and 9. Counted by hand, the evidence of five is not one span of the post: the model left out words."""
+    """Figures 8 and 9. Counted by hand, the evidence of five is not a single span, because the model left out words."""
     records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
     kinds = {}
     for name in ("parenting_40127", "academia_60115"):

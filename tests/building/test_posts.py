@@ -1,4 +1,4 @@
-"""Posts as they are read from dumps and from SE-PQA, and found again by author."""
+"""Posts are read from dumps and SE-PQA, and found by author."""
 
 import json
 import sqlite3
@@ -113,7 +113,7 @@ def test_dangerous_or_incomplete_xml_is_refused(head, rows, said, tmp_path):
 
 
 def test_a_reference_to_an_invalid_character_is_left_out(tmp_path):
-    """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
+    """Real dumps have a few, such as apple.stackexchange.com's of 2024, and no parser accepts them."""
     body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
     [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}, Counter())
     assert post.body == "Press ⌘-1 & twice\n\tnow, é."

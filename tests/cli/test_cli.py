@@ -39,7 +39,7 @@ ARRAY = {  # of --array=5-8, the third task
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """No task of a SLURM array, even where the tests are one."""
+    """Outside of a SLURM array, even if the tests run in one."""
     for name in ARRAY:
         monkeypatch.delenv(name, raising=False)
 
@@ -59,7 +59,7 @@ def run(*command, **more):
 
 @pytest.fixture(scope="module")
 def without_heavy_packages(tmp_path_factory):
-    """An environment in which importing any of `HEAVY` fails."""
+    """Return an environment in which importing any of `HEAVY` fails."""
     folder = tmp_path_factory.mktemp("blocked")
     for name in HEAVY:
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')")
@@ -114,7 +114,7 @@ def test_every_option_has_a_help_text_with_its_default(script, parser_of):
 
 
 def shared_parser():
-    """Every flag that utils/cli/arguments.py offers."""
+    """Return a parser with every flag of utils/cli/arguments.py."""
     parser = cli.make_parser("")
     cli.add_engine_arguments(parser, "--model_addr", "")
     cli.add_sampling_arguments(parser, temperature_default=0.1, max_tokens=2048, max_model_len="")
@@ -236,7 +236,7 @@ def test_reserved_json_keys_are_refused(flag, key, why, capsys):
 
 
 def refusal_of(parser, words, capsys):
-    """What a parser says on stderr; it ends with exit code 2."""
+    """Return a parser's message on stderr; it must exit with code 2."""
     with pytest.raises(SystemExit) as ending:
         parser.parse_args(words)
     assert ending.value.code == 2
@@ -293,7 +293,7 @@ def test_a_wrong_value_or_missing_flag_is_named_in_one_line(script, parser_of, c
 
 
 def name_of(action):
-    """A flag as argparse writes it, with all its spellings."""
+    """Return a flag with all its spellings, as argparse shows it."""
     return "/".join(action.option_strings)
 
 
@@ -390,7 +390,7 @@ def flags_of(words):
 
 
 def required_words(parser):
-    """A value for each flag that a parser requires."""
+    """Return a value for each required flag of a parser."""
     required = [action for action in parser._actions if action.required]
     return [word for one in required for word in (one.option_strings[0], (one.choices or ["value"])[0])]
 
@@ -517,7 +517,7 @@ def test_a_bug_shows_its_traceback():
 
 
 def run_into(target, body):
-    """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
+    """Run a main() with its output in `target`: a file, or "nobody" for a pipe that nobody reads."""
     script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
     if target == "nobody":
         read, write = os.pipe()
@@ -595,7 +595,7 @@ def shard(*flags):
 
 
 def note_of(capsys, *flags):
-    """What is said of the shard."""
+    """Return the note about the shard."""
     cli.prepare_run(run_arguments(*flags), ["out.json"], [])
     out, err = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""Two commands side by side in the demos: what they print, what becomes of a failure, and of Ctrl-C."""
+"""Two parallel commands in the demos: their output, failures, and Ctrl-C."""
 
 import os
 import signal
@@ -55,7 +55,7 @@ def test_a_background_failure_ends_the_run_after_its_output():
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_nothing_is_left_running(fails):
-    """The run itself fails, or the terminal's Ctrl-C comes to all of it."""
+    """The run itself fails, or Ctrl-C reaches all processes."""
     # The command in front says itself that it runs: a signal that comes before it began does not reach it.
     ends = "; false" if fails else "; exec sleep 1000"
     run = demo(f"other() {{ sleep 1000; }}; aside other; sh -c 'echo begun{ends}'")

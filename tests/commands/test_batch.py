@@ -1,4 +1,4 @@
-"""utils/batch.py against a server on loopback that speaks OpenAI's batch interface: runs as users start them."""
+"""utils/batch.py with a loopback server that has OpenAI's batch interface."""
 
 import hashlib
 import json
@@ -65,7 +65,7 @@ def usable(number, body):
 
 
 def test_batch_answers_equal_those_of_ordinary_requests(server, tmp_path, capsys):
-    """Texts that can't be used go with another seed in the next batches, and the fourth try by itself."""
+    """Unusable texts are retried with other seeds in the next batches, and a fourth time alone."""
     inputs = make_questions(tmp_path / "in.json", 300)
     more = ["--rag", "--unranked", "--num_contexts", "1", "--constrained_decoding", "never"]
     assert baselines.main(flags(server, inputs, tmp_path / "plain/out.json", *more)) == 0
@@ -110,7 +110,7 @@ def test_expired_or_failed_requests_are_sent_again_and_finally_alone(server, tmp
 
 
 def test_a_single_request_finds_what_the_api_accepts(server, tmp_path):
-    """And what it refuses for its content is asked once."""
+    """A prompt refused for its content is sent once."""
 
     def outcome(number, body):
         if "response_format" in body:
@@ -153,7 +153,7 @@ def test_a_batch_too_large_for_the_queue_is_halved(server, tmp_path):
 
 
 def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
-    """Also with further questions, and where the API lists nothing."""
+    """Also with more questions, and if the API lists no batches."""
     inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
     server.held, server.outcome = True, usable
     run = begin(warm_api, server, inputs, output)
@@ -171,7 +171,7 @@ def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, server, tmp_path):
-    """It is killed as soon as each of its requests is answered, in turn, and started again."""
+    """Kill it after each answered request in turn, and start it again."""
     server.polls = 1
     inputs = make_questions(tmp_path / "in.json", 12)
     assert answer(server, inputs, tmp_path / "whole.json") == 0
@@ -217,7 +217,7 @@ def test_no_batch_exceeds_the_limits(monkeypatch):
 
 
 def begin(zygote, server, inputs, output, setup=""):
-    """A run of its own process."""
+    """Start a run in a new process."""
     code = f"import os\nos.environ['OPENAI_API_KEY'] = '{KEY}'\n"
     code += "from utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
     return zygote.start("utils.batch", ["baselines.py", *flags(server, inputs, output)], do=code + setup)

@@ -17,14 +17,14 @@ ORDERS = {"win": ["first"] * 2, "loss": ["second"] * 2, "tie": ["first", "second
 
 
 class Study:
-    """Score files, choices and what the script makes of them, in a folder."""
+    """A folder with score files, choices and the script's results."""
 
     def __init__(self, folder, capsys):
         self.folder, self.capsys = folder, capsys
         self.output = folder / "evaluators.json"
 
     def write(self, name, content, **fingerprint):
-        """A JSON file, and a manifest beside it if it is said how it was judged."""
+        """Write a JSON file, and a manifest beside it if the judge is given."""
         path = self.folder / name
         path.write_text(json.dumps(content), encoding="utf-8")
         if fingerprint:
@@ -33,7 +33,7 @@ class Study:
         return path
 
     def scores(self, strategy, name, found, **judged):
-        """A score file from the scores, or the results of pairs, by question; with two aspects a question."""
+        """Write a score file from scores, or from results of pairs, by question; questions have two aspects."""
         details = {
             "aspect": lambda one: [{"aspect": f"aspect {i}", "score": its} for i, its in enumerate(ASPECTS[one])],
             "direct": lambda one: [{"score": one}],
@@ -56,20 +56,20 @@ class Study:
         return self.write("human.json", choices)
 
     def change(self, path, question_id, **more):
-        """Another content of one question's entry."""
+        """Change one question's entry."""
         scores = json.loads(path.read_text())
         next(entry for entry in scores["per_question_scores"] if entry["id"] == question_id).update(more)
         path.write_text(json.dumps(scores))
         return path
 
     def run(self, *arguments):
-        """What is printed, and the figures."""
+        """Return the printed output and the figures."""
         arguments = [*map(str, arguments), "--output_addr", str(self.output), "--overwrite"]
         assert main(arguments) == 0
         return self.capsys.readouterr().out, json.loads(self.output.read_text(encoding="utf-8"))
 
     def row(self, human, *files):
-        """The figures of one evaluator against the humans."""
+        """Return the figures of one evaluator against the humans."""
         [row] = self.run("--human_addr", human, "--evaluator", "A", *files)[1]["evaluators"]
         return row
 

@@ -1,4 +1,4 @@
-"""dataset_statistics.py on datasets written by hand; the bars of the figure are compared with the counts."""
+"""dataset_statistics.py on hand-written datasets; the figure's bars are compared with the counts."""
 
 import json
 from collections import Counter
@@ -20,7 +20,7 @@ METHOD = (
 
 
 def record(number, words=3, narrative_words=5, posts=1, aspects=2, category="rpg", **more):
-    """A question with fields of these sizes."""
+    """Return a question with fields of these sizes."""
     return {
         "id": f"q{number}",
         "question": " ".join(["Why"] * words),
@@ -53,7 +53,7 @@ def dataset(tmp_path):
 
 
 def table(capsys, *arguments):
-    """The head, the rows by label (rows of the paper by their place), and the notes of the Markdown table."""
+    """Return the header, the rows by label (the paper's by position), and the notes of the Markdown table."""
     capsys.readouterr()
     assert main(["--inputs_addr", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -69,7 +69,7 @@ def refusal(*arguments):
 
 
 def test_posts_that_leak_judged_texts_are_counted(dataset, capsys):
-    """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
+    """By hand: posts 0, 1 and 4 contain the narrative, posts 3 and 4 a reason; 4 has both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
     posts = [
         "Which flat? I need  a quiet\nflat. They have", "Where? So: I need a quiet flat. Thanks", "I need a quiet",

@@ -1,6 +1,6 @@
 """The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills.
 
-Most runs are forks of a process that has imported what they need (zygote.py).
+Most runs are forks of a process with the needed imports (zygote.py).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def environment(server, tmp_path_factory):
-    """The environment of this hub's client."""
+    """Return the environment of this hub's client."""
     home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
     return home | {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_OFFLINE": "0"}
 
@@ -52,7 +52,7 @@ def zygote(environment, tmp_path_factory):
 
 @pytest.fixture
 def hub(server):
-    """The hub as it is at first."""
+    """The hub in its initial state."""
     server.commits.clear()
     server.branches.clear()
     server.commit(FILES)
@@ -70,21 +70,21 @@ def forget(hub):
 
 
 class Download:
-    """The command of one user, who runs it again and again."""
+    """One user's command, run repeatedly."""
 
     def __init__(self, folder, zygote, environment):
         self.folder, self.data, self.cache = folder, folder / "data", folder / "cache"
         self._zygote, self._environment = zygote, environment
 
     def refuse(self, *flags, **setup):
-        """What an error says; nothing half-made stays."""
+        """Return the error message; no incomplete file may stay."""
         errors = self.run(*flags, code=2, **setup)[1]
         assert errors.count("\n") <= 3 + errors.count("note: ")
         assert not list(self.data.glob("*.tmp"))
         return errors
 
     def run_process(self, code=0, **environment):
-        """Its stdout and stderr, as a process of its own with this environment."""
+        """Run it as a new process with this environment; return stdout and stderr."""
         command = [sys.executable, "utils/download_datasets.py", "--dataset_save_directory", self.data]
         environment = {**os.environ, **self._environment, **environment}
         command += ["--cache_dir", self.cache]
@@ -93,7 +93,7 @@ class Download:
         return done.stdout, done.stderr
 
     def finished(self):
-        """Every file that is in place, with its bytes."""
+        """Return every finished file with its bytes."""
         paths = [self.data / f"{category}_{split}.json" for category, split in QUESTIONS]
         return {path.name: path.read_bytes() for path in paths if path.exists()}
 
@@ -105,7 +105,7 @@ class Download:
         return self._zygote.start("utils.download_datasets", flags, **setup)
 
     def run(self, *flags, code=0, **setup):
-        """Its stdout and stderr."""
+        """Run it, and return stdout and stderr."""
         run = self.start(*flags, **setup)
         assert run.wait() == code, run.errors
         printed = run.printed
@@ -119,7 +119,7 @@ def download(tmp_path, zygote, environment):
 
 
 def expected(files):
-    """What is to be in the nine files, for these in the dataset."""
+    """Return the expected content of the nine files for these dataset files."""
     return {
         f"{category}_{split}.json": (json.dumps(json.loads(files[path]), ensure_ascii=False, indent=4) + "\n").encode()
         for (category, split), path in PATHS.items()
@@ -127,7 +127,7 @@ def expected(files):
 
 
 def changed(number):
-    """The files of the dataset with another one for Art_and_Entertainment, train."""
+    """Return the dataset's files with another one for Art_and_Entertainment, train."""
     return FILES | {
         ART: json.dumps([{"id": f"new{i}", "question": "Which?", "profile": []} for i in range(number)]).encode()
     }
@@ -260,7 +260,7 @@ def test_resume_after_a_kill_in_the_middle_of_a_file(hub, download):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A folder with a copy of the dataset, and how to write a file of it."""
+    """A folder with a copy of the dataset, and a function that writes one of its files."""
 
     def write(path, content):
         (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)

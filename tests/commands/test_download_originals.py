@@ -1,6 +1,6 @@
 """The download of LaMP and LongLaMP: from folders, from a web server and a hub on loopback; faults, kills, bad input.
 
-Runs are forks of a process that has imported what they need (zygote.py).
+Runs are forks of a process with the needed imports (zygote.py).
 """
 
 import json
@@ -52,7 +52,7 @@ def zygote(hubs, tmp_path_factory):
 
 @pytest.fixture
 def server(web):
-    """LaMP's server as it is at first."""
+    """LaMP's server in its initial state."""
     web.files, web.tells, web.trouble = dict(ORIGINALS), True, lambda path: FINE
     web.asked.clear()
     web.released.set()
@@ -68,27 +68,27 @@ def hub(hubs):
 
 
 class Download:
-    """The command of one user, who runs it again and again."""
+    """One user's command, run repeatedly."""
 
     def __init__(self, folder, zygote, url):
         self.data, self.cache = folder / "data", folder / "cache"
         self._zygote, self._url = zygote, url
 
     def start(self, name, *flags, **setup):
-        """Of LaMP from the server on loopback, if the flags name no other place."""
+        """Start it, with LaMP from the loopback server unless the flags name another source."""
         if not flags and name in NAMES and name.startswith("LaMP") and name not in LICENSED:
             flags = ("--source_url", self._url)
         words = ["--dataset", name, "--output_dir", self.data, "--cache_dir", self.cache, *flags]
         return self._zygote.start("utils.download_datasets", words, **{"do": HURRY, **setup})
 
     def run(self, name="LaMP-4", *flags, code=0, **setup):
-        """Its stdout and stderr."""
+        """Run it, and return stdout and stderr."""
         run = self.start(name, *flags, **setup)
         assert run.wait() == code, run.errors
         return run.printed, run.errors
 
     def refuse(self, name="LaMP-4", *flags, **setup):
-        """What an error says; what was there is as it was."""
+        """Return the error message; existing files must not change."""
         before = self.content()
         errors = self.run(name, *flags, code=2, **setup)[1]
         told = errors[errors.index("error: ") :]
@@ -158,7 +158,7 @@ def test_the_published_source_gives_the_same_files(download, server, hub, name):
 
 
 def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
-    """Its plain folder has the news categories. What lies deeper than on the server may be another task's."""
+    """Its plain folder has the news categories. Files in deeper folders may belong to another task."""
     news = json.loads(ORIGINALS["LaMP_2/new/dev/dev_questions.json"])
     news[0]["profile"][0]["category"] = "sports"
     for path, content in {**ORIGINALS, "LaMP_2/dev/dev_questions.json": json.dumps(news).encode()}.items():
@@ -193,7 +193,7 @@ def test_invalid_flags(download, flags, message):
 
 @pytest.fixture
 def originals(tmp_path):
-    """A folder with LaMP's files, and how to change the JSON in one of them."""
+    """A folder with LaMP's files, and a function that changes the JSON in one of them."""
     shutil.copytree(LAMP, tmp_path / "originals")
 
     def change(path, function):
@@ -206,7 +206,7 @@ def originals(tmp_path):
 
 
 def put(name, value):
-    """A change of the first question's field."""
+    """Return a change of a field in the first question."""
     return lambda questions: [{**questions[0], name: value}, *questions[1:]]
 
 

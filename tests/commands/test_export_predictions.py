@@ -1,4 +1,4 @@
-"""Answers as files for LaMP's leaderboard and scorers: what they read, what is refused, what never gets there."""
+"""Answers as files for LaMP's leaderboard and scorers."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def sample(write):
-    """Dataset and responses of a task; every answer names its question."""
+    """Return dataset and responses of a task; every answer names its question."""
 
     def write_sample(name, split="test", answer="an answer to {}: é 漢"):
         records = read_sample(name, split)

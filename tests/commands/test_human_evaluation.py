@@ -1,4 +1,4 @@
-"""Asking people: what is drawn, the raters' page in Chromium with real clicks and keys, and what is collected."""
+"""Human evaluation: the draw, the raters' page in Chromium with real clicks and keys, and the collected results."""
 
 import json
 import random
@@ -25,7 +25,7 @@ COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of 
 
 
 class Study:
-    """A dataset of ninety questions with two aspects each, two systems that answer it, and a study on these."""
+    """A dataset of ninety questions with two aspects each, two systems' answers, and a study of them."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -41,7 +41,7 @@ class Study:
         return {"id": question_id, **texts, "category": community, "rubric_aspects": aspects, "profile": []}
 
     def cut(self, number):
-        """Keep the first questions, as many."""
+        """Keep the first questions."""
         self.records = self.records[:number]
         self.responses = {name: self.respond(name) for name in self.responses}
 
@@ -60,7 +60,7 @@ class Study:
         return json.loads(self.key_addr.read_text())
 
     def result(self, by, decisions, name=None, **more):
-        """A result file as the page writes it: decisions by question and slot, as they are shown."""
+        """Write a result file like the page: decisions by question and slot, as shown."""
         key = json.loads(self.key_addr.read_text())
         answers = [
             {"id": i, "decisions": {slot: {"value": value, "seconds": 2.5} for slot, value in its.items()},
@@ -70,7 +70,7 @@ class Study:
         return self.write(name or f"{by}.json", content)
 
     def choose(self, rater, choices, name=None):
-        """A result of pairs by {question: first, second or tie}."""
+        """Write a result of pairs from {question: first, second or tie}."""
         questions = json.loads(self.key_addr.read_text())["questions"]
         numbers = {"first": (1, 2), "second": (2, 1), "tie": (0, 0)}
         shown = {i: {"choice": numbers[choice][questions[i]["swapped"]]} for i, choice in choices.items()}
@@ -103,7 +103,7 @@ def refusal(*words):
 
 
 class Rater:
-    """Somebody at the page, with a mouse and a keyboard."""
+    """A rater at the page, with mouse and keyboard."""
 
     def __init__(self, page, folder):
         self.page, self.folder = page, folder
@@ -133,7 +133,7 @@ class Rater:
         return path
 
     def decide(self, plan, by="digits"):
-        """Choose the answer of the planned system, by what the answers say; the page says not whose they are."""
+        """Choose the planned system's answer by its text, because the page does not name systems."""
         question = self.question()
         first, second = self.page.texts(".answer .written")
         wanted = {"first": f"A-answer to {question}", "second": f"B-answer to {question}"}
@@ -146,7 +146,7 @@ class Rater:
         return question
 
     def load(self, path):
-        """Load a file where it is not yet known who rates, and wait for what the page makes of it."""
+        """Load a file before a rater is chosen, and wait for the page."""
         self.page.run("say('')")
         root = self.page.send("DOM.getDocument")["root"]["nodeId"]
         node = self.page.send("DOM.querySelector", nodeId=root, selector="#load")["nodeId"]
@@ -159,7 +159,7 @@ class Rater:
             self.page.send("Input.dispatchKeyEvent", type=kind, **event)
 
     def wait(self, find):
-        """What is found, once it is there."""
+        """Wait for an element and return it."""
         for _ in range(3000):
             if found := find():
                 return found

@@ -1,4 +1,4 @@
-"""utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
+"""utils/import_prompts.py on a made-up clone, with the public code's names and structure but other texts."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def create_eval_prompt(question, details, response, aspect, tokenizer):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """The folder of a clone, which is the working folder's LaMP-QA."""
+    """The folder of a clone, LaMP-QA in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name, text in ((FORMATTERS, FORMATTERS_TEXT), (EVALUATOR, EVALUATOR_TEXT)):
         path = tmp_path / "LaMP-QA" / name
@@ -155,7 +155,7 @@ def change(path, old, new):
 
 
 def refusal(clone):
-    """What is said of a clone that lacks something; nothing may be written."""
+    """Return the error for an incomplete clone; nothing may be written."""
     before = sorted(clone.parent.rglob("*"))
     with pytest.raises(UserError) as raised:
         run()

@@ -1,4 +1,4 @@
-"""make_controls.py: its files, and how they are judged."""
+"""make_controls.py: its files and their scores."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_each_control_is_what_its_name_says(study, capsys):
 
 
 def judge(request):
-    """A sound one: 2 for the asker's wishes, 1 for a whole answer and for half of a long one."""
+    """A sound judge: 2 for what the asker wants, 1 for a complete answer and for half of a long one."""
     user = request["messages"][1]["content"]
     details = user.partition("details:\n")[2].partition("\n")[0]
     response = user.partition("response:\n")[2].partition("\n\naspect:")[0]

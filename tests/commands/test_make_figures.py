@@ -1,4 +1,4 @@
-"""make_figures.py on score files written by hand; what is drawn is read back from the figure."""
+"""make_figures.py on hand-written score files; drawn values are read back from the figure."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ ARTS, LIFESTYLE, SOCIETY, MACRO = GROUPS
 
 @pytest.fixture(autouse=True)
 def no_warnings():
-    """A layout that does not fit, or a character without a glyph, is only a warning."""
+    """Make warnings errors, such as a layout that does not fit or a missing glyph."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -33,7 +33,7 @@ def no_warnings():
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Run the script; the figure that it puts into figure.png and figure.pdf, which this leaves out."""
+    """Run the script without writing figure.png and figure.pdf, and return the figure."""
 
     def run(*arguments):
         figures = []
@@ -72,7 +72,7 @@ def line_of(panel):
 
 
 def intervals_of(panel):
-    """Both ends of every upright bar, by its place."""
+    """Return both ends of each vertical bar, by position."""
     segments = itertools.chain(*(collection.get_segments() for collection in panel.collections))
     return {float(x): (pytest.approx(low), pytest.approx(high)) for (x, low), (_, high) in segments}
 
@@ -99,7 +99,7 @@ def test_the_score_by_the_number_of_posts(number, drawn, score_file):
 
 
 def bars_of(figure):
-    """By legend: the heights, and the texts on the bars."""
+    """Return heights and labels of the bars, by legend entry."""
     [panel] = figure.axes
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     heights = [[bar.get_height() for bar in bars] for bars in panel.containers]
@@ -143,7 +143,7 @@ def test_the_trade_off_of_the_papers_end_points():
 
 
 def test_an_unfinished_training_is_drawn(tmp_path):
-    """With a last line that the run is still writing, and values that no axis can hold."""
+    """With an incomplete last line, and values that no axis can show."""
     entries = [{"step": 2, "loss": 2.5}, {"step": 1, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
     entries += [{"step": 2, "eval_loss": 2.75, "eval_aspect_recall": 0.25}, {"step": 4, "loss": 1e300}]
     (tmp_path / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)) + '\n{"step": 5, "lo')

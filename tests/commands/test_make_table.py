@@ -1,4 +1,4 @@
-"""make_table.py on score files written by hand."""
+"""make_table.py on hand-written score files."""
 
 import csv
 import hashlib
@@ -25,7 +25,7 @@ JUDGED = {
 
 
 def question(question_id, category, *aspect_scores, **more):
-    """An entry as evaluate_responses.py writes it, its score worked out apart from the code under test."""
+    """Return an entry like those of evaluate_responses.py, with a score computed independently of the tested code."""
     score = None
     if aspect_scores and None not in aspect_scores:
         score = sum(aspect_scores) / 2 / len(aspect_scores)
@@ -52,7 +52,7 @@ def score_file(tmp_path):
 
 @pytest.fixture
 def complete(score_file):
-    """One file with a question a category: 3/4, 1/2 and 0, macro average 1.25/3."""
+    """One file with one question per category: 3/4, 1/2 and 0, macro average 1.25/3."""
     return score_file("a.json", question("1", "rpg", 2, 1), question("2", "diy", 1), question("3", "law", 0))
 
 
@@ -61,13 +61,13 @@ QUARTERS = {0.0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1.0: (2, 2), N
 
 
 def scored(community, *scores):
-    """A question a score, with two aspects."""
+    """Return one question per score, with two aspects."""
     return [question(f"{community}{i}", community, *QUARTERS[score]) for i, score in enumerate(scores)]
 
 
 @pytest.fixture
 def three(score_file):
-    """Score files of three categories, scored so."""
+    """Write score files of three categories with these scores."""
 
     def write(name, arts, lifestyle, society, **more):
         return score_file(name, *scored("rpg", *arts), *scored("diy", *lifestyle), *scored("law", *society), **more)
@@ -80,7 +80,7 @@ def systems_of(files):
 
 
 def table(capsys, *arguments):
-    """Run it; the cells of each row of the first table by its name, and the lines below that table."""
+    """Run it; return each row's cells in the first table by name, and the lines below the table."""
     assert main([str(argument) for argument in arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     end = lines.index("") if "" in lines else len(lines)
@@ -89,7 +89,7 @@ def table(capsys, *arguments):
 
 
 def csv_table(capsys, *arguments):
-    """The rows of the CSV, and the notes."""
+    """Return the rows of the CSV, and the notes."""
     main([*map(str, arguments), "--format", "csv"])
     captured = capsys.readouterr()
     return list(csv.DictReader(io.StringIO(captured.out))), captured.err
@@ -165,7 +165,7 @@ class TestNotes:
 
 
 class TestJudges:
-    """All score files of a table have to be one judge's, by the manifests beside them."""
+    """All score files of a table must have the same judge, according to their manifests."""
 
     def test_a_file_with_an_unknown_judge_is_named(self, complete, three, capsys):
         unknown = three("b.json", [1.0], [1.0], [1.0])
@@ -216,7 +216,7 @@ UNSURE = (0.75, 0.25, 0.5)  # by 1/2, 0, 1/4: mean 1/4, variance 1/16, t = sqrt(
 
 @pytest.fixture
 def against(three):
-    """The flags that compare Ours with RAG, by the scores of each in the three categories."""
+    """Return the flags that compare Ours with RAG, from their scores in the three categories."""
 
     def flags(rag, ours):
         files = {"RAG": three("rag.json", *rag), "Ours": three("ours.json", *ours)}
@@ -328,7 +328,7 @@ class TestForms:
         ]
 
     def test_markdown_shows_any_name_unchanged(self, complete, score_file, capsys):
-        """As another library reads it; in the notes too."""
+        """As read by another library; in the notes too."""
         markdown_it = pytest.importorskip("markdown_it")
         path = score_file("b.json", question("1", "rpg", 2, None), judged=None)
         for name in (

@@ -14,7 +14,7 @@ SCRIPT = ROOT / "utils/prepare_demo_models.py"
 
 
 def run(output, *options):
-    """The script as a user runs it; with `-I -S` Python sees no installed package."""
+    """Run the script like a user; with `-I -S`, Python finds no installed packages."""
     command = [sys.executable, *options, str(SCRIPT), "--output_dir", str(output)]
     return subprocess.run(command, capture_output=True, text=True, timeout=3600)
 

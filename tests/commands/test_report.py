@@ -18,7 +18,7 @@ NASTY = (
 
 
 class Files:
-    """A dataset of three questions and the files of systems, in a folder."""
+    """A folder with a dataset of three questions and the files of systems."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -43,7 +43,7 @@ class Files:
         return str(self.folder / name)
 
     def responses(self, name, outputs, inputs=None, **more):
-        """A response file, and its manifest where the hash of its dataset is given."""
+        """Write a response file, and its manifest if the hash of its dataset is given."""
         path = self.write(name, {i: [{"output": output, **more}] for i, output in outputs.items()})
         if inputs is not None:
             manifest = {"settings": {"inputs": inputs}, "output_sha256": file_hash(path)}
@@ -51,7 +51,7 @@ class Files:
         return path
 
     def scores(self, name, verdicts, **detail):
-        """A score file by {id: verdicts}; a question's score is their sum over twice their number."""
+        """Write a score file from {id: verdicts}; a question's score is their sum over twice their number."""
         entries = []
         for record in self.data:
             if record["id"] in verdicts:
@@ -66,13 +66,13 @@ class Files:
         return self.write(name, {"num_unanswered": 0, "per_question_scores": entries})
 
     def report(self, *arguments, inputs=None):
-        """Run it; the page, its index and its texts."""
+        """Run it; return the page, its index and its texts."""
         output = self.folder / "report.html"
         assert main(["--inputs_addr", *(inputs or [self.inputs]), "--output_addr", str(output), *arguments]) == 0
         return output
 
     def two_systems(self, **more):
-        """RAG, 3/4, 1/2 and 0, and Plan with an answer that failed: 1/4, none and unscored."""
+        """Write RAG with scores 3/4, 1/2 and 0, and Plan with a failed answer: 1/4, none and unscored."""
         inputs = file_hash(self.inputs)
         rag = self.responses("rag.json", {r["id"]: f"RAG on {r['id']}" for r in self.data}, inputs, num_contexts_used=2)
         rag_scores = self.scores("rag_s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [0, 0]}, raw="Judge says so.")
@@ -88,7 +88,7 @@ def files(tmp_path):
 
 
 def content(path):
-    """The index and the texts in a page, read as an HTML parser delimits them."""
+    """Return the index and the texts of a page, as an HTML parser finds them."""
     blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script', path.read_text("utf-8"), re.S)
     assert all(map(str.isascii, blocks)) and not set("<>&\0") & set("".join(blocks))  # no markup in them
     index, *texts = map(json.loads, blocks)
@@ -226,7 +226,7 @@ def test_a_question_is_shown_with_all_its_parts(files, open_page):
 
 @needs_chromium
 def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
-    """The first is the system's failure and counts 0, the second the judge's and counts nothing."""
+    """The first is the system's failure and counts 0; the second is the judge's and does not count."""
     path = files.responses("a.json", {"rpg_1": " \n", "diy_2": "x", "law_3": "y"})
     scores = json.loads(Path(files.scores("s.json", {"rpg_1": [0, 0], "diy_2": [None], "law_3": [2, 1]})).read_text())
     scores["per_question_scores"][0]["answered"] = False
@@ -298,7 +298,7 @@ def test_filters_search_and_keys(files, open_page):
 
 @needs_chromium
 def test_hostile_texts_change_nothing(files, open_page):
-    """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""
+    """Every text of the page is hostile or huge; nothing runs, loads, or leaves its place."""
     files.data[0] |= {"question": NASTY, "narrative": NASTY}
     files.data[0]["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
     files.data[2]["rubric_aspects"] = [{"aspect": "x" * 100_000, "evidence": "", "reason": ""}]

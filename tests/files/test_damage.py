@@ -1,7 +1,7 @@
-"""A full disk, lost permissions and a damaged store: the final file is the undisturbed run's, or one error says why.
+"""A full disk, lost permissions and a damaged store: the final file equals an undisturbed run's, or one error says why.
 
-The error takes one to three lines, names the file and what to do, and ends the run with exit code 2; what is there
-already stays as it was.
+The error has one to three lines, names the file and a remedy, and ends the run with exit code 2; existing files do not
+change.
 """
 
 import random
@@ -22,7 +22,7 @@ PAGE = 4096  # bytes: what a tmpfs gives at a time
 
 
 def error_of(run):
-    """What a run said that its user can mend: after the program's notes and counts, one to three lines."""
+    """Return a run's user error: one to three lines after the program's notes and counts."""
     assert run.wait() == 2, run.errors
     assert "Traceback" not in run.errors and "ignored" not in run.errors, run.errors
     _, found, error = run.errors.rpartition("error: ")
@@ -31,7 +31,7 @@ def error_of(run):
 
 
 def check_unharmed(case, whole):
-    """No final file is anything but whole, and every file of a store ends with a whole line."""
+    """Check that final files are complete, and that every store file ends with a complete line."""
     assert all(not output.exists() or output.read_bytes() == whole.contents[output] for output in case.outputs)
     assert all(path.read_bytes()[-1:] in (b"", b"\n") for path in case.folder.glob("*/*/*.jsonl"))
 
@@ -64,7 +64,7 @@ def test_files_that_may_not_grow(case, zygotes):
 
 @contextmanager
 def small_disk(folder, pages):
-    """A file system of so many pages on a folder, by root alone."""
+    """Mount a file system with this many pages on a folder; only root can."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", folder], capture_output=True
     )
@@ -195,6 +195,6 @@ def largest_store(case):
 
 
 def delete_outputs(case):
-    """Delete them, but not the store beside them."""
+    """Delete the outputs, but not the store beside them."""
     for path in case.folder.glob("*.json*"):
         path.unlink()

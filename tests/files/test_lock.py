@@ -1,4 +1,4 @@
-"""The lock on an output: one process has it at a time, however the others end. Processes are started for the test."""
+"""The lock on an output: one process has it at a time, however the others end."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ input()
 
 @contextmanager
 def start(code, *arguments):
-    """A process that has come to its `print("ready")`; it is killed in the end."""
+    """Start a process and wait for its `print("ready")`; it is killed at the end."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -41,7 +41,7 @@ def lock_of(path):
 
 
 def in_use(path, pid):
-    """The message to the second of two processes."""
+    """Return the message to the second of two processes."""
     return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for that process, or stop it"
 
 

@@ -1,4 +1,4 @@
-"""The manifest beside an output: what is one, what it tells, and how settings differ."""
+"""The manifest beside an output: its validity, content, and differences of settings."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""An output and its manifest, as a run leaves them however it ends."""
+"""An output and its manifest, however a run ends."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def write(path, **more):
 
 
 def is_finished(path, **more):
-    """What a look at an output says; it changes nothing."""
+    """Check an output without changing anything, and return the result."""
     before = snapshot(path.parent)
     try:
         return make(path, **more).is_finished()
@@ -63,7 +63,7 @@ def names_in(folder):
 
 
 def message(call, *args):
-    """What a UserError says. Nothing keeps the exception, so what it holds open is closed when this returns."""
+    """Return a UserError's message. The exception is not kept, so its open files are closed on return."""
     try:
         call(*args)
     except UserError as error:

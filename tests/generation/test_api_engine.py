@@ -1,4 +1,4 @@
-"""The API engine against a server with faults: real HTTP through the real openai client."""
+"""The API engine and a server with faults: real HTTP through the real openai client."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture
 def questions(tmp_path):
-    """A dataset of so many questions."""
+    """Return a dataset with this many questions."""
 
     def make(count):
         records = [{"id": f"q{n}", "question": f"Question number {n}?", "profile": []} for n in range(count)]
@@ -48,14 +48,14 @@ def questions(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Shorter pauses, of the library's and of ours: what is tested is that they are kept, not how long they are."""
+    """Shorten the library's pauses and ours: tests check that they are kept, not their length."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     for module in (api_engine, refusals):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
 
 
 def elsewhere(output):
-    """An output with a store of its own."""
+    """An output with its own store."""
     return output.parent / "elsewhere" / output.name
 
 
@@ -88,7 +88,7 @@ def test_hundreds_of_requests_at_thirty_percent_faults(server, flags, output, qu
 
 
 def count_given_up(monkeypatch):
-    """How often the client stops waiting for the answer to each question."""
+    """Count how often the client stops waiting for each answer."""
     given_up, send = Counter(), ThrottledClient.send
 
     async def watch(client, request, **options):
@@ -147,13 +147,13 @@ def test_the_run_waits_for_a_server_that_comes_back(server, flags, output, quest
 
 
 def answer(flags, output, *more, data):
-    """The script's exit code in this process, and the answers it wrote."""
+    """Run the script in this process; return its exit code and answers."""
     arguments = [*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
     return baselines.main(arguments), json.loads(output.read_text())
 
 
 def fail_on(*numbers):
-    """The server fails on these questions for ever."""
+    """Let the server always fail on these questions."""
     return lambda body, times: "500" if question_number(body) in numbers else None
 
 
@@ -209,7 +209,7 @@ def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flag
 
 @pytest.mark.parametrize("failing", [(0,), (9,), (3, 6, 9)])
 def test_with_one_request_at_a_time_failing_prompts_are_skipped(server, flags, output, questions, quick, failing):
-    """Where nothing else is under way, a request that fails looks as an outage does."""
+    """With no other requests in flight, a failing request looks like an outage."""
     server.faults = fail_on(*failing)
     code, answers = answer(flags, output, "--max_concurrency", 1, "--max_retries", 0, data=questions(10))
     assert (code, list(answers)) == (1, [f"q{n}" for n in range(10) if n not in failing])
@@ -267,7 +267,7 @@ def test_retry_after(headers, seconds):
 
 
 def enter(throttle, count):
-    """The times at which so many requests enter, without waiting."""
+    """Return the times at which this many requests enter, without waiting."""
 
     async def enter_all():
         return [await asyncio.wait_for(throttle.enter(), 600) for _ in range(count)]
@@ -283,7 +283,7 @@ def take_answers(throttle, count):
 
 
 def refuse(throttle, at_once, refused):
-    """Many requests at once; the last ones are refused, and the others under way until that is known."""
+    """Send many requests at once; the last ones are refused while the others are in flight."""
     for entered in enter(throttle, at_once)[:refused]:
         throttle.refused(entered, 0)
         throttle.leave()

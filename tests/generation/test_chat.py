@@ -1,4 +1,4 @@
-"""Prompts as a model reads them: rendering, counting, and keeping within the token budget."""
+"""Prompts as a model reads them: rendering, counting, and fitting the token budget."""
 
 import json
 import random
@@ -34,7 +34,7 @@ BOS_ID = 256
 
 
 def byte_tokenizer():
-    """A token a byte, so lengths can be counted by hand, and <s>, which a plain call to the tokenizer puts first."""
+    """Return a tokenizer with one token per byte, for counting by hand, and <s>, which a plain call puts first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +47,7 @@ def byte_tokenizer():
 
 
 def save_model(folder, template, config=None):
-    """Everything of a model but its weights."""
+    """Save a model without weights."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -58,7 +58,7 @@ def save_model(folder, template, config=None):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders of models that differ in their chat template alone."""
+    """Folders of models that differ only in the chat template."""
     return {name: save_model(tmp_path_factory.mktemp("model"), template) for name, template in TEMPLATES.items()}
 
 
@@ -157,7 +157,7 @@ def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, f
 
 
 def test_a_template_may_fail_later(tmp_path):
-    """Over a role that is tried first: it is not used; over the prompt itself: the run ends."""
+    """If it fails for a role that is tried first, the role is not used; for the prompt itself, the run ends."""
     fails = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + USERS
     chat = LocalChat(save_model(tmp_path / "role", fails))
     assert decode(chat.render(MESSAGES)) == MERGED
@@ -211,7 +211,7 @@ def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, fo
 
 
 def test_a_tokenizer_without_its_file_is_refused(tmp_path):
-    """transformers would make one without a vocabulary, of a class that has a slow one too."""
+    """transformers would make one without a vocabulary, if the class also has a slow version."""
     folder = save_model(tmp_path, USERS)
     put_field(tmp_path / "tokenizer_config.json", "tokenizer_class", "Qwen2Tokenizer")
     (tmp_path / "tokenizer.json").unlink()
@@ -242,7 +242,7 @@ def test_an_unknown_models_tokens_are_estimated_from_bytes():
 
 @pytest.fixture
 def no_table(monkeypatch, tmp_path):
-    """tiktoken has no table of its own left and must fetch one."""
+    """Let tiktoken have no cached table, so that it must download one."""
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     return monkeypatch
@@ -306,7 +306,7 @@ def test_impossible_lengths_are_refused(model_limit, max_model_len, max_tokens, 
 
 
 class LetterChat:
-    """A token a letter; counts how often it renders."""
+    """One token per letter; counts the renderings."""
 
     def __init__(self):
         self.renders = 0
@@ -346,7 +346,7 @@ def test_the_lowest_ranked_posts_are_dropped_first_and_the_best_is_cut(budget, k
 
 
 def fit_by_trying_everything(posts, budget):
-    """The same as `fit`, one case after the other."""
+    """Do the same as `fit`, by trying all cases."""
 
     def fits(kept):
         return LetterChat().length(build(kept)) <= budget
@@ -420,7 +420,7 @@ def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
 
 
 def spoken(text):
-    """A chat template whose turns are `text` with ROLE and TEXT in their places."""
+    """Return a chat template whose turns are `text` with ROLE and TEXT replaced."""
     turn = text.replace("ROLE", "{{ m.role }}").replace("TEXT", "{{ m.content }}")
     return "{% for m in messages %}" + turn + "{% endfor %}"
 
@@ -504,7 +504,7 @@ SAMPLE_TEXT = "\n".join(
 
 
 def trained_tokenizer(name):
-    """A tokenizer of a kind that models have, trained on the sample data."""
+    """Return a tokenizer of a common kind, trained on the sample data."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -537,7 +537,7 @@ def trained_tokenizer(name):
 
 
 def random_text(rng):
-    """A text that breaks lines in odd places."""
+    """Return a text with line breaks in odd places."""
     ends = ["\n", "\n\n", " \n", "\r\n", "\n ", ".\n", "\n\u0301", "\u2028", "é\n", "'s\n's ", "<s>\n", "\n<|end|>"]
     words = SAMPLE_TEXT.split()
     return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, 60)))

@@ -1,4 +1,4 @@
-"""What a run costs: by a hand count of what a server reports, and by a bill that an API wrote itself."""
+"""The cost of a run, by hand from a server's reports, and from an API's own bill."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from utils.files.manifest import read_manifest
 
 
 def count(requests, text):
-    """USD for these requests at 3 a million of input, 1 of cached and 10 of output, all answered by `text`."""
+    """Return the cost of requests answered with `text`, at 3, 1 (cached) and 10 (output) USD per million tokens."""
     prompts = [sum(len(one["content"].split()) for one in request["messages"]) for request in requests]
     return sum((n - n // 2) * 3 + n // 2 * 1 + len(text.split()) * 10 for n in prompts) / 1e6
 

@@ -1,4 +1,4 @@
-"""What is checked before weights load; nvidia-smi is a script that prints what the real one would."""
+"""Checks before weights are loaded; nvidia-smi is a script with the real one's output."""
 
 import os
 from argparse import Namespace
@@ -13,7 +13,7 @@ from utils.generation.requests import Sampling
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Put an nvidia-smi on the PATH that knows two GPUs of 81559 MiB and heeds --id."""
+    """Put an nvidia-smi on the PATH that lists two GPUs of 81559 MiB and supports --id."""
 
     def install(free: list[int]) -> None:
         lines = ["#!/bin/sh"]
@@ -65,7 +65,7 @@ def test_each_copy_of_the_model_has_its_own_gpus(nvidia_smi):
 
 @pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
 def test_unreported_gpu_memory_is_left_to_vllm(nvidia_smi, tmp_path, answer):
-    """Of a part of a GPU (MIG) it knows nothing, and some GPUs have no memory of their own."""
+    """It reports nothing for a part of a GPU (MIG), and some GPUs have no separate memory."""
     nvidia_smi([])
     with open(tmp_path / "nvidia-smi", "a") as script:
         script.write(f"{answer}\n")
@@ -81,7 +81,7 @@ def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeyp
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
 def test_answers_are_requested_without_log_probabilities(temperature):
-    """vLLM's front end makes an object for each one, which would cost most of its speed."""
+    """vLLM's front end makes an object per token, which would cost most of its speed."""
     pytest.importorskip("vllm")
     for schema in (None, {"type": "object"}):
         params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))

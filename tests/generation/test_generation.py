@@ -21,9 +21,9 @@ def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback",
 
 
 class ScriptedEngine:
-    """Answers a prompt with the next of its texts, and fails once they are used up.
+    """Answers each prompt with its next text, and fails when they are used up.
 
-    A text may be an exception, which is raised, or a coroutine function, which is awaited for the text.
+    A text may be an exception to raise, or a coroutine function that returns the text.
     """
 
     device = "script"
@@ -61,7 +61,7 @@ class ScriptedEngine:
 
 
 def parse(text, cut):
-    """A text is usable unless it says `bad`; one that was cut is flagged."""
+    """Parse a text, which is usable unless it contains `bad`; flag a cut one."""
     if text.startswith("bad"):
         return Parsed(None, "none", f"saw {text}")
     return Parsed(text, "strict", None, cut)
@@ -69,7 +69,7 @@ def parse(text, cut):
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
-    """Whose store is in completions/."""
+    """Return completions with their store in completions/."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -93,7 +93,7 @@ def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="an
 
 
 def kept():
-    """The requests that the store has an answer for."""
+    """Return the requests that are answered in the store."""
     lines = [line for path in Path("completions").glob("*/*.jsonl") for line in path.read_text().splitlines()[1:]]
     return {json.loads(line)["id"] for line in lines}
 
@@ -184,7 +184,7 @@ def test_a_call_without_a_prompt_is_never_asked(pieces):
 
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
 def test_prompts_in_flight_are_bounded(pieces, monkeypatch, most, at_once):
-    """By their tokens, about a quarter of their characters: none is made before there is room. One always may."""
+    """By their tokens, about a quarter of their characters: prompts are made if there is room; one always may."""
     monkeypatch.setattr("utils.runs.ask.UNDER_WAY", most)
     engine = ScriptedEngine({"x" * 16 + str(n): ["fine"] for n in range(12)}, concurrency=4)
     made, opened = [], []
@@ -226,7 +226,7 @@ def test_a_slow_request_does_not_delay_others(pieces):
 
 @pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
 def test_an_error_stops_the_run_and_keeps_finished_work(pieces, error):
-    """What is under way then is waited for, as it is paid for."""
+    """Requests in flight are awaited, because they are paid for."""
     answered = asyncio.Event()
 
     async def late():
@@ -273,7 +273,7 @@ def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
 
 
 def test_steps_follow_each_other_on_one_engine(capsys):
-    """The second step's calls are made from what the first has finished; each step has its model and pieces."""
+    """The second step's calls use the first step's results; each step has its model and pieces."""
     plans, answers, published = {}, {}, []
 
     def from_plan(name):
@@ -309,7 +309,7 @@ def test_description_of_a_dry_run():
 
 
 def test_steps_of_one_server_share_its_state(capsys):
-    """An answer to one shows that the address is right; once the server is gone, the others ask the store alone."""
+    """An answer to one shows that the address is right; if the server is gone, the others use only the store."""
     first, second = {}, {}
     engine = ScriptedEngine({"a": ["fine"], "kept": ["fine"]} | {f"q{n}": [GONE] for n in range(20)}, concurrency=1)
     run(engine, [make_call("kept")], {})

@@ -1,4 +1,4 @@
-"""--choose likelihood: as transformers computes it where vLLM runs, and as a run everywhere else."""
+"""--choose likelihood: compared with transformers if vLLM runs, and complete runs otherwise."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ OPTIONS = {
 
 
 def make_records(number, words=0):
-    """Questions that get longer by a word, the first with so many more than it needs."""
+    """Return questions that get longer by a word; `words` are added to the first."""
     profile = [{"id": f"n{i}", "note": note} for i, note in enumerate(NOTES)]
     return [
         {"task": "Trivia", "id": f"q{i}", "kind": "Animals", "answer": "one", "profile": profile, "options": OPTIONS}
@@ -53,7 +53,7 @@ def write(path, records):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The made-up benchmark, as if its file were in utils/benchmarks."""
+    """Install the made-up benchmark, as if its file were in utils/benchmarks."""
     monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(MADE_UP)])
     tasks.cache_clear()
     yield
@@ -67,7 +67,7 @@ def model_folder(tmp_path_factory):
 
 
 class Counting:
-    """An engine for which a text is the likelier the longer it is, and that dies after so many questions."""
+    """An engine for which longer texts are likelier, and that dies after a number of questions."""
 
     concurrency, device = 1, "none"
 
@@ -138,9 +138,9 @@ def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
 
 
 class Tokens:
-    """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability.
+    """A fake vLLM: a token's likelihood grows with its number, and cached tokens have no log-probability.
 
-    With `others` the prompts' log-probabilities are those of other tokens, each time or every second time.
+    With `others`, log-probabilities of prompts are those of other tokens, each time or every second time.
     """
 
     def __init__(self, block, others=None):
@@ -172,7 +172,7 @@ class Tokens:
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
 def test_continuations_with_a_common_prefix_are_scored_separately(block, by_token):
-    """No number of what was cached is taken, wherever the blocks of the cache end."""
+    """Numbers of cached tokens are not used, wherever the cache's blocks end."""
     pytest.importorskip("vllm")
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
     continuations = [array("i", word) for word in words]
@@ -235,7 +235,7 @@ def test_vllms_likelihoods_equal_those_of_transformers(tmp_path):
 
 
 def asked_of(records, number=50):
-    """The conversation of each, and the options behind it."""
+    """Return each question's conversation and options."""
     prompt = load_prompt(str(MADE_UP / "ask_with_notes"))
     for record in records:
         notes = [item["note"] for item in record["profile"][:number]][::-1]
@@ -282,7 +282,7 @@ def test_vllms_verdicts_equal_those_of_transformers(tmp_path):
 
 
 def reference_verdicts():
-    """By transformers in fp32, of each aspect how likely 0, 1 and 2 are where the judge's object has its number."""
+    """Return how likely 0, 1 and 2 are as each aspect's verdict, by transformers in fp32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
