@@ -238,7 +238,7 @@ def bad(**changed):
         (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
         (
             [{"question_id": key, "answer": "a"} for key in ROWS],
-            r"has none of the columns with a run's answer: model_response, .*\n  'answer' is",
+            r"has none of the columns with a run's answer: model_response, .*\n  column 'answer' is",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Who a model behind an API is: its name and what its server reports, wherever that server stands today."""
+"""The identity of a model behind an API: its name and the server's report, whatever the server's address."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def answer(request):
 
 
 def models(name="chat", root="org/chat", status=200):
-    """What vLLM's server lists: what it was started with as `root`, whatever name it gives that."""
+    """Return the models that vLLM's server lists: `root` is the model it was started with, whatever its name."""
     return lambda: (status, {"object": "list", "data": [{"id": "other", "root": "x"}, {"id": name, "root": root}]})
 
 
@@ -42,7 +42,7 @@ def server_with(list_models=None, reply=answer):
 
 
 def words(server, output, *more, model="chat"):
-    """The flags with which baselines.py asks a server."""
+    """Return the flags of baselines.py for a server."""
     flags = ["--openai", "--model_addr", model, "--base_url", server.url, "--inputs_addr", TEST]
     return [*map(str, flags), "--output_addr", str(output), *map(str, more)]
 
@@ -188,7 +188,7 @@ def test_server_fingerprints_are_recorded_but_not_a_setting(output):
 
 @pytest.fixture
 def hashing(tmp_path, monkeypatch):
-    """What is hashed, file by file, where every file counts as large; what is kept of it is in cache/."""
+    """Record each hashed file, with every file counting as large; cache/ has the stored hashes."""
     hashed, digest = [], hashlib.file_digest
 
     def note(file, name):
@@ -203,7 +203,7 @@ def hashing(tmp_path, monkeypatch):
 
 
 def save_old(folder, weights=b"weights", seconds=1000):
-    """A model's files, as if they had changed so many seconds after 1970."""
+    """Save a model's files with this modification time, in seconds after 1970."""
     folder.mkdir(exist_ok=True)
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights)):
         (folder / name).write_bytes(content)

@@ -1,4 +1,4 @@
-"""Answers of undocumented shapes, with status 200: each is read or asked for again, and none ends a run."""
+"""Answers of undocumented shapes with status 200: each is parsed or retried, and none ends a run."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ ESCAPES = "\x1b[2J\x1b]0;title\x07\udcff"
 
 
 def put(*path_and_value):
-    """A change to a completion: this value at this path."""
+    """Return a change to a completion: this value at this path."""
     *path, value = path_and_value
 
     def change(completion):
@@ -43,7 +43,7 @@ def drop(*path):
 
 
 def parts(*kinds):
-    """The text as a list of parts, cut in the middle."""
+    """Return the text as a list of two parts."""
 
     def split(text):
         halves = [text[: len(text) // 2], text[len(text) // 2 :]]
@@ -153,7 +153,7 @@ def server():
 
 
 def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quick, capfd):
-    """Each is the first answer to one question."""
+    """Each shape is the first answer to one question."""
     names = list(SHAPES)
     server.faults = lambda body, times: "other JSON" if times == 0 else None
 

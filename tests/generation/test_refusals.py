@@ -1,4 +1,4 @@
-"""Servers that refuse parameters or formats as today's do, over real HTTP, through whole runs of two scripts."""
+"""Servers that refuse parameters or formats like current ones, in complete runs of two scripts over real HTTP."""
 
 import asyncio
 import hashlib
@@ -30,13 +30,13 @@ RECORDS = json.loads(SAMPLE.read_text())
 
 
 def openai_error(found):
-    """As OpenAI's reasoning models answer: one parameter at a time, named in `param`."""
+    """Return an error like those of OpenAI's reasoning models: one parameter at a time, named in `param`."""
     name, code, text = found
     return Reply(text, status=400, code=code, param=name)
 
 
 def gpt5(request):
-    """What a reasoning model of OpenAI's does not take: (parameter, code, message); None where it takes all."""
+    """Return (parameter, code, message) of a refusal by OpenAI's reasoning models; None if they accept all."""
     if "max_tokens" in request:
         text = (
             "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
@@ -68,7 +68,7 @@ def gemini(request):
 
 
 def foundry(request):
-    """Azure Foundry: all that it does not know at once, as pydantic tells it."""
+    """Azure Foundry: all unknown parameters at once, in pydantic's words."""
     known = {"model", "messages", "temperature", "top_p", "max_tokens", "response_format"}
     unknown = sorted(request.keys() - known)
     said = {"type": "extra_forbidden", "msg": "Extra inputs are not permitted"}
@@ -107,17 +107,17 @@ SERVERS = {  # what it refuses, as which reply, and the names in the order of th
 
 
 def seeded(request):
-    """The server's usual answer, also without a seed."""
+    """Return the server's usual answer, also without a seed."""
     return default_reply({"seed": 0, **request})
 
 
 def usable(request):
-    """The same, never a text without an output in it."""
+    """The same, but always with a usable output."""
     return seeded({**request, "response_format": None})
 
 
 def refuse(kind, reply=seeded):
-    """The reply function of one of SERVERS, which counts what it refuses; and that count."""
+    """Return the reply function of one of SERVERS, and its count of refusals."""
     finds, say, _ = SERVERS[kind]
     refused = Counter()
 
@@ -134,7 +134,7 @@ def refuse(kind, reply=seeded):
 
 
 def mumble(request):
-    """An answer or a verdict; for half of the seeds only where the output is held to JSON."""
+    """Return an answer or a verdict; for half of the seeds only if the output is constrained to JSON."""
     drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).digest()
     if drawn[0] % 2 and "response_format" not in request:
         return Reply("Let me think.")
@@ -153,7 +153,7 @@ HOLDING = {
 
 
 class Case:
-    """A script that asks for three answers to each question, or for verdicts on one."""
+    """A script that requests three answers to each question, or verdicts on one."""
 
     def __init__(self, script, folder, server, published):
         self.script, self.folder, self.server, self.published = script, folder, server, published
@@ -174,20 +174,20 @@ class Case:
         return main([*self.flags, str(self.folder / name), *map(str, more)])
 
     def records(self, name="out.json"):
-        """What a run of this process has published, piece by piece."""
+        """The pieces that a run of this process has published."""
         return self.published[str(self.folder / name)]
 
     def manifest(self, name="out.json"):
         return read_manifest(self.folder / name)
 
     def formats_since(self, number):
-        """How often each response_format was asked for since the request of this number."""
+        """Count each response_format since the request of this number."""
         return Counter(body.get("response_format", {}).get("type") for body in self.server.requests[number:])
 
 
 @pytest.fixture
 def published(monkeypatch):
-    """The pieces of each output that this process has published, by its path."""
+    """The pieces of each output that this process has published, by path."""
     found, publish = {}, Output.publish
 
     def note_and_publish(output, *given, **figures):
@@ -210,7 +210,7 @@ def notes(text):
 
 
 def check(case, names, name="out.json"):
-    """Every piece is there and says what it was asked without, and so does the manifest."""
+    """Check that every piece exists and, like the manifest, names the dropped parameters."""
     records = case.records(name)
     assert len(records) == case.size
     for record in records.values():
@@ -243,7 +243,7 @@ def test_formats_and_parameters_are_refused_by_one_server(case, capsys):
 
 
 def test_a_format_that_is_refused_first_does_not_hide_a_parameter(case):
-    """The server looks at the format before the parameters."""
+    """The server checks the format before the parameters."""
     parameters, _ = refuse("Gemini", usable)
     case.server.reply = refuse_formats(parameters, "json_schema")
     assert case.run("out.json", "--constrained_decoding", "always") == 0
@@ -313,7 +313,7 @@ def test_judges_sampled_differently_do_not_share_a_table(tmp_path, published):
 
 
 def ask(server, *takes):
-    """What one request of `Refusals` comes to with a server that takes only these parameters; and what was sent."""
+    """Send a request of `Refusals` to a server that accepts only these parameters; return result and requests."""
     sent = []
 
     async def send(body):
@@ -343,7 +343,7 @@ def test_the_base_urls_query_is_sent_with_every_request(case):
 
 
 def test_a_field_listed_as_allowed_is_not_the_cause_of_a_refusal():
-    """As serde tells it: none of what follows was refused."""
+    """In serde's words; none of the listed fields was refused."""
     found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
     body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
     assert refusals._named(MalformedError("refused", None, found), body) == "temperature"
@@ -358,7 +358,7 @@ def kind(request):
 
 
 def check_run(case, kind, name="out.json"):
-    """Records, manifest and counts say what happened; returns how many tries were to be held to the schema."""
+    """Check records, manifest and counts; return how many tries were to be constrained."""
     _, taken, refused, holds = kind
     records = case.records(name)
     second = {key for key, record in records.items() if record["attempts"] == 2}

@@ -1,4 +1,4 @@
-"""Variables of chat templates: they reach the prompt, its count, the planner's training, and are settings."""
+"""Variables of chat templates reach the prompt, its token count and the planner's training, and are settings."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def with_switch(folder):
 
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory):
-    """A tiny model that can be asked here, with the switch, and a variable for the effort."""
+    """A tiny local model with the switch, and a variable for the effort."""
     folder = save_tiny_chat(tmp_path_factory.mktemp("models") / "switched", max_positions=16384)
     effort = "{%- if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}\n{%- endif %}"
     (folder / "chat_template.jinja").write_text(effort + TEMPLATE + SWITCH)
@@ -49,7 +49,7 @@ def switched(tmp_path_factory):
 
 @pytest.fixture
 def asked(monkeypatch, switched):
-    """Whatever is asked here, as texts; of vLLM nothing is loaded."""
+    """The prompts as texts; vLLM is not loaded."""
     from transformers import AutoTokenizer
 
     tokenizer, texts = AutoTokenizer.from_pretrained(switched), []
@@ -150,7 +150,7 @@ def test_sampling_flags_reach_the_engine(asked, switched, tmp_path):
     ("own", "expected"), [({}, (1.0, 1.0)), ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, (0.6, 0.95))]
 )
 def test_sampling_parameters_of_vllm(own, expected):
-    """A model's other settings are not taken: today's runs are without them."""
+    """A model's other settings are not used."""
     params = sampling_params(Sampling(None, None, 9, 5, further={"min_p": 0.1}), own)
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (*expected, 0, 0.1, 5)
     given = sampling_params(Sampling(0.5, 0.8, 9, 5, further={"top_k": 7, "presence_penalty": 1.5}), own)
@@ -188,7 +188,7 @@ def plan_run(switched, planner, output, *more):
 
 
 def test_training_and_planning_render_alike(asked, switched, tmp_path):
-    """The planner gets the variables of its training, whatever the generator gets."""
+    """The planner gets its training's variables, whatever the generator gets."""
     args = planner_flags("--max_seq_length", "8192", "--chat_template_kwargs", OFF, model=switched)
     chat = LocalChat(args.model_addr, None, args.chat_template_kwargs)
     records = json.loads(SAMPLE.read_text())[:1]

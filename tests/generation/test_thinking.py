@@ -1,4 +1,4 @@
-"""A model that thinks, from its template to the table: no text that ends in a thought becomes an answer."""
+"""A thinking model, from its template to the table: a text that ends in a thought never becomes an answer."""
 
 import json
 from argparse import Namespace
@@ -110,7 +110,7 @@ def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
 
 
 class Partition:
-    """As vLLM's deepseek_r1, which tests/generation/test_thinking_engine.py has."""
+    """Like vLLM's deepseek_r1, which tests/generation/test_thinking_engine.py uses."""
 
     reasoning_start_str, reasoning_end_str = "<think>", "</think>"
 
@@ -123,7 +123,7 @@ class Partition:
 
 
 class Thinker:
-    """An engine whose model thinks; `finished` by a prompt and the number of its try."""
+    """An engine whose model thinks; `finished` depends on the prompt and the number of the try."""
 
     concurrency, device, finishes = 2, "none", staticmethod(lambda prompt, attempt: False)
     opened, tries = [], []
@@ -174,7 +174,7 @@ def thinking(monkeypatch):
     ],
 )
 def test_an_opened_thought_without_a_parser(thinker, text, schema, answer, reasoning, unfinished):
-    """Also where the engine has one for another model."""
+    """Also if the engine has one for another model."""
     for parser in (None, Partition()):
         reader = ThoughtReader("none", lambda: LocalChat(thinker).tokenizer)
         reader._parser = parser

@@ -1,4 +1,4 @@
-"""Thoughts by the real vLLM: its parsers on the demo's tokenizer, and a model that thinks up to its first full stop."""
+"""Thoughts with the real vLLM: its parsers on the demo's tokenizer, and a model that thinks for one sentence."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def test_gpt_oss_is_constrained_only_in_its_final_channel():
 
 @pytest.fixture(scope="module")
 def completions(tmp_path_factory):
-    """What the model says to one prompt: free, held to a schema or an expression, cut, and read without a parser."""
+    """The model's outputs for one prompt: free, constrained to a schema or an expression, cut, and without a parser."""
     folder = save_thinking_chat(tmp_path_factory.mktemp("thinking"))
     asked = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [1, VERDICT_SCHEMA]]
     asked = [[*one, TAGS, True] for one in asked] + [[64, VERDICT_SCHEMA, None, False]]

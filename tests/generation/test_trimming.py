@@ -1,4 +1,4 @@
-"""Entries trimmed as LaMP's code does, against its rule written down plainly, with a real tokenizer."""
+"""Trimmed entries compared with a plain version of LaMP's rule, with a real tokenizer."""
 
 import random
 import re
@@ -57,15 +57,15 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
 
 
 def lamp_s_tokens(question, texts, words, around, budget):
-    """What LaMP's code keeps, from numbers of tokens alone: of each text, and of the question.
+    """Return how many tokens of each text and of the question LaMP's code keeps, from numbers of tokens alone.
 
-    The entries get what min(the input, 0.6 of the budget) leaves, less what joins them, in equal shares; each
-    hands on what it does not need; 0.1 less for the input where that fails. Then the input's end is cut. Of each text
-    the token that ends it counts, though it is not in the prompt.
+    The entries get equal shares of what min(the input, 0.6 of the budget) leaves, minus what joins them; each passes on
+    what it does not need. If that fails, the input gets 0.1 less. Then the input's end is cut. Each text's end token
+    counts, though it is not in the prompt.
 
     Args:
-        question: its tokens, and `around` besides them with entries and without.
-        texts: of each entry, and of the `words` around it.
+        question: its number of tokens; `around` are the other tokens, with and without entries.
+        texts: number of tokens of each entry; `words` are those around it.
     """
     with_entries, without = around
     alone, factor = without + question, 0.6
@@ -82,7 +82,7 @@ def lamp_s_tokens(question, texts, words, around, budget):
 
 
 class Characters(PlainText):
-    """Every character is a token, so that the numbers of tokens of parts add up to that of the whole."""
+    """Every character is a token, so that the token counts of parts add up."""
 
     def __init__(self):
         pass

@@ -1,4 +1,4 @@
-"""Models that transformers loads for a training, or to answer: missing files are reported in one line."""
+"""Models that transformers loads to train or to answer: missing files are reported in one line."""
 
 import json
 
@@ -23,7 +23,7 @@ def load_t5(folder):
 
 @pytest.mark.parametrize(("save", "load"), [(save_tiny_chat, load_chat), (save_tiny_t5, load_t5)])
 def test_weights_that_lack_a_tensor_are_refused(tmp_path, save, load):
-    """transformers would continue with random ones, with a warning that may not be shown."""
+    """transformers would continue with random ones, and a warning that may not be shown."""
     weights = save(tmp_path) / "model.safetensors"
     load(tmp_path)
     whole = load_file(weights)

@@ -1,6 +1,6 @@
 """A GPU that torch cannot use ends a run; vLLM's settings if it can.
 
-No GPU need be here: nvidia-smi is a script that prints what the real one would.
+The tests need no GPU: nvidia-smi is a script with the real one's output.
 """
 
 import json
@@ -50,14 +50,14 @@ def no_word_of_gpus(monkeypatch):
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Put an nvidia-smi on the PATH: one that knows two GPUs, or the script that is given."""
+    """Put an nvidia-smi on the PATH that lists two GPUs, or a given script."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     return lambda script=TWO_GPUS: install(tmp_path / "bin", script)
 
 
 @pytest.fixture
 def unseen(monkeypatch):
-    """Torch sees no GPU, as on a machine without or with an old driver; it is built for this version of CUDA."""
+    """Torch finds no GPU, as without a driver or with an old one; it is built for this version of CUDA."""
 
     def set_up(cuda):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -99,7 +99,7 @@ def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
 
 
 def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
-    """The driver does not answer, or nothing of it is in the container."""
+    """The driver does not answer, or the container lacks it."""
     nvidia_smi("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the driver'\nexit 9\n")
     unseen("13.0")
     check_devices()
@@ -157,7 +157,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run(warm, tmp_path):
-    """Run a script in the root, with an nvidia-smi that knows GPUs."""
+    """Run a script in the root, with an nvidia-smi that lists GPUs."""
     install(tmp_path / "bin", TWO_GPUS)
     environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     return lambda script, *arguments: warm.run(script, arguments, live_in=(str(ROOT), environment))
@@ -165,7 +165,7 @@ def run(warm, tmp_path):
 
 @pytest.fixture
 def scripts(models, tmp_path):
-    """A command of each kind of script, and what it makes."""
+    """A command of each kind of script, and its output."""
     records = sample_records("train", 2)
     (tmp_path / "train.json").write_text(json.dumps(records))
     (tmp_path / "answers.json").write_text(json.dumps({r["id"]: [{"output": "An answer."}] for r in records}))

@@ -1,6 +1,6 @@
-"""What a dry run says of the machine. Files, models and disks are real; GPUs are not.
+"""A dry run's report on the machine. Files, models and disks are real; GPUs are not.
 
-torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced, nothing above them.
+Only torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced.
 """
 
 from argparse import Namespace
@@ -16,19 +16,19 @@ from utils.models.machine import Loaded, describe_disk, describe_engine, describ
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A real model: Qwen 2 of two layers with two heads of 64, tied embeddings, for 4096 tokens."""
+    """A real model: Qwen 2 with two layers, two heads of 64, tied embeddings and 4096 tokens."""
     return save_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
 def judge_32b(tmp_path_factory):
-    """A config and hollow weights of 32B's size."""
+    """A config and hollow weights of a 32B model."""
     return save_hollow_qwen(tmp_path_factory.mktemp("judge"), "32B")
 
 
 @pytest.fixture
 def gpus(monkeypatch, tmp_path):
-    """Put GPUs in by the GB that each has and has free, and what Triton needs to compile for them."""
+    """Add GPUs with this much total and free memory in GB, and what Triton needs to compile for them."""
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
     monkeypatch.setenv("CC", "cat")

@@ -1,4 +1,4 @@
-"""What a model needs of GPU memory, by its config and the headers of its weights."""
+"""A model's GPU memory needs, from its config and the headers of its weights."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def model(tiny, tmp_path):
-    """A copy of it, to be changed."""
+    """A copy of the model, to change."""
     return shutil.copytree(tiny, tmp_path / "model")
 
 
@@ -123,7 +123,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def large_header(folder, parameters):
-    """The beginning of a file of weights with this many numbers in bfloat16, without the numbers."""
+    """Return the header of a weights file with this many bfloat16 numbers, without the numbers."""
     header = {"w": {"dtype": "BF16", "shape": [parameters // 1000, 1000], "data_offsets": [0, 2 * parameters]}}
     text = json.dumps(header).encode()
     return {path.name: path.read_bytes() for path in folder.iterdir()} | {

@@ -34,7 +34,7 @@ def save_model(folder, weights=b"weights", config="config.json"):
 
 
 def save_adapter(folder, base, width=4, module="model.layers.0.self_attn.q_proj", **settings):
-    """A LoRA adapter of rank 2 for a module of `width` inputs and 3 outputs."""
+    """Save a LoRA adapter of rank 2 for a module with `width` inputs and 3 outputs."""
     folder.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base), **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -52,7 +52,7 @@ def save_base(folder, prefix="model."):
 
 
 def save_cached(cache, name, commit=COMMIT):
-    """A hub model as Hugging Face's cache keeps it."""
+    """Save a hub model in the layout of Hugging Face's cache."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
@@ -199,7 +199,7 @@ FETCHING = f"downloading the weights of {MODEL} from the hub (gigabytes take min
 
 
 def find(url, cache, code=0, offline="0"):
-    """Where another process finds the model, or what it says besides that it fetches weights that are not there."""
+    """Return where another process finds the model, or its messages except that it downloads weights."""
     lacks_weights = not any(cache.glob("models--*/snapshots/*/*.safetensors"))
     environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
     done = subprocess.run(
@@ -256,7 +256,7 @@ OUR_FLAG = "  for an API model add --openai\n"
 
 
 def run_counting(tmp_path, script, model, endpoint):
-    """What a script says of a model, and how often it went to the network."""
+    """Return a script's message about a model, and its number of network requests."""
     flag, rest, _ = MODEL_FLAGS[script]
     ids = [record["id"] for record in json.loads(Path(ROOT, SAMPLE).read_text(encoding="utf-8"))]
     (tmp_path / "ANSWERS").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
@@ -275,7 +275,7 @@ def run_counting(tmp_path, script, model, endpoint):
 
 @pytest.fixture
 def refusing():
-    """The address of nobody: a port that is taken, and not listened at."""
+    """Return an address that refuses connections: a reserved port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"

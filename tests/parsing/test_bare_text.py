@@ -1,4 +1,4 @@
-"""Labels, ratings and whole texts as models write them."""
+"""Labels, ratings and complete texts as models write them."""
 
 import pytest
 

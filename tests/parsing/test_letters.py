@@ -1,4 +1,4 @@
-"""The letter of an option as models write it, and as the public code reads it."""
+"""The letter of an option as models write it, and as the public code parses it."""
 
 import itertools
 import re
@@ -95,7 +95,7 @@ def test_in_a_cut_text_only_a_letter_after_the_marker_counts(letter):
 
 
 def public_rule(response, right):
-    """The public code's rule, step by step."""
+    """Apply the public code's rule, step by step."""
     told = response.strip()
     if "<final_answer>" in told:
         told = told.split("<final_answer>")[-1].strip()

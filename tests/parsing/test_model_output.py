@@ -1,4 +1,4 @@
-"""Table tests of the lenient parser: what models write, and the value each text must give."""
+"""Table tests of the lenient parser: texts of models, and their values."""
 
 import json
 

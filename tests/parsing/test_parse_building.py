@@ -1,4 +1,4 @@
-"""What a model says of a post: whether it needs personalization, and its aspects."""
+"""A model's output on a post: whether it needs personalization, and its aspects."""
 
 import json
 

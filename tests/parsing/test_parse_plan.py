@@ -1,4 +1,4 @@
-"""parse_plan: a text a planner wrote, and the exact titles found in it."""
+"""parse_plan: a planner's texts, and the exact titles found in them."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Titles of aspects and how two match; every figure is worked out in a comment."""
+"""Titles of aspects and how two match; each number is derived in a comment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Thoughts and the answer behind them: what every kind of output is read as, also where a thought does not end."""
+"""Thoughts and the answer after them: how each kind of output is parsed, also with an unfinished thought."""
 
 import pytest
 

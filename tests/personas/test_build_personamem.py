@@ -51,7 +51,7 @@ def spoil(found, number):
 
 
 def unsteady(request):
-    """A fifth of all tries are wrong; for one in twelve prompts, and a third of the conversations, every try is."""
+    """Reply wrongly in a fifth of all tries, and in all tries of one in twelve prompts and a third of conversations."""
     found = persona_model.right_reply(request)
     if isinstance(found, str):
         return Reply(found)
@@ -91,7 +91,7 @@ def built(tmp_path_factory):
 
 
 def test_faulty_replies_are_left_out_and_counted(built):
-    """Every fault that is still there at the last try is counted, and the files are consistent."""
+    """Every fault of a last try is counted, and the files are consistent."""
     out, _ = built
     reasons = Counter()
     for name in FILES:

@@ -1,4 +1,4 @@
-"""Every way in which a model's reply can be wrong is noticed, by its own reason; a right one is taken whole."""
+"""Every fault of a model's reply is noticed, with its own reason; a right reply is kept completely."""
 
 import json
 
@@ -119,7 +119,7 @@ def test_wrong_replies_have_their_reason(kind, wrong, reason):
 
 
 def test_faulty_events_and_their_dependents_are_dropped():
-    """Events that are wrong go, and those that change them go too."""
+    """Wrong events are dropped, and so are those that change them."""
     events = msgspec.convert(with_event(0, reason=None)["events"], list[replies.Event])
     kept, faults = replies.check_history(events, 3, "2001-06-01", BEFORE, HOBBIES)
     assert [event["date"] for event in kept] == ["2001-09-01"]

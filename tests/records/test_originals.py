@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's own files: what is wrong with one is said in one to three lines."""
+"""LaMP's and LongLaMP's own files: errors are described in one to three lines."""
 
 import json
 
@@ -23,7 +23,7 @@ def golds(*ids, task="LaMP_4"):
 
 
 def read(folder, asked, answers=None, name="LaMP-4", rows=""):
-    """The records of two files with this content, a text as it stands and all else as JSON."""
+    """Read records from two files with this content: a text unchanged, all else as JSON."""
     paths = []
     for file, content in (("questions.json", asked), ("outputs.json", answers)):
         paths.append(folder / file)
@@ -46,14 +46,14 @@ def test_questions_and_outputs_become_records(tmp_path):
 
 
 def test_questions_in_the_form_that_lamp_s_builder_of_emails_gives_its_test_set(tmp_path):
-    """It wraps them as if they were answers."""
+    """The builder wraps them as if they were answers."""
     email = {"id": "1", "input": "Generate a subject for the following email: Hi", "profile": []}
     [record] = read(tmp_path, {"task": "LaMP_6", "golds": [email]}, name="LaMP-6")
     assert (record["id"], record["question"]) == ("1", email["input"])
 
 
 def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
-    """Title and first words are the input, the other words the answer; the answers are a list alone."""
+    """Title and first words are the input, the other words the answer; the answers are a plain list."""
     content, length = "Hi Bo,\n\nthe room:  2.14 is\tfree now.", 4
     words = content.split()
     ask = f"Complete the text of the following email. title: Room: 2.14. text: {' '.join(words[:length])}"
@@ -161,14 +161,14 @@ def test_an_invalid_lamp_2_profile_is_refused(tmp_path):
 
 
 def test_two_columns_with_the_same_name_are_refused(tmp_path):
-    """Python's reader would keep the last one."""
+    """Python's reader would keep only the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
     with pytest.raises(UserError, match=r"table\.csv: two columns have the same name; names must be unique"):
         list(table_rows(tmp_path / "table.csv"))
 
 
 def test_records_come_one_at_a_time(tmp_path):
-    """A file may be larger than the memory: the first is there before the last is looked at."""
+    """A file may be larger than the memory: the first record is returned before the last is read."""
     path = tmp_path / "questions.json"
     path.write_text(json.dumps(questions("1"))[:-1] + ", " + " " * (1 << 21) + "oops]")
     records = read_originals(tasks()["LaMP-4"], path)

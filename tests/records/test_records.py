@@ -1,4 +1,4 @@
-"""Datasets and response files: what is read, and what is refused in which words."""
+"""Datasets and response files: what is read, and the messages of what is refused."""
 
 import json
 import re
@@ -24,7 +24,7 @@ EVERYTHING = ("profile", "narrative", "rubric_aspects")
 
 
 def record(**changes):
-    """A whole record; a field set to `...` is left out."""
+    """Return a complete record; a field set to `...` is left out."""
     whole = {
         "id": "q1",
         "question": "Which bread?",
@@ -37,7 +37,7 @@ def record(**changes):
 
 
 def write(path, content):
-    """A file with bytes, a text, or anything else as JSON."""
+    """Write a file with bytes, a text, or anything else as JSON."""
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:

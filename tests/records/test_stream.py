@@ -1,4 +1,4 @@
-"""A dataset read a record at a time: the same records and errors as when it is read whole, in little memory."""
+"""A dataset read one record at a time: the same records and errors as when read at once, in little memory."""
 
 import json
 import random
@@ -91,7 +91,7 @@ def test_an_array_is_written_as_json_writes_it(tmp_path, indent):
 
 
 def peak_of(code: str, *arguments: str | Path) -> int:
-    """MB at the peak of a program, the interpreter included."""
+    """Return a program's peak memory in MB, including the interpreter."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1]) // 1000

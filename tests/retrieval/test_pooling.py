@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say is done, on BERTs and on an XLM-R of 8192 tokens such as BGE-M3."""
+"""Pooling follows sentence-transformers' files, with BERTs and an XLM-R with 8192 tokens like BGE-M3."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def folder(folders, tmp_path):
-    """A BERT of its own, to put files beside."""
+    """A separate BERT, for files beside it."""
     return shutil.copytree(folders["bert"], tmp_path / "model")
 
 

@@ -18,7 +18,7 @@ def encoder_folder(tmp_path_factory):
 
 
 def make_records():
-    """Three questions: four posts with permuted ids (two of the same text), none, and one."""
+    """Return three questions: with four posts with permuted ids (two with the same text), none, and one."""
     return [
         {
             "id": "q1",
@@ -78,7 +78,7 @@ def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, c
 
 
 def naive_order(record, folder):
-    """Post ids by dot product, one text at a time."""
+    """Return post ids by dot product, one text at a time."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
@@ -177,7 +177,7 @@ def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatc
 
 
 def many_records(number):
-    """Questions with two posts each, none twice."""
+    """Return questions with two posts each, none repeated."""
     return [
         {
             "id": f"q{n}",
@@ -189,7 +189,7 @@ def many_records(number):
 
 
 def watch_texts(monkeypatch, stop_at=None):
-    """What is embedded, call by call; at call number `stop_at` the run is interrupted instead."""
+    """Record the texts of each embedding call; interrupt the run at call number `stop_at`."""
     from retrieval import encoder
 
     embedded = []
@@ -241,7 +241,7 @@ torch.get_num_threads = lambda: 8
 
 
 def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, encoder_folder):
-    """With the error that torch raises on a CPU; what is ranked until then is kept."""
+    """With torch's error on a CPU; finished rankings are kept."""
     records = many_records(8)
     for record in records:
         for post in record["profile"]:

@@ -39,7 +39,7 @@ def test_bm25_keeps_file_order_if_no_word_is_known(question):
 
 
 def okapi_scores(question, posts):
-    """BM25Okapi as it is published, a word and a post at a time."""
+    """Score with the published BM25Okapi formula, one word and post at a time."""
     texts = [post.split() for post in posts]
     vocabulary = {word for text in texts for word in text}
     mean_length = sum(map(len, texts)) / len(texts)
@@ -59,7 +59,7 @@ def okapi_scores(question, posts):
 
 
 def test_bm25_okapi_is_the_published_formula():
-    """With few different words, so that many are in most posts and many posts tie: then the last one comes first."""
+    """With few different words, so that many are in most posts and many posts tie; then the last one ranks first."""
     generator, seen = random.Random(0), {"negative": 0, "ties": 0, "no match": 0}
     for _ in range(600):
         words = generator.choice([["a", "b"], ["a", "A", "b,", "b", "the"], [str(n) for n in range(40)]])

@@ -40,7 +40,7 @@ def test_two_calls_per_question(runs, capsys):
 
 
 def test_the_same_as_rag(runs, tmp_path):
-    """A method that asks what --rag asks gets its answers, by the same requests."""
+    """A method with the requests of --rag gets the same answers."""
     runs.write('async def answer(record, ask):\n    return await ask("rag", items=record.best(ask.num_contexts))\n')
     runs.run()
     ours, requests = runs.answers, sorted(map(json.dumps, runs.server.requests))
@@ -108,7 +108,7 @@ def test_a_changed_method_requests_only_what_changed(runs):
 
 @pytest.mark.parametrize("imported", ["import helper_of_mine\n", ""])
 def test_a_changed_helper_is_noticed(runs, imported):
-    """Also one that is imported late, and a file that is read."""
+    """Also a late import, and a file that is read."""
     read = "__import__('helper_of_mine').NUMBER" if imported else "len(open(r'{}').read())".format(runs.folder / "text")
     runs.write(imported + TWO_CALLS.replace("best(20)", f"best({read})"))
     answers = []
@@ -323,7 +323,7 @@ def test_one_models_failure_does_not_block_another_model(runs, monkeypatch):
 
 @pytest.mark.parametrize(("shared", "openings"), [(False, ["generator", "critic", "generator"]), (True, ["generator"])])
 def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, monkeypatch, shared, openings):
-    """Drafts by one model, critiques by another, revisions by the first again; on one base model all in one load."""
+    """Drafts by one model, critiques by another, revisions by the first; on one base model, all in one load."""
     runs.write(CRITIC)
     opened, log = [], []
 
@@ -338,7 +338,7 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
 
 
 def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
-    """PersonaMem's: turns of a conversation in place of texts."""
+    """PersonaMem's history: turns of a conversation instead of texts."""
     folder = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path / "data")]
     assert download_datasets.main(["--dataset", "PersonaMem-32k", *folder]) == 0
     inputs = tmp_path / "data/PersonaMem_32k.json"
@@ -359,7 +359,7 @@ def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
 
 @pytest.mark.parametrize(("length", "is_short"), [("", False), (",max_model_len=2112", True)])
 def test_each_model_has_its_own_length(runs, length, is_short):
-    """What does not fit the critic's context is left out for the critic alone."""
+    """Posts that do not fit the critic's context are left out only for the critic."""
     runs.write("""
 async def answer(record, ask):
     await ask("{profile}", items=record.best(10), model="critic")

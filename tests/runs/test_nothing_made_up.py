@@ -1,4 +1,4 @@
-"""What goes wrong under a method: whatever its `except` and `finally` do, no answer is made up and no work is lost."""
+"""Failures in a method: whatever its `except` and `finally` do, no answer is invented and no work is lost."""
 
 import gc
 import inspect
@@ -86,7 +86,7 @@ def test_an_outage(runs, kind):
 
 @every_kind
 def test_an_engine_that_raises(runs, monkeypatch, kind):
-    """As one whose process died, or a store on a full disk."""
+    """Like an engine whose process died, or a store on a full disk."""
     runs.write(catching(kind))
     error = OSError(28, "No space left on device")
     engine = Failing("generator", [], lambda log: len(log) >= 6, error)
@@ -101,7 +101,7 @@ def test_an_engine_that_raises(runs, monkeypatch, kind):
 
 
 def test_a_full_store_disk(runs):
-    """Here a limit on the size of a file, which the store reaches first."""
+    """Simulated with a file size limit, which the store reaches first."""
     runs.write(catching("a loop over a bare except"))
 
     def limit():
@@ -139,7 +139,7 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
 
 
 def test_an_abandoned_call_is_kept(runs):
-    """So what counts is what the store gives, not the clock."""
+    """So only the store decides, not the clock."""
     runs.server.delay = 0.3
     runs.write(
         """

@@ -1,4 +1,4 @@
-"""Several datasets in one command: each output is as if it were made alone, and each model is loaded once."""
+"""Several datasets in one command: each output equals that of a separate run, and each model is loaded once."""
 
 import json
 
@@ -68,7 +68,7 @@ def test_a_finished_output_is_skipped(datasets, api):
 
 
 def test_each_model_is_loaded_once(datasets, monkeypatch):
-    """All plans come before all answers, and both are published as soon as they are there."""
+    """All plans come before all answers, and both are published when complete."""
     chat, planner = (save_tiny_chat(datasets / name, seed) for name, seed in (("chat", 0), ("planner", 1)))
     opened = []
 

@@ -1,4 +1,4 @@
-"""The store's files: what several processes write and read, and what becomes of damage."""
+"""The store's files with several processes, and with damage."""
 
 import json
 import os
@@ -74,7 +74,7 @@ def test_every_model_and_dtype_has_its_own_folder(folder):
 
 
 def test_two_writers_and_a_reader(folder):
-    """Other processes' lines are found while all write; none is lost or mixed with another."""
+    """Lines of other processes are found during writing; none is lost or mixed with another."""
     code = f"""
 import sys
 sys.path.insert(0, {ROOT!r})
@@ -129,7 +129,7 @@ def test_a_torn_last_line_is_ignored(folder, size):
 
 
 def test_every_flipped_bit_is_named_by_file_and_line(folder):
-    """In text, key, checksum and line breaks alike; also in the last line's."""
+    """In text, key, checksum and line breaks, also of the last line."""
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     starts = [0, *(place + 1 for place in range(len(content)) if content[place] == ord("\n"))]
@@ -158,7 +158,7 @@ def test_a_line_replaced_by_another_valid_line_is_detected(folder):
 
 
 def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
-    """As on a network file system, where a file's end may be there before its middle."""
+    """As on a network file system, where a file's end may arrive before its middle."""
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     hole = content.index(b"text 1")
@@ -176,7 +176,7 @@ def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
 
 
 def test_two_processes_that_create_a_folder_at_once(folder, monkeypatch):
-    """As the tasks of an array do: one makes it all while the other is half through."""
+    """Like tasks of an array: one creates everything while the other is halfway."""
     stores, fsync, turns = [open_store(folder), open_store(folder)], os.fsync, []
 
     def fsync_late(file):

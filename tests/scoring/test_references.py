@@ -1,4 +1,4 @@
-"""Metrics against a reference are the established libraries' numbers, by LaMP's rules for what cannot be read."""
+"""Reference metrics equal those of established libraries, with LaMP's rules for unreadable answers."""
 
 import math
 import random
@@ -27,7 +27,7 @@ ODD = ["\u2028", "\u00a0", "\0", "\ufb01ne"]
 
 
 def made_up_texts(seed):
-    """Pairs of texts that share some words, with empty ones among them."""
+    """Return pairs of texts that share some words, including empty ones."""
     rng = random.Random(seed)
 
     def text():
@@ -42,7 +42,7 @@ def made_up_texts(seed):
 
 
 def summary(metric, references_and_responses):
-    """The head of a score file, and its entries; a response of None is a missing answer."""
+    """Return the head of a score file and its entries; a response of None is a missing answer."""
     entries = []
     for target, response in references_and_responses:
         record = {"id": "1", "question": "?", "target": target}

@@ -1,4 +1,4 @@
-"""The metric's arithmetic, every number worked out by hand."""
+"""The metric's arithmetic, with every number computed by hand."""
 
 import hashlib
 import json
@@ -96,7 +96,7 @@ def score_file(records, verdicts, asked):
 
 
 def question_entry(record, verdicts):
-    """The record's entry in a score file."""
+    """Return the record's entry in a score file."""
     its_own = {key: verdicts[key] for key in METRICS["aspect"].keys(record)}
     [entry] = score_file([record], its_own, {record["id"]})["per_question_scores"]
     return entry
@@ -184,7 +184,7 @@ def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_
     ],
 )
 def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, score, as_zero):
-    """A missing verdict leaves no score, and is zero only on demand."""
+    """With a missing verdict there is no score, or zero on demand."""
     assert question_score(aspect_scores) == score
     assert question_score(aspect_scores, unscored_as_zero=True) == as_zero
 

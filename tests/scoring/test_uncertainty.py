@@ -1,4 +1,4 @@
-"""How sure a judge is: expectations, means and Krippendorff's alpha, against a published example and by hand."""
+"""A judge's uncertainty: expectations, means and Krippendorff's alpha, by a published example and by hand."""
 
 import math
 

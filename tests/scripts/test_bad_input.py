@@ -1,7 +1,7 @@
-"""Odd and broken input for every script that reads it: refused in one to three lines that name it, nothing changed.
+"""Odd and broken input for every script: it is refused in one to three lines that name it, and nothing changes.
 
-A table says which commands read which file; every damage to a kind of file is tried on every command that reads one.
-Odd but legal inputs come last: there the scripts work.
+A table lists which commands read which file; every damage is tried on every command that reads such a file. Odd but
+legal inputs come last: with these, the scripts work.
 """
 
 import gc
@@ -122,7 +122,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, server):
-    """A folder with good input of every kind, and what the scripts made of it."""
+    """A folder with good input of every kind, and the scripts' outputs."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -134,7 +134,7 @@ def whole(tmp_path_factory, server):
 
 
 def make_whole(folder, run):
-    """Fill it; `run` takes a command, runs it there and returns its exit code."""
+    """Fill the folder; `run` runs a command in it and returns the exit code."""
     write(folder / "data.json", RECORDS)
     write(folder / "train.json", RECORDS)
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
@@ -160,7 +160,7 @@ def make_whole(folder, run):
 
 
 def write(path, content):
-    """A new file with bytes, a text, or anything else as JSON."""
+    """Write a new file with bytes, a text, or anything else as JSON."""
     path.unlink(missing_ok=True)  # it may be a link
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -177,13 +177,13 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def folder(whole, alone, tmp_path, monkeypatch):
-    """A copy of `whole` to work in, which others may look into too."""
+    """A working copy of `whole`, which others may read too."""
     return copy_of(whole, tmp_path / "work", monkeypatch)
 
 
 @pytest.fixture
 def inputs(whole, alone, tmp_path, monkeypatch):
-    """`whole` in hard links, which takes a tenth of the time: for damages that put another file in a file's place."""
+    """A copy of `whole` by hard links, ten times faster, for damages that replace a file by another."""
     return copy_of(whole, tmp_path / "work", monkeypatch, copy_function=os.link)
 
 
@@ -203,7 +203,7 @@ def arguments_of(command, url):
 
 
 def snapshot(folder):
-    """All names in a folder, with the bytes of regular files and the targets of links."""
+    """Return all names in a folder, with the bytes of regular files and the targets of links."""
     found = {}
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -220,9 +220,9 @@ def read_regular(path):
 
 
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
-    """The command ends with code 2 and a message that matches, and leaves every file as it was.
+    """Check that the command exits with code 2 and a matching message, and changes no file.
 
-    So does its dry run, with the same message, if the script has one.
+    Also its dry run, if the script has one, with the same message.
     """
     before = snapshot(folder)
     told = []
@@ -254,7 +254,7 @@ def check_message(err, expected):
 
 
 def replaced(content):
-    """The file's bytes become these, or what a function makes of them."""
+    """Return a damage that replaces the file's bytes by these, or by a function's result."""
     return lambda path: write(path, content(path.read_bytes()) if callable(content) else content)
 
 
@@ -263,7 +263,7 @@ def encoded(encoding):
 
 
 def swapped(make):
-    """Something else in the file's place."""
+    """Return a damage that replaces the file by something else."""
 
     def damage(path):
         path.unlink()
@@ -386,7 +386,7 @@ def shown(value):
 
 
 def put(value, path, new):
-    """A copy of a JSON value in which the part at the path is another one, or missing."""
+    """Return a copy of a JSON value with the part at the path replaced or missing."""
     if not path:
         return new
     if not isinstance(value, dict):
@@ -751,14 +751,14 @@ def test_a_dry_run_of_good_input_writes_and_requests_nothing(folder, server, cap
 
 
 def work(command, url, capsys):
-    """The command does its work, for some on so few questions that one unusable answer is half; what it printed."""
+    """Run a command that must succeed, or exit with 1 if half of few answers are unusable; return its output."""
     capsys.readouterr()
     assert load(command).main(arguments_of(command, url)) in (0, 1)
     return capsys.readouterr().out
 
 
 def chain(folder, url, capsys):
-    """Rank, answer in three shards, plan, judge, show and put into a table; what was printed."""
+    """Rank, answer in three shards, plan, judge, show, and make a table; return the output."""
     said = work(COMMANDS["rank"].replace("made", "new"), url, capsys)
     rag = f"baselines.py {API} --model_addr m --rag --inputs_addr new/ranked.json --output_addr new/rag.json"
     for shard in range(3):

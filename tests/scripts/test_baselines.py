@@ -1,4 +1,4 @@
-"""baselines.py through the real openai client, against a server on loopback."""
+"""baselines.py with the real openai client and a loopback server."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def answer(text):
 
 
 def hold_first(server, count):
-    """With two requests at a time: the first question's first answer comes when all `count` have been asked for."""
+    """With two concurrent requests: answer the first question's first request when all `count` have arrived."""
     first_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[0], 0), 0).seed
 
     def reply(request):
@@ -50,7 +50,7 @@ def server():
 
 @pytest.fixture
 def flags(tmp_path, server, monkeypatch):
-    """The engine's flags, and no key but the file's."""
+    """The engine's flags, and no API key except the file's."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text(KEY + "\n")
@@ -63,7 +63,7 @@ def output(tmp_path):
 
 
 def run(flags, output, *more, data=SAMPLE, code=0):
-    """Run the script in this process; the answers it wrote."""
+    """Run the script in this process; return its answers."""
     assert baselines.main([*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]) == code
     return json.loads(output.read_text())
 
@@ -300,7 +300,7 @@ def test_a_lasting_error_ends_the_run_with_one_line(server, flags, output, reply
 
 
 def sentences(record):
-    """Every sentence that only the judge may see: of the narrative, and of the aspects' evidence and reason."""
+    """Return every sentence that only the judge may see: narrative, and the aspects' evidence and reason."""
     texts = [record["narrative"]]
     texts += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
     parts = [part for text in texts for part in re.split(r"(?<=[.!?。!?])\s+|(?<=[。!?])|\n+|\.\.\.", text)]
@@ -333,7 +333,7 @@ def test_narrative_and_aspects_are_never_in_a_generators_prompt(server, flags, o
     ],
 )
 def test_nothing_heavy_is_imported_for_an_api(server, flags, tmp_path, command):
-    """The key is the environment's."""
+    """The key comes from the environment."""
     server.reply = default_reply
     (tmp_path / "blocked").mkdir()
     for name in ("torch", "transformers", "vllm", "pandas", "scipy", "datasets", "peft"):

@@ -1,6 +1,6 @@
-"""Runs of the real scripts that are killed or interrupted: the same command ends them, and pays for nothing twice.
+"""Runs of the real scripts that are killed or interrupted: the same command resumes, and pays for nothing twice.
 
-Most runs are forks of a process that has imported what they need (zygote.py), so that there can be many.
+Most runs are forks of a process with the needed imports (zygote.py), so that there can be many.
 """
 
 import random
@@ -64,7 +64,7 @@ def test_killed_at_random_moments(case, zygotes, server):
 
 
 def kill_once(case, zygotes, server, dice, whole):
-    """Kill a run at a random moment; returns how far it had come, None where it had ended before."""
+    """Kill a run at a random moment; return how far it had come, None if it had already ended."""
     before, asked = case.finished(), len(server.requests)
     run = case.start(zygotes)
     kill_at = dice.choice(["piece", "piece", "last piece"] if any(before.values()) else ["start", "piece"])

@@ -1,4 +1,4 @@
-"""evaluate_responses.py through the real openai client, against a server on loopback."""
+"""evaluate_responses.py with the real openai client and a loopback server."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def files(folder):
 
 
 def make_question(number, num_aspects=2, **fields):
-    """A question whose aspects are titled `1a`, `1b`, ... (number 1), which stand nowhere else."""
+    """Return a question with aspects titled `1a`, `1b`, ... (number 1), which occur nowhere else."""
     aspects = [
         {"aspect": f"Aspect {number}{letter}", "evidence": f"evidence {number}{letter}", "reason": f"reason {letter}"}
         for letter in "abcdefg"[:num_aspects]
@@ -42,12 +42,12 @@ def make_question(number, num_aspects=2, **fields):
 
 
 def aspect_of(request):
-    """`1a` for a request about "Aspect 1a"."""
+    """Return `1a` for a request about "Aspect 1a"."""
     return re.search(r"\naspect:\nAspect (\w+)\n", request["messages"][1]["content"])[1]
 
 
 def verdicts(table):
-    """A judge that gives each aspect the verdict in the table; a text goes out as it is."""
+    """Return a judge that gives each aspect its verdict in the table; a text is sent unchanged."""
 
     def reply(request):
         verdict = table[aspect_of(request)]
@@ -64,7 +64,7 @@ def server():
 
 @pytest.fixture
 def flags(tmp_path, server, monkeypatch):
-    """The engine's flags, and no key but the file's."""
+    """The engine's flags, and no API key except the file's."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text(KEY)
@@ -87,12 +87,12 @@ def write(tmp_path):
 
 
 def respond(questions, **outputs):
-    """Responses "Response to q1." and so on, or what `outputs` says."""
+    """Write responses: "Response to q1." and so on, or those in `outputs`."""
     return {q["id"]: [{"output": outputs.get(q["id"], f"Response to {q['id']}.")}] for q in questions}
 
 
 def run(flags, data, responses, scores, *more, code=0):
-    """Run the script in this process; the score file it wrote."""
+    """Run the script in this process; return its score file."""
     arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, *more]
     assert evaluate_responses.main([*flags, *map(str, arguments)]) == code
     return json.loads(scores.read_text())

@@ -1,4 +1,4 @@
-"""The README's server that makes answers up: it answers any client, each benchmark as asked, and says what is wrong."""
+"""The README's mock server: it answers any client in the benchmark's format, and describes errors."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ import planpers
 
 @pytest.fixture
 def api(tmp_path):
-    """A server that gets no seed, and its flags."""
+    """A server that gets no seed, and flags for it."""
     (tmp_path / "key.txt").write_text("any")
     with serve(lambda request: default_reply({name: one for name, one in request.items() if name != "seed"})) as server:
         yield ["--openai", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt", "--max_retries", "0"]

@@ -1,4 +1,4 @@
-"""planpers.py: answers over the API on loopback, plans by a scripted engine in vLLM's place; no weights load."""
+"""planpers.py: answers from the loopback API, plans from a scripted engine instead of vLLM; no weights are loaded."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ ALL_POSTS = ["--num_contexts", "1000", "--max_model_len", "32768"]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of tiny models: `copy` is `base` in another folder, `other` has other weights; `adapter` and `second` are
-    LoRA adapters on `base`, `on_copy` names `copy` as its base; the tokenizer is that of all."""
+    LoRA adapters on `base`, `on_copy` has `copy` as its base; all share a tokenizer."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("models")
@@ -61,7 +61,7 @@ def models(tmp_path_factory):
 
 
 def save_adapter(folder, base, fill=0.5, width=128):
-    """A LoRA adapter of rank 2 for a module of `width` inputs and 128 outputs."""
+    """Save a LoRA adapter of rank 2 for a module with `width` inputs and 128 outputs."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def is_answer(prompt):
 
 
 def scripted_reply(prompt, sampling):
-    """A plan or an answer drawn by a hash of prompt and seed; one in four can't be used, if no schema holds it."""
+    """Return a plan or an answer by a hash of prompt and seed; without a schema, one in four is unusable."""
     drawn = hashlib.sha256(f"{prompt}{sampling.seed}".encode()).hexdigest()
     if int(drawn[:8], 16) % 4 == 0 and sampling.schema is None:
         return "..."
@@ -87,11 +87,11 @@ def scripted_reply(prompt, sampling):
 
 
 class Engines:
-    """Opens scripted engines, and is each of them: keeps what happened.
+    """Opens scripted engines, acts as each of them, and records events.
 
     Attributes:
-        reply: makes the text for a prompt and its sampling.
-        events: ("open", models), ("plan" or "answer", model) and ("close", models), in their order.
+        reply: returns the text for a prompt and its sampling.
+        events: ("open", models), ("plan" or "answer", model) and ("close", models), in order.
         calls: (prompt, sampling) of each request.
     """
 
@@ -121,11 +121,11 @@ class Engines:
         self.models = None
 
     def prompts(self, answers):
-        """The prompts of all answers, or of all plans."""
+        """Return the prompts of all answers, or of all plans."""
         return [prompt for prompt, _ in self.calls if is_answer(prompt) == answers]
 
     def steps(self):
-        """The events, repeated ones once."""
+        """Return the events, without consecutive repetitions."""
         return [event for before, event in zip([None, *self.events], self.events, strict=False) if event != before]
 
 
@@ -141,7 +141,7 @@ def opened(models, monkeypatch):
 
 @pytest.fixture
 def api(tmp_path, server, monkeypatch):
-    """The flags of an API model."""
+    """Return the flags of an API model."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text("sk-test\n")
@@ -150,7 +150,7 @@ def api(tmp_path, server, monkeypatch):
 
 @pytest.fixture
 def local(models):
-    """The flags of a planner and a generator that share their base model."""
+    """Return the flags of a planner and a generator with the same base model."""
     return ["--planner_model", models.adapter, "--model_addr", models.base]
 
 
@@ -160,20 +160,20 @@ def arguments_of(flags, output, *more, data=SAMPLE):
 
 
 def run(flags, output, *more, data=SAMPLE, code=0):
-    """Run the script in this process; the answers it wrote."""
+    """Run the script in this process; return its answers."""
     assert planpers.main(arguments_of(flags, output, *more, data=data)) == code
     return json.loads(output.read_text())
 
 
 def refusal(flags, output, *more, data=SAMPLE):
-    """The message of a run that the user's mistake ends before any request."""
+    """Return the message of a run that ends with a user error before any request."""
     message = stop(UserError, flags, output, *more, data=data)
     assert 1 <= len(message.splitlines()) <= 3
     return message
 
 
 def stop(error, flags, output, *more, data=SAMPLE):
-    """Run until `error` ends the run; its message."""
+    """Run until `error` ends the run; return its message."""
     with pytest.raises(error) as raised:
         planpers.main(arguments_of(flags, output, *more, data=data))
     message = str(raised.value)
@@ -214,7 +214,7 @@ def snapshot(folder):
 
 
 def write_plans(path, number=1, ids=IDS):
-    """A file of `number` plans a question, all different."""
+    """Write a file with `number` plans per question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
     return write_json(path, plans)
 
@@ -224,18 +224,18 @@ def make_question(number, **fields):
 
 
 def users_of(prompt):
-    """The user's part of a prompt in the tiny models' chat format."""
+    """Return the user's part of a prompt in the tiny models' chat format."""
     return prompt.split("<|im_start|>user\n")[1].removesuffix("<|im_end|>\n<|im_start|>assistant\n")
 
 
 def as_text(messages):
-    """Messages in the tiny models' chat format, up to where the model begins to speak."""
+    """Return messages in the tiny models' chat format, up to the beginning of the reply."""
     turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def plan_block(user):
-    """What stands under the heading of the aspects."""
+    """Return the text under the heading of the aspects."""
     assert user.count(PLAN_HEADING) == 1 and user.endswith(AFTER_PLAN)
     return user.split(PLAN_HEADING)[1].removesuffix(AFTER_PLAN)
 
@@ -259,7 +259,7 @@ IMPORTED = {  # as utils/import_prompts.py writes them
 
 @pytest.fixture
 def imported(tmp_path):
-    """The flags of a folder of prompts as utils/import_prompts.py writes it."""
+    """The flags for a folder of prompts like that of utils/import_prompts.py."""
     folder = tmp_path / "prompts_paper"
     folder.mkdir()
     for name, text in IMPORTED.items():
@@ -269,7 +269,7 @@ def imported(tmp_path):
 
 @pytest.fixture
 def trained(models, tmp_path):
-    """The flags of two planners that remember their target, `reference` and `paper`, and of the base model."""
+    """The flags of two planners with recorded targets, `reference` and `paper`, and of the base model."""
     planners = []
     for target in ("reference", "paper"):
         folder = Path(shutil.copytree(models.adapter, tmp_path / target))
@@ -281,7 +281,7 @@ def trained(models, tmp_path):
 
 
 def planning(text):
-    """A scripted reply: this plan, and an answer."""
+    """Return a scripted reply with this plan and an answer."""
     return lambda prompt, sampling: '{"personalized_answer": "Yes."}' if is_answer(prompt) else text
 
 
@@ -630,7 +630,7 @@ def test_plans_that_would_replace_an_input(server, opened, local, api, tmp_path)
 
 @pytest.fixture
 def planner_api(tmp_path, api):
-    """A server of the planner's own, and the flags that name it."""
+    """A separate server for the planner, and flags for it."""
     (tmp_path / "planner_key.txt").write_text("sk-planner\n")
     with serve(lambda request: Reply("Price of boats\nTime at sea")) as planner:
         flags = ["--planner_base_url", planner.url, "--planner_api_key_addr", f"{tmp_path}/planner_key.txt"]
@@ -638,7 +638,7 @@ def planner_api(tmp_path, api):
 
 
 def usage_of(server, written):
-    """Tokens of all prompts that a server got and of its answers, which have so many each, as it counts them."""
+    """Return the tokens of all prompts of a server and of its answers, as it counts them."""
     prompt = [sum(len(one["content"].split()) for one in request["messages"]) for request in server.requests]
     return sum(prompt), sum(count // 2 for count in prompt), written * len(prompt)
 

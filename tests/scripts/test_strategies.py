@@ -1,4 +1,4 @@
-"""The strategies that the aspect-based judge is compared with: direct scoring and pairwise comparison."""
+"""The strategies to compare the aspect-based judge with: direct scoring and pairwise comparison."""
 
 import json
 
@@ -16,7 +16,7 @@ NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
 
 
 class Judging:
-    """Files in a folder, a judge behind a server, and the script run on them."""
+    """A folder with files, a judge behind a server, and runs of the script."""
 
     def __init__(self, folder, server):
         self.folder, self.server = folder, server
@@ -33,7 +33,7 @@ class Judging:
         return self.write(f"{name}.json", {key: [{"output": output}] for key, output in outputs.items()})
 
     def run(self, strategy, responses, *more, to="scores.json", code=0):
-        """Judge with a strategy; the score file, None if there is none."""
+        """Judge with a strategy; return the score file, None if there is none."""
         arguments = [
             "--openai", "--evaluator_llm", "judge", "--base_url", self.server.url,
             "--api_key_addr", self.folder / "key.txt", "--inputs_addr", self.folder / "data.json",
@@ -68,7 +68,7 @@ def judging(tmp_path, monkeypatch):
 
 
 def levels(table):
-    """A judge that gives each response the level in the table; a text goes out as it is."""
+    """Return a judge that gives each response its level in the table; a text is sent unchanged."""
 
     def reply(request):
         user = request["messages"][1]["content"]
@@ -79,13 +79,13 @@ def levels(table):
 
 
 def shown(request):
-    """The two responses in a pairwise prompt, in their order."""
+    """Return the two responses in a pairwise prompt, in order."""
     _, first, second = request["messages"][1]["content"].split("\n\nresponse ")
     return first.removeprefix("1:\n"), second.removeprefix("2:\n").removesuffix("\n\noutput: ```json")
 
 
 def prefers(choose):
-    """A judge that prefers the response `choose` names, of the two it sees; None for no verdict."""
+    """Return a judge that prefers the response that `choose` returns; None for no verdict."""
 
     def reply(request):
         pair = shown(request)

@@ -1,4 +1,4 @@
-"""--verdicts probability and --num_verdicts: what is asked, kept, taken up again, refused and compared."""
+"""--verdicts probability and --num_verdicts: requests, storage, resuming, refusals and comparisons."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def model_folder(tmp_path_factory):
 
 
 class Weighing:
-    """An engine for which 2 is the likeliest verdict of the three, and that dies after so many."""
+    """An engine for which 2 is the likeliest of the three verdicts, and that dies after a number of requests."""
 
     concurrency, device = 1, "none"
 
@@ -47,7 +47,7 @@ class Weighing:
 
 @pytest.fixture
 def weighing(judging, model_folder, monkeypatch):
-    """Judge here by probability, in a folder with two questions of two aspects and a third of one."""
+    """Judge locally by probability, with two questions with two aspects and one with one."""
     numbered = enumerate(CATEGORIES, 1)
     judging.write(
         "data.json", [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
@@ -158,7 +158,7 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
 
 
 def by_seed(request):
-    """A judge with one unusable verdict in seven; the others depend on the seed only."""
+    """A judge with one unusable verdict in seven; the others depend only on the seed."""
     drawn = request["seed"] % 7
     return Reply("I can't say." if drawn == 6 else json.dumps({"match_score": drawn % 3}))
 
@@ -194,7 +194,7 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
 
 @pytest.fixture
 def three_kinds(weighing):
-    """Score files of one system: counted, by probability, and means of three."""
+    """Score files of one system: written verdicts, probabilities, and means of three."""
     weighing.weigh(Weighing(), to="weighed.json")
     weighing.server.reply = by_seed
     weighing.run(None, [weighing.folder / "a.json"], to="counted.json")

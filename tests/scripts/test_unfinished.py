@@ -1,4 +1,4 @@
-"""What a server failed to give, from one script to the next: real processes and the real openai client on loopback."""
+"""Missing answers of a server, from one script to the next: real processes and the real openai client on loopback."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from utils.files.manifest import read_manifest
 
 
 def failing(*texts):
-    """A server that fails for ever on prompts that hold one of these texts."""
+    """Return a server that always fails on prompts with one of these texts."""
 
     def reply(request):
         prompt = request["messages"][1]["content"]
@@ -22,7 +22,7 @@ def failing(*texts):
 
 
 class Work:
-    """A folder with a dataset of six questions, and the scripts run on it."""
+    """A folder with a dataset of six questions, and runs of the scripts."""
 
     def __init__(self, folder, server, zygote):
         self.folder, self.server, self._zygote = folder, server, zygote
@@ -36,7 +36,7 @@ class Work:
         return json.loads((self.folder / name).read_text())
 
     def run(self, script, *flags):
-        """The process, and the prompts that it asked."""
+        """Run a script; return the process, and the prompts that it sent."""
         asked = len(self.server.requests)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         command = ["--inputs_addr", "data.json", "--openai", "--base_url", self.server.url, "--api_key_addr", "key.txt"]

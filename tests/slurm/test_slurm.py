@@ -1,4 +1,4 @@
-"""utils/slurm: what the sbatch files call, and the files on a real cluster where tasks die in every way."""
+"""utils/slurm: the helpers of the sbatch files, and the files on a real cluster where tasks die in every way."""
 
 import os
 import re
@@ -35,7 +35,7 @@ DATA = SAMPLE / "test.json"
 
 
 def clean_environment(**variables):
-    """Without what the user may have set, in a job of SLURM's or not."""
+    """Without variables that the user or a SLURM job has set."""
     mine = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     mine = {name: value for name, value in mine.items() if not name.startswith(("SLURM_", "SBATCH_", "OPENAI_", "HF_"))}
     return mine | {"PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
@@ -107,10 +107,10 @@ def cluster():
 
 
 class Gate:
-    """Lets requests through to the API, or holds some of them back.
+    """Passes requests on to the API, or holds some of them.
 
     Attributes:
-        held: what `name` gave for the requests that are, or were last, held back.
+        held: results of `name` for the requests that are, or were last, held.
     """
 
     def __init__(self):
@@ -118,7 +118,7 @@ class Gate:
         self._rule = (lambda request: None, threading.Event())
 
     def close(self, name):
-        """From now on hold back the requests that `name` gives a name; let go the earlier ones."""
+        """From now on, hold the requests that `name` names; release earlier ones."""
         self.open()
         self.held, self._rule = set(), (name, threading.Event())
 
@@ -146,7 +146,7 @@ def gate():
 
 @pytest.fixture
 def api(gate, tmp_path):
-    """Flags of a script that asks the API, one question at a time."""
+    """Return flags of a script that uses the API, one question at a time."""
     (tmp_path / "key.txt").write_text("sk-test")
     key = ["--api_key_addr", f"{tmp_path}/key.txt"]
     return ["--openai", "--base_url", gate.server.url, *key, "--max_concurrency", "1"]
@@ -159,13 +159,13 @@ def encoder(tmp_path_factory):
 
 @dataclass
 class Queue:
-    """Submits the shipped files as their usage lines say; logs go to one folder."""
+    """Submits the included files as in their usage lines; logs go to one folder."""
 
     cluster: object
     logs: Path
 
     def job(self, name, *command, python=sys.executable, after=(), array=None, **variables):
-        """Any command, under utils/slurm/job.sbatch."""
+        """Submit a command with utils/slurm/job.sbatch."""
         options = [f"--job-name={name}", "--kill-on-invalid-dep=yes", f"--chdir={ROOT}"]
         if after:
             options.append(f"--dependency=afterok:{':'.join(after)}")
@@ -179,7 +179,7 @@ class Queue:
         return done.stdout.strip()
 
     def in_shards(self, name, *command, number, after=()):
-        """An array, and the job that writes the output from what its tasks have asked: their ids."""
+        """Submit an array, and the job that writes the output from its tasks' completions; return their ids."""
         array = self.job(name, *command, after=after, array=f"0-{number - 1}")
         return array, self.job(f"{name}_output", *command, "--cached_only", after=[array])
 
@@ -194,7 +194,7 @@ def queue(cluster, tmp_path):
 
 
 def pid_of_task(job, index):
-    """The Python of a task of an array."""
+    """Return the process id of Python in an array's task."""
     wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -211,12 +211,12 @@ def restarts(cluster, job):
 
 
 def asked(request, questions):
-    """Is the request about one of these questions?"""
+    """Return whether the request is about one of these questions."""
     return any(question["question"] in request["messages"][-1]["content"] for question in questions)
 
 
 def run_alone(folder, encoder, api):
-    """What one process makes of the sample, with all the names the jobs use."""
+    """Return one process's outputs for the sample, with the jobs' file names."""
     ranked, responses, scores = folder / "ranked.json", [folder / "none.json", folder / "rag.json"], score_files(folder)
     for main, words in (
         (rank_dataset.main, ["--input_dataset_addr", DATA, "--output_dataset_addr", ranked, "--model_name", encoder]),
@@ -248,7 +248,7 @@ def table_rows(folder):
 
 
 def submit_chain(queue, out, encoder, api):
-    """The jobs from ranking to table, each waiting for what it needs: their ids by name, and of all."""
+    """Submit the jobs from ranking to table, each after those it needs; return ids by name, and all ids."""
     ranked = out / "ranked.json"
     ranking = ["--model_name", encoder, "--input_dataset_addr", DATA, "--output_dataset_addr", ranked]
     ids = {"rank": queue.job("rank", "retrieval/rank_dataset.py", *ranking)}
@@ -268,9 +268,9 @@ def submit_chain(queue, out, encoder, api):
 
 @on_a_cluster
 def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
-    """Of the RAG answers one task is killed, one comes near its time limit, one is requeued, one gets the same signal
-    by hand; of the verdicts one is killed and one is requeued. Each holds at its second question, or at its only one.
-    Beside them a task without others behind it reaches its time limit before it was warned."""
+    """Of the tasks for RAG answers, one is killed, one gets near its time limit, one is requeued, one gets the signal by
+    hand; of those for verdicts, one is killed and one requeued. Each pauses at its second question, or its only one.
+    Another task, with no jobs after it, reaches its time limit before the warning."""
     cluster, out, alone = queue.cluster, tmp_path / "out", tmp_path / "alone"
     alone.mkdir()
     run_alone(alone, encoder, api)
@@ -333,7 +333,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
 
 
 def holding_all(request):
-    """For a gate that lets nothing through."""
+    """Hold all requests of a gate."""
     return request["messages"][-1]["content"]
 
 
@@ -370,7 +370,7 @@ def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
 
 @on_a_cluster
 def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
-    """Found by the job's first command; the variables are SLURM's own, but for the one that its task prolog empties."""
+    """The job's first command finds it; the variables are SLURM's own, except the one that its task prolog clears."""
     (tmp_path / "python").write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=0 exec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     ranking = ["--model_name", encoder, "--input_dataset_addr", str(SAMPLE / "test.json")]
