@@ -109,7 +109,7 @@ class Failing(Scripted):
 
 
 def failing_generator(monkeypatch, fails):
-    """Open two engines in turn, of which the generator's fails."""
+    """Open two engines in turn; the generator's fails."""
     log, error = [], UnavailableError("the server failed")
 
     def open_engines(roles, asked):

@@ -1,4 +1,4 @@
-"""Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
+"""Every command of README and docs is accepted by its script: a shell parses it, and only the script is not run."""
 
 import importlib.util
 import json
@@ -26,9 +26,9 @@ VARIABLES = "".join(block for block in BLOCKS if block.startswith("DATA=data"))
 
 
 def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
-    """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone.
+    """Return the words of each command as a shell expands them: variables, loops, joined lines, quotes.
 
-    The shell finds no program, so a block that would run another one fails here.
+    The shell finds no programs, so a block that would run another one fails here.
     """
     block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
     script = f"{variables}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
@@ -126,7 +126,7 @@ def test_the_readme_fits_a_page():
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, no punctuation, a dash for each space."""
+    """Return GitHub's anchors for a page's headings: lower case, no punctuation, a dash for each space."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     titles = [title.strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     anchors = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
@@ -135,7 +135,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def links_of(page: Path) -> list[tuple[Path, str]]:
-    """The file and the anchor, if any, of each link to a place in this repository."""
+    """Return the file and the anchor, if any, of each link within this repository."""
     text = page.read_text(encoding="utf-8")
     links = [link.partition("#") for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text)]
     return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in links]

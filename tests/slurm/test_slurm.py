@@ -268,9 +268,11 @@ def submit_chain(queue, out, encoder, api):
 
 @on_a_cluster
 def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
-    """Of the tasks for RAG answers, one is killed, one gets near its time limit, one is requeued, one gets the signal by
-    hand; of those for verdicts, one is killed and one requeued. Each pauses at its second question, or its only one.
-    Another task, with no jobs after it, reaches its time limit before the warning."""
+    """Of the tasks for RAG answers, one is killed, one nears its time limit, one is requeued, one gets the signal.
+
+    Of those for verdicts, one is killed and one requeued. Each pauses at its second question, or its only one. Another
+    task, with no jobs after it, reaches its time limit before the warning.
+    """
     cluster, out, alone = queue.cluster, tmp_path / "out", tmp_path / "alone"
     alone.mkdir()
     run_alone(alone, encoder, api)

@@ -1,4 +1,4 @@
-"""Tables over several tasks of one benchmark, each by its metrics, and the paper's numbers beside them."""
+"""Tables of several tasks of a benchmark, each with its metrics, and the paper's numbers beside them."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ class Made:
         self.folder = folder
 
     def scores(self, system, task_name, metric_name, answers, targets):
-        """A file's path; None for no answer."""
+        """Write a score file and return its path; None means no answer."""
         task = tasks()[task_name]
         metric = task.metrics[metric_name]
         records = [{"id": f"{i}", "question": f"{task_name}?", "target": target} for i, target in enumerate(targets)]
@@ -41,7 +41,7 @@ class Made:
         return str(path)
 
     def system(self, name, skill, seed, of=METRICS):
-        """The files of a system that is right as often as `skill` says; one LaMP-3 answer is missing."""
+        """Return the files of a system whose share of right answers is `skill`; one LaMP-3 answer is missing."""
         dice, paths = random.Random(seed), []
         for task in of:
             same = random.Random(task)  # of all systems
@@ -70,7 +70,7 @@ def two(made):
 
 @pytest.fixture
 def table(capsys):
-    """The rows by name, and the rest of what make_table.py prints."""
+    """Return the rows by name, and the rest of make_table.py's output."""
 
     def make(*arguments):
         capsys.readouterr()
@@ -133,7 +133,7 @@ def test_a_missing_task_is_a_dash_with_a_note(made, two, table):
     assert rows["Recency"][:2] == ["–", "–"] and rows["Recency"][4:6] == ["–", "–"]
     assert rows["Recency"][2].endswith("†") and rows["Recency"][6] == "40"
     assert "- Recency: no scores of LaMP-2, accuracy; LaMP-2, f1; LaMP-4, rouge-1; LaMP-4, rouge-L." in notes
-    # Where a baseline has no scores nothing is better than every baseline.
+    # If a baseline has no scores, no system is better than every baseline.
     _, rows, _ = table(*two, "--system", "Recency", *some, "--baseline", "No personalization", "Recency")
     assert [cell.endswith("†") for cell in rows["BM25, k = 1"][:6]] == [False] * 6
     assert make_table.main(["--system", "Recency", *some, *two, "--format", "latex"]) == 0

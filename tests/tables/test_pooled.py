@@ -36,7 +36,7 @@ def pairs_of(first, second):
 
 @pytest.mark.parametrize(("first", "second"), [(0.9, 0.3), (0.7, 0.4), (0.5, 0.5)])
 def test_the_swap_test_agrees_with_all_swaps(first, second):
-    """Ten questions have 1,024 ways to swap the systems' answers; a score of each is counted by hand."""
+    """Ten questions have 1,024 ways to swap the systems' answers; all are enumerated by hand."""
     one, other = (
         [(gold, label) for gold, label in labels(seed, 10, right)] for seed, right in ((5, first), (6, second))
     )
@@ -61,7 +61,7 @@ def test_swapping_the_systems_negates_and_keeps_p():
 
 
 def test_by_cluster_it_agrees_with_the_clusters_module():
-    """Of a mean each question moves by its own score; of a root mean square by its square, over twice the score."""
+    """A question changes a mean by its own score, and a root mean square by its square over twice the score."""
     values, users = scores(1), [str(number % 7) for number in range(60)]
     assert influences(values, mean_of) == pytest.approx(values)
     pairs, of_mean = pairs_of(values, scores(2)), difference_of(mean_of)

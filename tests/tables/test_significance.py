@@ -1,4 +1,4 @@
-"""The paired statistics: by hand, against SciPy, and where there is next to nothing to test."""
+"""The paired statistics: by hand, compared with SciPy, and with almost no data."""
 
 import itertools
 import math

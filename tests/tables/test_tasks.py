@@ -24,7 +24,7 @@ ALONE = replace(
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A task of one group that has no parts."""
+    """A task with one group and no subgroups."""
     monkeypatch.setitem(tasks(), "Alone", ALONE)
 
 

@@ -1,4 +1,4 @@
-"""Whose words the prompts behind a table were in, from the scripts' own manifests."""
+"""The origin of the prompts' wording behind a table, from the scripts' manifests."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ OURS = (
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A folder with responses of RAG and of PlanPers with gold plans, and a way to judge them."""
+    """A folder with responses of RAG and of PlanPers with gold plans, and a function that judges them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with serve() as server:
