@@ -26,7 +26,7 @@ from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# By folder, of the names and texts of its files. A change of a prompt changes every number measured with it: see
+# Hashes of file names and texts, by folder. A changed prompt changes every number measured with it: see
 # tests/prompts/test_prompts.py.
 GOLDEN = {
     "lamp": "734d841e95907fedc00b8275316c8fddf77d091458d5c9d8325f05a09ca254e9",
@@ -83,7 +83,7 @@ def test_a_prompt_has_its_items_but_never_the_target(name):
         alone = prompt_of(name, record, "none")
         told = prompt_of(name, record)
         assert record["question"] in alone
-        assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile goes as a whole
+        assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile is dropped as a whole
         assert (told == alone) == (not record["profile"])
         for item in record["profile"]:
             assert task.item_template(item) in told
@@ -92,7 +92,7 @@ def test_a_prompt_has_its_items_but_never_the_target(name):
     assert re.search(r"\{\w+\}", told) is None
 
 
-# What LaMP's code has between the statements and the input, in our words.
+# The text between statements and input in LaMP's code, in our words.
 BETWEEN = dict.fromkeys(LAMP, ".") | {"LaMP-5": ". In the same style,"}
 BETWEEN["LaMP-7"] = " all come from one author. In the same style,"
 
@@ -217,13 +217,13 @@ def test_how_answers_are_parsed(run, tmp_path, capsys):
         assert [entry["score"] for entry in scores[metric]["per_question_scores"]] == [0, 0, 4, 0, 0, 1]
     assert scores["MAE"]["score"] == pytest.approx(5 / 6)
     assert scores["RMSE"]["score"] == pytest.approx((17 / 6) ** 0.5)
-    # Of 15 tags four are found whenever they are right and never else; "violence" is missed, "romance" is wrong.
+    # Of 15 tags, four are always right; "violence" is missed, "romance" is wrong.
     judge = ["--inputs_addr", tmp_path / "LaMP-2.json", "--response_addr", tmp_path / "LaMP-2-answers.json"]
     run(evaluate_responses, "--strategy", "f1", *judge, "--score_addr", tmp_path / "f1.json")
     assert json.loads((tmp_path / "f1.json").read_text())["score"] == pytest.approx(4 / 15)
 
 
-# Right answers with what a model writes: by one rule, by both or by none it is the label, or how far from the rating.
+# Right answers with a model's texts: right by one rule, both or none, or the distance from the rating.
 WRITTEN = {
     "LaMP-1": {"[1]": ["[1]", "[1].", "1", "[3]"], "[2]": [" [2]\n", "The answer is [2]."]},
     "LaMP-2": {"comedy": ["Comedy", "comedy "], "sci-fi": ["sci fi"], "action": ["[1]"],

@@ -58,7 +58,7 @@ def test_valid_dates():
 def test_latest_items_come_first_and_undated_items_last(name, tmp_path, capsys):
     task, records = tasks()[name], read_sample(name)
     ranked = rank(records, tmp_path, "recency")
-    if name in CONFIGS:  # LongLaMP's code takes the end of the file whatever the years of papers are
+    if name in CONFIGS:  # LongLaMP's code uses the end of the file, whatever the years of papers
         for before, after in zip(records, ranked, strict=True):
             assert after["profile"] == before["profile"][::-1]
         assert "recency" not in read_manifest(tmp_path / "recency.json")["settings"]
@@ -120,7 +120,7 @@ def test_dates_are_part_of_ranked_texts_in_lamps_time_setting(ranker, timed, enc
     assert f"dates are part of the ranked texts; 2 of {posts} posts have no readable date" in capsys.readouterr().err
     records = read_dataset(timed, ["profile"])
     ranked = read_dataset(tmp_path / "dated.json", ["profile"])
-    for before, after in zip(records, ranked, strict=True):  # the dates are the ranker's alone
+    for before, after in zip(records, ranked, strict=True):  # only the ranker sees the dates
         assert sorted(map(json.dumps, before["profile"])) == sorted(map(json.dumps, after["profile"]))
     for item in (item for record in records for item in record["profile"] if "date" in item):
         item["text"] = f"{item['text']} date: {item['date']}"

@@ -10,7 +10,7 @@ from utils import report
 from utils.benchmarks import tasks
 from utils.cli import UserError
 
-# Of the dev sample's six records: by a system that is right, and one that is not and once silent.
+# For the dev sample's six records: a system that is right, and one that is wrong and once silent.
 ANSWERS = {"LaMP-3": (None, ["1"] * 5 + [None])}
 
 
@@ -53,7 +53,10 @@ def test_page_content(page_file):
     assert [(cell["text"], cell["bold"]) for cell in right[1:3]] == [("0.0000", True)] * 2
     assert [panel["error"] for panel in index["panels"]] == [True, True]
     missing = index["questions"][5]
-    assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [0, 3]  # of the gold 4 the farthest is 1
+    assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [
+        0,
+        3,
+    ]  # 1 is the farthest from the gold rating 4
     [first, second] = texts[0]["answers"]
     assert (first["level"], [verdict[0] for verdict in first["verdicts"]]) == (True, [0, 0])
     assert list(texts[0]["unseen"]) == ["target"] and len(second["verdicts"]) == 2

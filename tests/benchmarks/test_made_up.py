@@ -85,7 +85,7 @@ def test_all_commands_work_with_it(run, dataset, tmp_path, capsys):
     judge = ["--inputs_addr", dataset, "--response_addr", none, rag, "--score_addr", *scores]
     assert run(evaluate_responses, *judge) == 0
     out = capsys.readouterr().out
-    # Without notes one of five is right and one gets no answer; with them all are.
+    # Without notes, one of five is right and one gets no answer; with them, all are right.
     assert "score 0.2000 over 5 questions (macro: 0.2500 over 2 groups); 1 of them without an answer" in out
     assert "score 1.0000 over 5 questions (macro: 1.0000 over 2 groups)" in out
     found = json.loads(scores[0].read_text())

@@ -191,7 +191,7 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
     manifest = read_manifest(path)
     assert (manifest["skipped"], manifest["identical_options"], manifest["identical_to_right"]) == (2, 2, 1)
-    records[0]["profile"]["end"] = -3  # which Python would count from behind
+    records[0]["profile"]["end"] = -3  # which Python would count from the end
     path.write_text(json.dumps(records))
     with pytest.raises(UserError, match=r"field 'profile.end': Expected `int` >= 1"):
         read_dataset(path, needs=["profile"])
@@ -221,7 +221,7 @@ def test_the_prompt_has_exactly_the_history_before_the_question(dataset, server,
     assert order == [record["id"] for record in json.loads(dataset.read_text())]
     for messages in ask(server, dataset, tmp_path / "none.json", "--rag", "--num_contexts", 0):
         assert messages == [asked(question_of(messages))]
-    # A change of a prompt changes every number measured with it.
+    # A changed prompt changes every number measured with it.
     digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
     assert load_prompt("personamem/choice").digest == digest
 
@@ -238,7 +238,7 @@ def test_the_prompt_has_the_card_and_the_chosen_turns(unit, ranked, server, tmp_
         assert len(places) == min(3, len(profiles[row["question_id"]]))
 
 
-WAYS = {  # the unit by which the dataset is ranked, and flags
+WAYS = {  # the unit of the ranked dataset, and flags
     "whole": (None, ["--num_generated_outputs", 2]),
     "none": (None, ["--rag", "--num_contexts", 0]),
     "messages": ("message", ["--rag", "--num_contexts", 3, "--unranked"]),
@@ -430,7 +430,7 @@ LAST_SYSTEM_FIRST = (
             Accepts(False, False, False, False),
             "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question",
         ),
-        (  # as DeepSeek's: the last system message stands first, in place of all others
+        (  # like DeepSeek's: the last system message comes first, instead of all others
             LAST_SYSTEM_FIRST,
             Accepts(system=True, later_system=False, repeats=True, assistant_first=True),
             "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question",
@@ -474,7 +474,7 @@ def test_a_profile_is_read_only_when_needed(dataset, tmp_path):
         assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
     alone = tmp_path / "moved.json"
     shutil.copy(dataset, alone)
-    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
+    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # scoring needs no histories
     with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; copy the histories"):
         read_dataset(alone, needs=["profile"])
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")

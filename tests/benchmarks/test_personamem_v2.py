@@ -88,7 +88,7 @@ def test_records(dataset, tmp_path):
     large = read_json(download(save(tmp_path / "large"), tmp_path, "128k"))
     assert {one["id"]: one["options"] for one in large} == {one["id"]: one["options"] for one in records}
     assert {one["profile"]["end"] for one in large} == {5} and large[0]["distance_to_ref_in_tokens"] == "n/a"
-    # Neither the order of rows nor of options changes a record; a row that is there twice gets an id of its own.
+    # Neither the order of rows nor of options changes a record; a duplicate row gets its own id.
     turned = [{**one, "incorrect_answers": json.dumps(json.loads(one["incorrect_answers"])[::-1])} for one in ROWS]
     path = download(save(tmp_path / "source", turned[::-1] + turned[:1]), tmp_path / "out")
     first, second = ({one["id"]: one for one in read_json(one)} for one in (dataset, path))
@@ -127,7 +127,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
     letter = lambda its: targets[its[-1]["content"].split("\n")[0]] if len(its) > 1 else "a"  # noqa: E731
     server.reply = lambda request: Reply(f"<final_answer>({letter(request['messages'])})")
     ways = {"none": (dataset, 1, ["--rag", "--num_contexts", 0]), "whole": (dataset, 5, [])}
-    for unit, size in (("message", 3), ("session", 5)):  # messages: the card, what was chosen, the question
+    for unit, size in (("message", 3), ("session", 5)):  # messages: the card, the chosen ones, the question
         ways[unit] = tmp_path / f"{unit}.json", size, ["--rag", "--num_contexts", 1, "--unranked"]
         flags = ["--ranker", "bm25", "--unit", unit, "--input_dataset_addr", dataset]
         run(rank_dataset, *flags, "--output_dataset_addr", ways[unit][0])

@@ -81,7 +81,7 @@ def test_the_dataset_is_complete_and_consistent(dump, built):
                 by = r"CC BY-SA [234]\.[05], by User <\d+> & Söhne \(https://\S+\), https://\S+"
                 assert re.fullmatch(by, item["licence"])
             dates = [item["date"] for item in record["profile"]]
-            assert dates == sorted(dates)  # the latest one last, which --ranker recency goes by
+            assert dates == sorted(dates)  # the latest one last, as --ranker recency expects
             assert len({item["id"] for item in record["profile"]}) == len(dates)
             at = f"https://{record['category']}.stackexchange.com/q/{record['id'].split('_')[1]}"
             assert record["licence"].endswith(at)
@@ -161,7 +161,7 @@ def test_a_resumed_run_writes_the_same_bytes(dump, built, server, warm_api, tmp_
     assert done.returncode == 0, done.errors
     assert files_of(tmp_path / "out") == whole
     times = Counter(json.dumps(request) for request in server.requests[asked:])
-    assert sum(count > 1 for count in times.values()) <= 32  # what was under way when it was killed, and nothing else
+    assert sum(count > 1 for count in times.values()) <= 32  # only the requests in flight when it was killed
 
 
 def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, server, tmp_path, capsys):
@@ -226,7 +226,7 @@ def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys
     mine = out / "my_train.json"
     mine.write_text("[]")
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--communities_addr", own)) == 0
-    mine.unlink()  # somebody else's stays
+    mine.unlink()  # another program's file is kept
     assert {category for category, _ in dataset_of(out)} == {"Food"} and not list(out.glob("Lifestyle*"))
     assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 

@@ -74,7 +74,7 @@ def test_a_split_depends_only_on_author_and_seed():
     assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
     assert drawn != [split_of(f"a{i}", 1, 0.2, 0.1) for i in range(20_000)]
     assert split_of("a", 0, 0.2, 0.1) == split_of("a", 0, 0.2, 0.1)
-    # A larger share for test takes nobody out of test.
+    # A larger test share keeps every author in test.
     assert all(split_of(f"a{i}", 0, 0.2, 0.3) == "test" for i, split in enumerate(drawn) if split == "test")
 
 

@@ -62,7 +62,7 @@ def test_a_question_of_a_dump(tmp_path):
     assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
     at = "https://cooking.stackexchange.com"
     assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
-    # Without its account an author is of one community.
+    # Without an account, an author belongs to one community.
     rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
     first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
     assert first.author == second.author == "askubuntu.com:5" and second.licence.startswith("CC BY-SA 3.0, by user 5 ")
@@ -131,7 +131,7 @@ def test_a_question_of_sepqa(tmp_path):
     path.write_text(sepqa() + "".join(wrong))
     post, last = read_sepqa(path, counts)
     assert (post.id, post.author, post.date) == ("law_3", "account:77", "2011-03-13T07:06:40.000")
-    assert (post.title, post.body, last.body) == ("May I?", "1 < 2 <b>", "")  # it has no markup any more
+    assert (post.title, post.body, last.body) == ("May I?", "1 < 2 <b>", "")  # its markup is already removed
     link = "https://stackexchange.com/users/77"
     assert post.licence == f"CC BY-SA 2.5, by account 77 ({link}), https://law.stackexchange.com/q/3"
     assert counts == {"without author": 2, "without title, date or number": 3}
@@ -184,7 +184,7 @@ BODY = "I moved here in May and need a quiet flat that takes two old cats"  # 15
 @pytest.mark.parametrize(
     ("earlier", "is_dropped"),
     [
-        (f"Nobody has answered. {BODY}", True),  # the first version, or one with another line
+        (f"Nobody has answered. {BODY}", True),  # the first version, or one with an additional line
         ("MOVED  here in May and need a\nquiet flat", True),  # a part of it
         ("he moved here in May and needed a quiet flat that takes two old cats", False),  # 5 of its 11 runs are shared
         ("I moved here in May and needed a quiet flat that takes two old cats", True),  # 6 of 11

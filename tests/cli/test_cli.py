@@ -131,7 +131,7 @@ DERIVED = [
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
-    "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
+    "--model_addr": SCRIPTS,  # each script describes its own model
     "--max_model_len": SCRIPTS,  # likewise its default
     "--temperature": ["evaluate_responses.py", "utils/build_personamem.py"],  # a judge is greedy; inventing is not
     "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
@@ -141,14 +141,14 @@ DIFFERENT_ON_PURPOSE = {
         "utils/human_evaluation.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
-    "--overwrite": [  # what asks no model keeps no completions; a table or figure has no settings
+    "--overwrite": [  # commands without a model store no completions; tables and figures have no settings
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
-    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # nothing is asked
+    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # no model is used
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
 
@@ -297,7 +297,7 @@ def name_of(action):
     return "/".join(action.option_strings)
 
 
-# Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
+# Flags without effect. By script: flags of a mode, flags without effect in it, and the message.
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
 ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
@@ -492,7 +492,7 @@ def run_main(body, **more):
         ("return 3", 3, ""),
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
-        # What a server, a file or a model wrote does not steer the terminal.
+        # Texts of servers, files and models do not control the terminal.
         (r"raise UserError('a\x1b[2J\x9b1m\r\x07é\n  b\u202e')", 2, "error: a\\x1b[2J\\x9b1m\\r\\x07é\n  b\\u202e\n"),
         (
             r"raise OSError(28, 'full', 'a\x1b[2J')",
@@ -572,7 +572,7 @@ def test_a_signal_closes_open_files_and_prints_how_to_resume(number):
     )
 
 
-# What every script that asks a model does first
+# The first steps of every script with a model
 
 
 def run_arguments(*flags):

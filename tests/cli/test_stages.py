@@ -56,7 +56,7 @@ def test_a_background_failure_ends_the_run_after_its_output():
 @pytest.mark.parametrize("fails", [True, False])
 def test_nothing_is_left_running(fails):
     """The run itself fails, or Ctrl-C reaches all processes."""
-    # The command in front says itself that it runs: a signal that comes before it began does not reach it.
+    # The foreground command reports its start, because an earlier signal would not reach it.
     ends = "; false" if fails else "; exec sleep 1000"
     run = demo(f"other() {{ sleep 1000; }}; aside other; sh -c 'echo begun{ends}'")
     assert run.stdout.readline() == "begun\n"

@@ -151,7 +151,7 @@ class TestByHand:
         first = study.direct("first.json", {"a": 1, "b": 0, "c": 0, "d": 0.25, "y": 0.5, "z": None})
         second = study.direct("second.json", {"a": 0, "b": 0.25, "c": 0, "d": 1, "y": 0.5, "z": 1})
         out, figures = study.run("--evaluator", "one", one, "--evaluator", "other", first, second)
-        # x and y are scored by one only. Win, win, tie, loss and 1, -0.25, 0, -0.75: three agree; chance 2 * 1 + 1 * 1
+        # x and y are scored by only one. Win, win, tie, loss and 1, -0.25, 0, -0.75: three agree; chance 2 * 1 + 1 * 1
         # + 1 * 2 of 16. Ranks less 2.5: 1, 1, -0.5, -1.5 and 1.5, -0.5, 0.5, -1.5; products 1.5 - 0.5 - 0.25 + 2.25,
         # squares 4.5 and 5: (12 - 5) / (16 - 5), and 3 / sqrt(4.5 * 5).
         assert "| one | other | 4 | 2 | 0.7500 | +0.6364 | +0.6325 |\n" in out

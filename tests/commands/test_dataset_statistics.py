@@ -80,7 +80,7 @@ def test_posts_that_leak_judged_texts_are_counted(dataset, capsys):
         "rubric_aspects": [{"aspect": "a", "evidence": "quiet", "reason": reason} for reason in reasons],
         "profile": [{"id": str(i), "text": text} for i, text in enumerate(posts)],
     }
-    # Another question's narrative, what is empty and what is not as it must be is nothing of this question's.
+    # Another question's narrative, empty texts and invalid values do not count.
     other = record(2, narrative="", rubric_aspects=["a"], profile=[{"text": posts[0]}, {"text": 5}, "I need"])
     _, _, notes = table(capsys, dataset("own.json", own, other))
     assert [note for note in notes if "word for word" in note] == [

@@ -58,7 +58,7 @@ def hub(server):
     server.commit(FILES)
     forget(server)
     yield server
-    assert server.strangers == []  # nobody but the hub has been sent the token
+    assert server.strangers == []  # only the hub received the token
 
 
 def forget(hub):
@@ -134,7 +134,7 @@ def changed(number):
 
 
 def test_nine_files_with_unchanged_records(hub, download):
-    assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both ways a file comes
+    assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both kinds of transfer
     printed, errors = download.run()
     assert download.finished() == expected(FILES) and errors == ""
     commit = hub.branches["main"]
@@ -203,7 +203,7 @@ def test_without_the_hub(hub, download, away):
     assert printed == f"{download.data}: all files exist, left alone; not compared with the hub\n"
 
 
-IN_TROUBLE = {  # where, what, the command's further flags, and what is said
+IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no dataset": ("", Fault(404, "RepoNotFound"), [], "no such folder, and no such dataset on the hub, or a private"),
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
     "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
@@ -279,7 +279,7 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     assert printed.startswith(f"{download.file()}: 8 questions; the paper's Table 1 says 9349\n")
     assert read_manifest(download.file())["settings"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
     moved = folder.rename(folder.with_name("moved"))
-    (moved / "README.md").unlink()  # without a card it is read by its layout
+    (moved / "README.md").unlink()  # without a card, the layout decides
     assert download.run("--dataset_name", moved)[0].count("left alone") == 9
     (moved / ART).write_bytes(changed(3)[ART])
     told = download.refuse("--dataset_name", moved)

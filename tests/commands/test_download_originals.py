@@ -153,7 +153,7 @@ def test_the_published_source_gives_the_same_files(download, server, hub, name):
     hub.fetched.clear()
     assert download.run(name)[0].count(": already exists, left alone\n") == 3
     shutil.rmtree(download.data)
-    download.run(name)  # what is in the cache is not fetched again
+    download.run(name)  # cached files are not downloaded again
     assert (server.asked, hub.fetched) == ([], [])
 
 
@@ -226,7 +226,7 @@ def test_bad_input_is_reported_and_nothing_is_replaced(download, originals, path
     flags = ("--source_dir", originals.folder)
     download.run(name, *flags)
     originals(path, change)
-    # What was made of the files as they were is not replaced unasked.
+    # Outputs of the earlier files are not replaced without a flag.
     assert download.refuse(name, *flags).startswith(f"{download.file(name)}: was made with other settings")
     assert re.match(f"{originals.folder}/{told}", download.refuse(name, *flags, "--overwrite"))
 

@@ -56,7 +56,7 @@ def test_an_export_is_read_like_the_benchmarks_own_file(name, split, sample, tmp
     assert content.keys() == {"task", "golds"} and content["task"] == path.stem
     assert all(gold.keys() == {"id", "output"} for gold in content["golds"])
     assert [gold["id"] for gold in content["golds"]] == list(responses)
-    # The right answers never get there.
+    # The export never has the right answers.
     assert [path for path in (tmp_path / "export").iterdir() if b"c0ffee" in path.read_bytes()] == []
 
 

@@ -246,7 +246,7 @@ def test_verdicts_of_two_raters_are_medians_with_a_seeded_choice(study, capsys):
     pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
     given = [{i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])} for k in range(2)]
     last = list(key["questions"])[-1]
-    del given[0][last], given[1][last]["1"]  # nobody's verdict on its second aspect: it is left out
+    del given[0][last], given[1][last]["1"]  # no verdict on its second aspect, so it is left out
     collected = study.collect(*map(study.result, ("Ann", "Bo"), given))
     assert "medians; 44 fell between two verdicts, and a fixed seed chose one." in capsys.readouterr().out
     assert collected["responses"] == file_hash(study.responses["Alpha"])
@@ -271,7 +271,7 @@ def test_pairs_are_rated_closed_resumed_and_collected(study, open_page, capsys):
     ann.click("#main button")
     assert ann.status() == "Ann: question 1, 0 of 6 done"
     seen = [ann.decide(plans[0], by) for by in ("mouse", "arrows")]
-    # What is decided by mistake is undone, twice and with key and mouse; a comment takes digits and keys as text.
+    # Wrong decisions are undone twice, by key and mouse; in a comment, digits and keys are text.
     wrong = ann.question()
     ann.press("1")
     ann.press("0")
@@ -297,11 +297,11 @@ def test_pairs_are_rated_closed_resumed_and_collected(study, open_page, capsys):
     anns = ann.download()
     assert page.complaints() == [] and {url.split(":")[0] for url in page.requests()} <= {"file", "blob"}
 
-    bo = Rater(open_page(study.page), study.folder / "bo")  # a profile of its own: another browser
+    bo = Rater(open_page(study.page), study.folder / "bo")  # a separate profile, like another browser
     bo.click("#main button", 1)
     bo.decide(plans[1])
     half = bo.download()
-    bo = Rater(open_page(study.page), study.folder / "bo again")  # on another day, in a browser that knows nothing
+    bo = Rater(open_page(study.page), study.folder / "bo again")  # on another day, in a new browser
     bo.load(half)
     assert bo.status() == "Bo: question 2, 1 of 6 done"
     for _ in range(5):
@@ -411,7 +411,7 @@ def test_coefficients_match_krippendorffs_example_and_scikit_learn():
         assert value == pytest.approx(cohen_kappa_score(*zip(*pairs, strict=True), weights=weights), abs=1e-12)
         assert low < value < high
     assert cohens_kappa([]) == cohens_kappa([[(1, 1)], [(1, 1)]]) == (None, None)
-    # That ten questions show no disagreement does not say that there is none: there is no interval.
+    # Ten questions without disagreement do not prove that there is none, so there is no interval.
     alike = [[(i % 3, i % 3)] for i in range(10)]
     for coefficient in (cohens_kappa, krippendorffs_alpha):
         assert coefficient(alike) == (1, None) and coefficient([*alike[1:], [(0, 1)]]).interval is not None

@@ -186,7 +186,7 @@ def contents(messages):
         ("no_personalization", [], "Just reply.\n - shortly", "Why {plan}?"),
         ("rag", [], 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
          "\n~ Earlier ~\n\n~ Now ~\nWhy {plan}? {sic}\n"),
-        ("planner", ["First.\n\nIts body {profile}.", "Second."], "List what matters.\n\n",  # asked as RAG is
+        ("planner", ["First.\n\nIts body {profile}.", "Second."], "List what matters.\n\n",  # asked like RAG
          "\n~ Earlier ~\nFirst.\n\nIts body {profile}.\n\nSecond.\n~ Now ~\nWhy {plan}? {sic}\n"),
         ("planpers", ["First."], "Greet like a neighbour, and mind the list. ",
          "\n~ Earlier ~\nFirst.\n\n~ Now ~\nWhy {plan}?\n~ To cover ~\n- Cost\n- Time\n\n"),

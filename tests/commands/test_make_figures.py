@@ -79,7 +79,7 @@ def intervals_of(panel):
 
 @pytest.mark.parametrize("number", ["2", "16"])
 def test_the_score_by_the_number_of_posts(number, drawn, score_file):
-    # Files a category, pooled; the systems are not given in the order of k.
+    # One file per category, pooled; the systems are not in the order of k.
     ten = [score_file("10a.json", *scored("rpg", 0.0, 1.0)),
            score_file("10b.json", *scored("diy", 0.75, 0.75), *scored("law", 1.0, 1.0))]  # fmt: skip
     zero = score_file("0.json", *scored("rpg", 0.25, 0.25), *scored("diy", 0.5, 0.75), *scored("law", 0.5, 0.5))

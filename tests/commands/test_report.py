@@ -127,7 +127,7 @@ def test_posts_come_from_the_dataset_that_was_answered(files):
     two = files.responses("two.json", {"rpg_1": "b"}, file_hash(turned), num_contexts_used=2)
     _, texts = content(files.report("--system", "1", one, "--system", "2", two, inputs=[files.inputs, turned]))
     assert texts[0]["posts"] == ["Post 0 of rpg_1.", "Post 1 of rpg_1.", "Post 2 of rpg_1."]
-    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], [2, 1]]  # each text stands once
+    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], [2, 1]]  # each text occurs once
     index, texts = content(files.report("--system", "1", one, "--system", "2", two))
     assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], None]
     assert any(note.startswith("2: the posts used in 1 answer are not shown") for note in index["notes"])
@@ -304,7 +304,7 @@ def test_hostile_texts_change_nothing(files, open_page):
     files.data[2]["rubric_aspects"] = [{"aspect": "x" * 100_000, "evidence": "", "reason": ""}]
     other = files.scores("other.json", {"rpg_1": [1], "law_3": [2]})
     scores = files.scores("s.json", {"rpg_1": [None], "law_3": [1]}, raw=NASTY + "\ud800", reason=NASTY)
-    files.data[0]["category"] = NASTY  # in the score files it is one that is known
+    files.data[0]["category"] = NASTY  # the score files have a known one
     files.data[0]["profile"] = [{"id": "p", "text": NASTY}]
     files.data[1]["id"] = '"><img src=x onerror=alert(1)>'
     files.inputs = files.write("data.json", files.data)
@@ -342,5 +342,5 @@ def test_a_system_may_have_partial_answers_and_no_scores(files):
     plans = files.write("plans.json", {"diy_2": [{"aspects": ["a"]}]})
     index, texts = content(files.report("--system", "A", parts[1], plans))
     assert index["table"] is None and [text["answers"][0] is None for text in texts] == [True, False, False]
-    assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored: nothing was to be
+    assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored, because there was nothing to score
     assert "A: its files have no plan for 1 question that it answers." in index["notes"]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 CASES = ["planpers", "rank_dataset"]
 KEPT = "finished work is kept, run the same command again to resume\n"
-PAGE = 4096  # bytes: what a tmpfs gives at a time
+PAGE = 4096  # bytes per page of a tmpfs
 
 
 def error_of(run):

@@ -49,7 +49,7 @@ def test_a_lock_blocks_others_until_it_is_released(path, tmp_path):
     lock, elsewhere = Lock(path), Lock(str(tmp_path / "b.json"))
     assert message(Lock, path) == is_finished(path) == in_use(path, os.getpid())
     lock.release()
-    lock.release()  # once more changes nothing
+    lock.release()  # a second release changes nothing
     output = make(path)
     output.open()
     lock.release()
@@ -65,7 +65,7 @@ def test_a_lock_ends_with_its_process(path, end):
         holder.send_signal(end) if end else holder.communicate("\n")
         assert (holder.wait() == 0) == (end is None)
         assert lock_of(path).exists() == (end is not None)
-        write(path)  # what it left is taken over
+        write(path)  # the next process takes over its lock file
     assert not lock_of(path).exists()
 
 

@@ -71,7 +71,7 @@ def message(call, *args):
     pytest.fail("no UserError")
 
 
-# Finished, to be made, or refused
+# Finished, missing, or refused
 
 
 def test_an_output_is_published_with_its_runs_figures(path):
@@ -98,7 +98,7 @@ def test_a_complete_output_of_this_command_is_finished(path, capsys):
         assert is_finished(path, overwrite=overwrite) is True
     assert is_finished(path, keys=list(reversed(PIECES)), max_retries=0) is True
     assert is_finished(path, settings={**SETTINGS, "num_beams": 4}) is True  # found out by a run
-    assert is_finished(path, max_retries=4) is False  # more tries for what was unusable
+    assert is_finished(path, max_retries=4) is False  # more tries for unusable pieces
     assert is_finished(path, keys=[*PIECES, ("q2", 0)]) is False
     assert is_finished(path, keys=[("q2", 0), *list(PIECES)[1:]]) is False
     assert is_finished(path, settings={**SETTINGS, "inputs": "b" * 64}) is False
@@ -152,7 +152,7 @@ def test_another_commands_output_is_refused_without_overwrite(path, begin, probl
     begin(path)
     told = is_finished(path)
     assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
-    assert is_finished(path, overwrite=True) is False  # it stays until there is something to replace it with
+    assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
     assert is_finished(path, may_shrink=True) == (begin != larger and told)
     write(path, overwrite=True)
     assert is_finished(path) is True
@@ -203,11 +203,11 @@ def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, mo
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
-    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # nobody was asked that one
+    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested
     assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
 
 
-# Killed while it is put in place
+# Killed while it is published
 
 # Publishes in folders 0, 1, ..., each time in a process that is gone, as after kill -9, at the next file operation.
 KILLED = """
@@ -258,7 +258,7 @@ def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
         seen.add(path.read_text() if path.exists() else None)
         assert is_finished(path, overwrite=True) is False  # it has none of the keys
         make(path).open()
-        if path.exists():  # with its own manifest: never one that looks changed by hand
+        if path.exists():  # with its own manifest, so that it never looks changed by hand
             assert read_manifest(path)["output_sha256"] == file_hash(path)
             assert [json.loads(path.read_text()), read_manifest(path)["settings"]] in (older, newer)
         write(path)

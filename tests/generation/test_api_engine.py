@@ -79,7 +79,7 @@ def test_hundreds_of_requests_at_thirty_percent_faults(server, flags, output, qu
     once = [key for key in answers if answers[key][0]["attempts"] == 1]
     assert NUMBER - len(once) <= server.met["empty"] < NUMBER / 10
     assert all(answers[key] == expected[key] for key in once)
-    # Each question was answered once, but for what came when the client had given up.
+    # Each question was answered once, except answers after the client had given up.
     answered = Counter(question_of(json.loads(request)) for request in server.answered.elements())
     assert len(answered) == NUMBER and answered - given_up <= Counter(set(answered))
     # It really was 30%, and every kind.
@@ -108,7 +108,7 @@ def test_a_throttling_server_gets_no_more_than_its_learnt_limit(
     server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
     monkeypatch.setattr(refusals, "RISE_AFTER", count)  # more are not tried again
-    server.allowed, server.delay = allowed, 0.2  # so long that a slow machine, too, sends as many as it may
+    server.allowed, server.delay = allowed, 0.2  # long enough for a slow machine to send as many as allowed
     answers = run(flags, output, "--max_concurrency", 32, data=questions(count))
     assert len(answers) == count and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
     learnt = server.refused_at[-1] + 1
@@ -127,7 +127,7 @@ def test_nothing_is_sent_before_the_retry_after_time(server, flags, output, ques
 
     def reply(body):
         if question_of(body) != came[0][1]:
-            is_told.wait(600)  # what came with it is answered when the client knows
+            is_told.wait(600)  # the other requests are answered when the client knows
         return reply_to(body)
 
     server.faults, server.reply, server.retry_after = faults, reply, "0.7"
@@ -193,7 +193,7 @@ def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flag
     assert said[-1] == "1 answer is missing because the server failed; run the same command again to retry it"
     assert read_manifest(output)["missing"] == 1
 
-    code, again = answer(flags, output, data=data)  # it fails still, and nothing else is left to be asked
+    code, again = answer(flags, output, data=data)  # it still fails, and nothing else is left to request
     assert (code, again) == (1, answers)
     assert capsys.readouterr().err.splitlines()[-1] == said[-1]
 

@@ -82,7 +82,7 @@ def test_messages_are_rendered_by_the_models_template(models, name, expected):
     chat = LocalChat(models[name])
     rendered = chat.render(MESSAGES)
     assert decode(rendered) == expected
-    assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never one more than the template has
+    assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never more than the template has
     assert (rendered.typecode, rendered.itemsize) == ("i", 4)
     # A token a byte; <s> is one token of three letters.
     assert chat.length(rendered) == len(rendered) == len(expected.replace("<s>", "s").encode())
@@ -252,7 +252,7 @@ def test_without_a_network_tokens_are_estimated_at_once(no_table):
     no_table.setattr("utils.generation.chat.FETCH_SECONDS", 600)
     before = set(threading.enumerate())
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound, not listening: nothing else answers there either
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening, so nothing answers there
         no_table.setenv("https_proxy", f"http://127.0.0.1:{closed.getsockname()[1]}")
         no_table.setenv("no_proxy", "")
         chat = APIChat("gpt-4o-mini")

@@ -158,7 +158,7 @@ def test_an_interrupted_run_leaves_no_engine_behind(tmp_path, ending):
         )  # fmt: skip
     wait_for(lambda: len(engine_processes(script.pid)) >= 2, 600)
     engines = engine_processes(script.pid)
-    # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
+    # SIGTERM to the whole process group, like a scheduler's. Only the script must react.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
     wait_for(lambda: script.poll() is not None, 600)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), 600)

@@ -257,7 +257,7 @@ def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurr
     without = [fitted_call((f"long{n}", 0), None, parse) for n in range(2)]  # no server gives these
     run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
     assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
-    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
+    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and those in flight
     assert (
         "\nnote: 503; the server no longer answers; sending no more requests to this model\n" in capsys.readouterr().err
     )

@@ -31,7 +31,7 @@ BLOCK = 128  # tokens that vLLM's cache has or has not, on a CPU
 OPTIONS = {
     "one": "Badgers",
     "two": f"{LONG}and there is nobody else about.",
-    "three": f"{LONG}but never in winter.",  # begins as the second one, for more tokens than a block of the cache has
+    "three": f"{LONG}but never in winter.",  # shares a prefix with the second one, longer than a block of the cache
     "four": "Perhaps you could write a poem about it?",
 }
 
@@ -229,7 +229,7 @@ def test_vllms_likelihoods_equal_those_of_transformers(tmp_path):
         assert answer["output"] == max(expected, key=expected.get)
         lengths.add(length % BLOCK)
     assert "requested one by one" not in done.stderr
-    assert 0 in lengths  # else a prompt whose last block is cached whole was not among them
+    assert 0 in lengths  # else no prompt had a completely cached last block
     tokens = manifest["tokens"]
     assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]
 

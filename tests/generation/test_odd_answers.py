@@ -56,7 +56,7 @@ CHOICE = ("choices", 0)
 MESSAGE = (*CHOICE, "message")
 USAGE = ("usage",)
 
-# Changes that leave the text as it is: read at once.
+# Changes that keep the text: parsed at once.
 READ = {
     "parts of text": parts("text", "text"),
     "a part of thoughts ahead": put(
@@ -90,7 +90,7 @@ READ = {
        for count in NO_COUNT},
 }  # fmt: skip
 
-# Changes after which there is no text: asked for again.
+# Changes that remove the text: retried.
 ASKED_AGAIN = {
     "choices is an object": put("choices", lambda choices: {"0": choices[0]}),
     "choices is a text": put("choices", "none"),
@@ -165,7 +165,7 @@ def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quic
     code, answers = answer(flags, output, "--max_concurrency", 8, data=questions(len(SHAPES)))
     assert code == 0 and [number_in(outputs[0]["output"]) for outputs in answers.values()] == [*range(len(SHAPES))]
     asked = Counter(names[number_in(body["messages"][-1]["content"])] for body in server.requests)
-    assert asked == {name: 1 if name in READ else 2 for name in names}  # what could be read was not asked for again
+    assert asked == {name: 1 if name in READ else 2 for name in names}  # readable answers were not requested again
     assert "\x1b" not in capfd.readouterr().err
     for [one] in answers.values():
         counts = [one[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]

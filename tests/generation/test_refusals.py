@@ -95,7 +95,7 @@ def azure(found):
     return Reply(found[2], status=400, code=found[1])
 
 
-SERVERS = {  # what it refuses, as which reply, and the names in the order of their refusals
+SERVERS = {  # which parameters it refuses, with which reply, and their names in order of refusal
     "gpt-5": (gpt5, openai_error, ["max_tokens", "temperature", "top_p"]),
     "gpt-5 behind Azure": (gpt5, azure, ["max_tokens", "temperature", "top_p"]),
     "gpt-5 behind LiteLLM": (gpt5, litellm, ["max_tokens", "temperature", "top_p"]),
@@ -141,7 +141,7 @@ def mumble(request):
     return default_reply({**request, "response_format": None})
 
 
-# The server; which of FORMATS it takes for a schema, what it refuses, and whether it holds outputs to any JSON.
+# The server; which of FORMATS it accepts for a schema, what it refuses, and whether it constrains outputs to JSON.
 HOLDING = {
     "refuses json_schema": (refuse_formats(mumble, "json_schema"), "json_object", ["json_schema"], True),
     "refuses it with 422": (refuse_formats(mumble, "json_schema", status=422), "json_object", ["json_schema"], True),
@@ -225,7 +225,7 @@ def test_every_question_is_answered_and_each_refusal_met_once(case, kind, capsys
     case.server.reply, refused = refuse(kind)
     assert case.run() == 0
     check(case, names)
-    assert len(names) <= refused.total() <= 16 * len(names)  # each of those that are under way at first
+    assert len(names) <= refused.total() <= 16 * len(names)  # each of the first requests in flight
     told = notes(capsys.readouterr().err)
     assert len(told) == len(names)
     ends = [f"with {LIMITS[1]}" if one == "max_tokens" else f"without {one}" for one in names]
@@ -385,7 +385,7 @@ def test_a_whole_run(case, kind, capsys):
     assert asked[None] == case.size + (second if taken == "none" else 0)  # the first try of each
     if taken != "none":
         assert asked[taken] == second
-    assert all(1 <= asked[one] <= 16 for one in refused)  # each of those under way meets the refusal
+    assert all(1 <= asked[one] <= 16 for one in refused)  # each request in flight is refused
     said = "note: the API at 127.0.0.1 refuses the request: response_format json_schema is not supported; "
     said += f"the run continues without {' and '.join(refused)}"
     assert notes(capsys.readouterr().err) == ([said] if refused else [])

@@ -106,7 +106,7 @@ def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
     assert thoughts.room(True) == Thoughts().room(False) == 0
 
 
-# What becomes of its texts
+# Its texts
 
 
 class Partition:
@@ -246,7 +246,7 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     unfinished = read_manifest(scores)["unfinished_thoughts"]
     assert unfinished == len(records[1]["rubric_aspects"])
     assert f"{unfinished} unfinished thoughts" in capsys.readouterr().out
-    # At temperature 0 it would only think the same again.
+    # At temperature 0, it would only repeat the same thought.
     assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
     ask(make_table, "--system", "Ours", scores)
     told = capsys.readouterr()
@@ -312,7 +312,7 @@ SENT = [
     (Reply(f"<think>{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(f"analysis{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(DRAFT, "length"), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),
-    # Nothing marks it, but it breaks off in prose.
+    # It has no marks, but breaks off in prose.
     (Reply(DRAFT, "length"), [], "the text breaks off in prose, so it may be a draft", None, None),
 ]
 

@@ -47,7 +47,7 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
             continue
         around = chat.length(fit_profile(prompt, [], chat, 8192, task.join, **values).prompt)
         needed = sum(chat.count(write("")) for _, write in entries)
-        # Room for what stands around within 0.6 of it, for the entries' own words, and some of their texts.
+        # Room for the surrounding text within 0.6 of it, for the entries' own words, and some of their texts.
         budget = max(int(around / 0.6) + 50, around + 2 * needed + 50)
         fitted = fit_trimmed(prompt, entries, chat, budget, task.join, **values)
         assert chat.length(fitted.prompt) <= budget
@@ -125,7 +125,7 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
             stated, asked = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
             assert question.startswith(asked) and list(stated) == [str(n) for n in kept]
             assert all(texts[int(n)].startswith(text) for n, text in stated.items())
-            # An entry that would end in a space is shorter: the rest is for what follows.
+            # An entry that would end in a space is shorter; the rest goes to the next ones.
             off = [len(asked) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
             assert all(abs(number) <= 1 + len(kept) for number in off)
             outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))

@@ -93,7 +93,7 @@ def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     what = "torch is built for CUDA 13.0; CUDA 13 needs driver 580 or newer, or cuda-compat"
     what += "; the driver: 535.104.05 (see docs/gpu.md)"
     assert refusal() == f"{CARD} is here, but torch finds none\n  {what}{MEANT}"
-    for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # of the first there are only two: it may be this
+    for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # only the first two exist, so it may be this one
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         assert f"the driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
 
@@ -117,7 +117,7 @@ def test_no_gpu_is_none(script, nvidia_smi, unseen, monkeypatch, tmp_path):
     if script:
         nvidia_smi(f"#!/bin/sh\n{script}\n")
     else:
-        monkeypatch.setenv("PATH", str(tmp_path))  # without this machine's own, where it has one
+        monkeypatch.setenv("PATH", str(tmp_path))  # without this machine's own, if any
     unseen("13.0")
     assert has_gpu() is False
     assert pick_devices("auto") == ["cpu"]

@@ -86,7 +86,7 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
         # 72,000,000,000 - 32,763,876,352 - 3 GiB are 17,173 blocks of 2,097,152 bytes.
         (80, 4096, 2, "{}: 36.0 GB are left for the KV cache: 67 requests of 4096 tokens at a time, longest "
          "--max_model_len 32768"),
-        # Of one sold as 40 GB 2.2 GB are left, and nothing if vLLM takes 6 GiB on each of several.
+        # A GPU sold as 40 GB has 2.2 GB left, and nothing if vLLM needs 6 GiB on each of several.
         (42.4, 4096, 2, "{}: 2.2 GB are left for the KV cache: 4 requests of 4096 tokens at a time, longest "
          "--max_model_len 16592; it may not fit, because vLLM itself may need up to 6.4 GB"),
         (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),

@@ -233,7 +233,7 @@ def test_an_incomplete_download_is_completed_at_the_same_commit(tmp_path):
         assert find(hub.url, tmp_path / "cache").name == commit
 
 
-# A hub that is away, and one that is slow
+# An unreachable hub, and a slow one
 
 
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -320,7 +320,7 @@ def test_a_cached_model_is_used_at_once_if_the_hub_is_unreachable(tmp_path, refu
     assert model_folder("some/model", str(tmp_path)) == snapshot  # without a list of the hub's files
     assert len(calls) == 1
     with skipping_absent_hub(str(snapshot)):
-        assert len(calls) == 1 and not is_offline_mode()  # for a folder nobody is asked
+        assert len(calls) == 1 and not is_offline_mode()  # a folder needs no request
     with skipping_absent_hub("some/model"):
         assert is_offline_mode()
     assert not is_offline_mode()

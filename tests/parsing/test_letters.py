@@ -7,7 +7,7 @@ import pytest
 
 from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
-# Each must be read alike with each of the eight letters a to d and A to D in it.
+# Each must be parsed the same with each of the letters a to d and A to D.
 PHRASINGS = [
     *("{}", "({})", "**{}**.", "[{}]", " ( {} ) ", "{})", "{}."),
     *("{}) because it fits", "- {}. It fits.", "{}: it fits", "It suits me: ({})", "({}) fits, as she said"),

@@ -13,7 +13,7 @@ from utils.parsing.letters import parse_letter, read_officially
 from utils.parsing.plans import parse_plan, plan_parser
 from utils.parsing.thoughts import split_thoughts
 
-# What reads a text, and with what a text begins so that the reader looks further.
+# Readers, and beginnings of texts after which the reader continues.
 PARSERS = {
     "answer": (parse_answer, '{"personalized_answer": "'),
     "answer, a list": (parse_answer, '{"personalized_answer": ['),

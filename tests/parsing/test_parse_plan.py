@@ -32,7 +32,7 @@ REPAIRED = [
     ("1: Cost of the trip\n12. Time of day", COST_TIME),
     ("# Cost of the trip\n### Time of day", COST_TIME),
     ("> Cost of the trip\n>> Time of day", COST_TIME),
-    # a title stands once, as it was first written
+    # a title occurs once, as first written
     ("- STRASSE\n- Straße\n- 1. strasse", ["STRASSE"]),
     ('["Cost of the trip", "cost of the TRIP", "Time of day"]', COST_TIME),
     # lines without a word
@@ -42,7 +42,7 @@ REPAIRED = [
     (r'["- Cost of\nthe trip", "**Time\tof day**"]', COST_TIME),
 ]
 
-# These come without a repair of a title: what was around them is gone.
+# Titles without repair, whose surroundings are dropped.
 AROUND = [
     ("Here are the aspects:\nCost of the trip\nTime of day", COST_TIME),
     ("```text\nCost of the trip\nTime of day\n```\n", COST_TIME),
@@ -88,7 +88,7 @@ INTRODUCED = [
     ("Titles of the aspects:\nCost\nTime", ["Cost", "Time"]),
     ("The answer should cover:\nCost\nTime", ["Cost", "Time"]),
     ("Judging by the posts, the user cares about:\nCost\nTime", ["Cost", "Time"]),
-    # It only looks so: items follow it, or it alone is marked as a heading.
+    # It only looks like a title: items follow it, or it alone is marked as a heading.
     ("Money matters:\n- Cost\n- Time", ["Cost", "Time"]),
     ("Money matters:\n\n1. Cost:\n2. Time:", ["Cost:", "Time:"]),
     ("**Money matters**:\n* Cost\n* Time", ["Cost", "Time"]),

@@ -34,7 +34,7 @@ def read(parse, text, cut=False, opened=None):
     return None if split.unfinished else parse(split.answer, cut).value
 
 
-# What stands before an answer, and whether the prompt opened the thought.
+# Texts before an answer, and whether the prompt opened the thought.
 CLOSED = [
     ("<think>{}</think>\n", None), ("<think>{}</think>\n\n", False), ("\n<think>\n{}\n</think>", False),
     ("{}</think>", None), ("{}\n</think>\n\n", True), ("<think>{}</think>", True), ("</think>", True),
@@ -56,7 +56,7 @@ def test_an_answer_after_closed_thoughts_is_read(kind, before, opened):
     assert read(parse, before.replace("{}", DRAFT).replace("{0}", DRAFT) + answer, opened=opened) == value
 
 
-# What a text is that ends inside a thought, and whether the prompt opened it.
+# Texts that end inside a thought, and whether the prompt opened it.
 OPEN = [
     ("{}", True), ("<think>{}", None), ("<think>\n{}", False), ("\n <think>{}", None), ("<think>{}", True),
     ("Sure.\n<think>{}", None), ("Sure. <think>{}", None), ('{{"personalized_answer": "x"}}\n<think>{}', None),
@@ -84,7 +84,7 @@ SPLIT = [
     ("hi", False, True, "", "hi", True),  # the model ended its turn inside the thought
     ("a</think>b", False, False, "a</think>b", "", False),  # no thought was open
     ("the tag <think> opens", True, None, "", "the tag  opens", True),
-    ("a</think>", False, True, "", "a", False),  # closed, and nothing behind it
+    ("a</think>", False, True, "", "a", False),  # closed, with nothing after it
     ("<think>a</think>b", True, None, "b", "a", False),
     ("<think>a", False, None, "", "a", True),
     ("the tag <think> opens", False, None, "the tag <think> opens", "", False),

@@ -12,8 +12,8 @@ from utils.cli import UserError
 
 FOLDER = Path(prompts.__file__).parent / "lampqa"
 
-# A change of a prompt changes every number measured with it. To change one on purpose: edit its file, run this
-# test, copy the new hash from the failure, and say in prompts/README.md what the wording now is.
+# A changed prompt changes every number measured with it. To change one on purpose: edit its file, run this test,
+# copy the new hash from the failure, and describe the new wording in prompts/README.md.
 GOLDEN = {
     "aspect_extraction": "c678dddc2606c4185b52137177ca3c35a75868bdb7a72cefe3cea35c7a6bdd85",
     "aspect_judge": "3d38ca6753f23a2960d44f5a26559af4b7697f286af32bb0a14e9aa8dd23a118",
@@ -143,6 +143,6 @@ def test_an_invalid_prompts_folder_is_refused(tmp_path):
     (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
         load_prompt("lampqa/no_personalization", tmp_path)
-    own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
+    own_prompt(tmp_path, "aspect_jugde", OWN)  # would silently be unused
     with pytest.raises(UserError, match=r"aspect_jugde\.txt is not the name of a prompt; .*aspect_judge\.txt"):
         load_prompt("lampqa/no_personalization", tmp_path)

@@ -245,7 +245,7 @@ def test_a_missing_response_is_not_replaced_by_another():
 
 def test_a_response_file_with_gaps_is_refused(tmp_path):
     path = tmp_path / "rag.json"
-    refuse_gaps(path)  # whether it is there is for others to say
+    refuse_gaps(path)  # its existence is checked elsewhere
     for missing, words in ((1, ("1 answer is", "it")), (1200, ("1200 answers are", "them"))):
         publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": missing})
         with pytest.raises(UserError) as refused:
@@ -254,11 +254,11 @@ def test_a_response_file_with_gaps_is_refused(tmp_path):
             f"{path}: {words[0]} missing because the server failed\n"
             f"  run the command that made the file again to retry {words[1]}, or add --allow_partial to score the rest"
         )
-    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
+    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file of the manifest
     refuse_gaps(path)
     publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": 0})
     refuse_gaps(path)
-    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}})  # as before this was counted
+    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}})  # as in versions before this count
     refuse_gaps(path)
 
 

@@ -13,10 +13,10 @@ from utils.files.writing import write_array
 from utils.records.datasets import DatasetFile, read_dataset, read_questions
 
 ROOT = Path(__file__).resolve().parents[2]
-# Not resource.getrusage: its peak is also the one of the process that this one was forked from.
+# Not resource.getrusage, whose peak includes that of the parent process.
 PRINT_PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 RANK = f"import sys; from retrieval.rank_dataset import main; main(sys.argv[1:]); {PRINT_PEAK}"
-LETTERS = 'aé漢😀\u2028\x85"\\\n\t}],[{ '  # of one to four bytes, and what could be taken for the end of a record
+LETTERS = 'aé漢😀\u2028\x85"\\\n\t}],[{ '  # of one to four bytes, and those that look like the end of a record
 
 
 def make_records(number, seed=0):
@@ -121,4 +121,4 @@ def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
         assert [record["id"] for record in records] == ["q0", "q1"]
     path.write_text(json.dumps([{"id": "q0", "question": "Why?", "profile": [*items, {"id": "p5"}]}]))
     with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile\[5\]': Object missing"):
-        read_questions(path, ["profile"], 2)  # also what is left out is checked
+        read_questions(path, ["profile"], 2)  # skipped records are checked too

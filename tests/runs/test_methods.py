@@ -249,7 +249,7 @@ def test_a_dry_run_counts_first_calls(runs, capsys):
     assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
 
 
-# Those that ship
+# Included methods
 
 
 def reply_to_shipped(request):

@@ -256,7 +256,7 @@ async def answer(record, ask):
     first, second = (runs.answers[one][0] for one in IDS[:2])
     assert second["notes"] == {"truncated": "mine", "output": "too", "seen": ["before"], "half": "\ufffd"}
     assert json.loads(second["raw"])["personalized_answer"] == second["output"] and second["truncated"] is False
-    assert "raw" not in first and first["output"].endswith("\ufffd")  # no call gave it: no text stands for it
+    assert "raw" not in first and first["output"].endswith("\ufffd")  # no call returned it, so there is no text for it
     assert second["calls"]["generator"]["num_calls"] == 2
 
 

@@ -52,7 +52,7 @@ fill.seen = set()
 
 def test_stored_completions_are_found_by_this_process_and_the_next(folder):
     store = open_store(folder)
-    assert store.get(key_of(1)) is None and not folder.exists()  # nothing is made before there is something to keep
+    assert store.get(key_of(1)) is None and not folder.exists()  # no file is made before the first completion
     for number, text in enumerate(TEXTS):
         store.add(key_of(number), {"text": text, "id": "q1", "prompt_tokens": 7})
         assert store.get(key_of(number))["text"] == text

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Commands, as they are run in a folder that `make_folder` fills. None of them needs more than the API's address.
+# Commands, run in the prepared folder. They need only the API's address.
 
 API = "--openai --api_key_addr key.txt --base_url $URL"
 COMMANDS = {
@@ -128,7 +128,7 @@ def whole(tmp_path_factory, server):
         patch.chdir(folder)
         make_whole(folder, lambda command: load(command).main(arguments_of(command, server.url)))
     gc.collect()
-    gc.freeze()  # see `refuse`: what is loaded by now need not be looked through again and again
+    gc.freeze()  # see `refuse`: garbage collection need not scan loaded modules again
     yield folder
     gc.unfreeze()
 
@@ -250,7 +250,7 @@ def check_message(err, expected):
     assert re.match(expected, "\n".join(lines[first:]).removeprefix("error: ")), err
 
 
-# Damages to a whole file: a function of its path that does them, and what is said after its name
+# Damages to a whole file: a function of its path, and the message after its name
 
 
 def replaced(content):
@@ -576,7 +576,7 @@ NO_PLACES = {
 }
 
 
-# Outputs: where they cannot go
+# Outputs: invalid places
 
 
 @pytest.mark.alike("command")

@@ -219,11 +219,11 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
     assert (
         f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     )
-    run(flags, output, "--max_retries", 1, "--overwrite")  # said by a run that has nothing to do
+    run(flags, output, "--max_retries", 1, "--overwrite")  # message of a run that has nothing to do
     assert capsys.readouterr() == (f"{output}: already finished, left alone\n", told)
     server.reply, asked = lambda request: answer("Yes."), len(server.requests)
     assert sum(found["output"] is None for [found] in run(flags, output, "--max_retries", 2).values()) == 2
-    assert len(server.requests) - asked == 5  # a refusal is kept
+    assert len(server.requests) - asked == 5  # a refusal is stored
 
 
 @pytest.mark.parametrize(("mode", "temperatures"), [("always", [0.1] * 3), ("never", [0.1, 0.2, 0.3])])
@@ -296,7 +296,7 @@ def test_a_lasting_error_ends_the_run_with_one_line(server, flags, output, reply
     assert not [path for path in output.parent.iterdir() if path.suffix != ".lock"]  # `raised` keeps the lock
 
 
-# What is never sent, and never written
+# Texts that are never sent, and never written
 
 
 def sentences(record):

@@ -179,7 +179,7 @@ def test_an_invalid_verdict_is_unscored_and_never_zero(server, flags, write, sco
     assert {request["temperature"] for request in server.requests} == {0.0}
 
 
-# What the judge reads
+# The judge's prompt
 
 
 def test_judges_prompt(server, flags, write, scores):
@@ -240,7 +240,7 @@ def test_systems_judged_together_are_scored_like_single_ones(server, flags, writ
         run(flags, data, system, scores, "--overwrite", "--completions", scores.parent / f"of_{path.name}")
         assert scores.read_bytes() == path.read_bytes()
     assert len({path.read_bytes() for path in together}) > 1
-    # The lost one is made again, and nothing is asked.
+    # The lost file is made again without requests.
     asked, lost = len(server.requests), together[1].read_bytes()
     together[1].unlink()
     capsys.readouterr()

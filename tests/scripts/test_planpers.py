@@ -304,7 +304,7 @@ def test_a_planner_of_the_reference_form_passes_its_text_on_unchanged(opened, tr
         settings = manifest_of(path)["settings"]
         assert (settings["planner_target"], settings["lead_in"]) == ("reference", LEAD_IN)
 
-    # Another run takes them, and knows of their form.
+    # Another run uses them, and knows their format.
     again = output.parent.parent / "again" / "again.json"
     opened.calls.clear()
     given = ["--plans_addr", plans_path(output), *trained[0][2:]]
@@ -495,7 +495,9 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
         return default_reply(request)
 
     server.reply = reply
-    api[api.index("some-model")] = models.base  # vLLM's server names a model by its folder: it is none of this run
+    api[api.index("some-model")] = (
+        models.base
+    )  # vLLM's server names a model by its folder, which is not one of this run
     answers = run([*api, "--planner_model", models.adapter], output)
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
@@ -530,7 +532,7 @@ def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     opened.reply = reply
     stop(KeyboardInterrupt, local, output)
     assert not output.exists()
-    assert plans_path(output).exists() == (stage == "answers")  # the plans are there as soon as all are made
+    assert plans_path(output).exists() == (stage == "answers")  # the plans are published as soon as all are made
     assert opened.events[-1][0] == "close"
     asked = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
 
@@ -540,7 +542,7 @@ def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
     again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
-    assert len(again) <= Engines.concurrency < len(asked) - 3  # what was under way
+    assert len(again) <= Engines.concurrency < len(asked) - 3  # the requests in flight
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
@@ -578,7 +580,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
     assert server.requests == [] and opened.events == [] and not output.parent.exists()
 
 
-# What is there already
+# Existing outputs
 
 
 OTHER_SETTINGS = {

@@ -187,7 +187,7 @@ def test_the_key_is_shown_nowhere(folder, run, script, name):
         one = partial(run_plain, folder) if name == "a completion" else run
         _, shown = one(script, arguments, HF_TOKEN=TOKEN)
         assert KEY in server.sent[0]
-    assert "Sending HTTP Request" in shown  # the client library does speak
+    assert "Sending HTTP Request" in shown  # the client library does log
     assert leaks(folder, shown, but=["key.txt"]) == []
     if name in ("a completion", "a refused prompt"):
         [stored] = folder.glob("out/completions/*/*.jsonl")  # which `leaks` has read too
@@ -292,7 +292,7 @@ LOADERS = {
 def test_code_in_a_models_folder_is_never_run(folder, run, models, script, known):
     name, arguments = LOADERS[script]
     marker = with_code(models / name, folder / "model", known)
-    code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
+    code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # every question is answered with yes
     assert not marker.exists(), shown
     assert "Traceback" not in shown and "wish to run" not in shown
     assert (code, len(errors(shown))) == ((0, 0) if known else (2, 1)), shown

@@ -104,7 +104,7 @@ def test_a_level_is_a_questions_score(judging, capsys):
     found = judging.run("direct", [judging.responses("a", q1="A1", q2="A2", q3="A3", q4="A4", q5=None)])
 
     assert found["strategy"] == "direct"
-    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level: no score, and no 0; q5 no answer: 0
+    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level, so no score, not 0; q5 has no answer: 0
     assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
     assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
     assert found["score_unscored_as_zero"] == (0.75 + 0 + 1 + 0 + 0) / 5

@@ -106,7 +106,7 @@ def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
         said = tokenizer.decode(list(prompt) + list(tokens)).rpartition("<|im_start|>assistant\n")[2]
         assert said == f"{BEGIN}{number}" and len(tokens) >= 1
         assert list(prompt)[-3:] + list(tokens) == tokenizer.encode(f"{BEGIN}{number}")[-3 - len(tokens) :]
-    assert len({tokens[0] for tokens in continuations}) == 3  # nothing that they share is left in them
+    assert len({tokens[0] for tokens in continuations}) == 3  # without their common prefix
     # As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space.
     begin, options = split_shared({str(i): array("i", [7, 8, 20 + i]) for i in range(3)})
     assert (list(begin), [list(its) for its in options.values()]) == ([7, 8], [[20], [21], [22]])
@@ -181,7 +181,7 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
         assert 0 <= detail["spread"] <= 2 and len(set(known)) > 1
     assert found["num_verdicts"] == 8 and found["num_unscored"] == 0
     assert found["num_missing_verdicts"] == sum(detail["drawn"].count(None) for detail in details) > 0
-    assert -1 < found["krippendorff_alpha_interval"] < 0.5  # for nothing but chance tells them apart
+    assert -1 < found["krippendorff_alpha_interval"] < 0.5  # because only the random seed distinguishes them
     alpha = f"{found['krippendorff_alpha_interval']:.3f}"
     missing = found["num_missing_verdicts"]
     assert re.search(

@@ -67,7 +67,7 @@ def test_triton_compiles_into_a_temporary_folder_of_the_task(tmp_path):
     assert caches[1] == tmp_path / "own" and caches[1].exists()
 
 
-# What is fetched
+# Downloads
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
@@ -297,7 +297,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     files = ["--inputs_addr", DATA, "--output_addr", out / "late.json"]
     late = queue.job("late", "baselines.py", "--model_addr", "late-model", *api, *files, array="0-0")
     cluster.wait_until(lambda: gate.held == {0, 1, 2, 3, "late"})
-    end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused where that second is over when it arrives
+    end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused if that second is over when it arrives
     cluster.wait_until(lambda: subprocess.run(end, env=cluster.environment, capture_output=True).returncode == 0)
     os.kill(pid_of_task(ids["rag"], 0), signal.SIGKILL)
     cluster.call("scontrol", "update", f"jobid={ids['rag']}_1", "endtime=now+100")
@@ -317,7 +317,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     assert {state for job in (*jobs, late) for state in cluster.states(job)} == {"COMPLETED"}
     for name in ("ranked.json", "none.json", "rag.json", "none_scores.json", "rag_scores.json", "table.md"):
         assert (out / name).read_bytes() == (alone / name).read_bytes(), name
-    # What was finished when its task died was not asked for again.
+    # Work finished before a task died was not requested again.
     asked_here = [request for request in gate.server.requests[len(asked_alone) :] if request["model"] != "late-model"]
     counts = [sum(asked(request, first) for request in requests) for requests in (asked_alone, asked_here)]
     assert counts[0] == counts[1] > 0
@@ -327,10 +327,10 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
         assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
     back = "requeued; the next run resumes here\n"
     assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
-    # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
+    # 143 if SLURM's TERM to all processes of a task reaches one that is already exiting.
     warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}
     assert warned == {"rag_1", "rag_3", "late_0"}
-    # SLURM leaves the reason out where the task is back in the queue by then.
+    # SLURM omits the reason if the task is already requeued.
     assert re.search(r"CANCELLED AT \S+ (DUE TO TIME LIMIT )?\*\*\*", logs["late_0"])
 
 
