@@ -51,9 +51,9 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
-        help="the metric. LaMP-QA: verdicts on aspects, a level for the whole response, or two systems compared; "
-        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; -official "
-        "for an encoder-decoder's labels and ratings)")
+        help="metric. LaMP-QA: aspect (a verdict per aspect), direct (a level per response) or pairwise (two systems); "
+        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; its "
+        "-official variant for an encoder-decoder's labels and ratings)")
     add("--reading", choices=["official"],
         help="parse the raw output again, as LaMP's or PersonaMem's public code does: --reading official --strategy f1 "
         "is --strategy f1-official (default: the answer that the run parsed)")
@@ -69,7 +69,7 @@ def build_parser() -> cli.FlagParser:
     judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="as many as the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     parser.without_effect(

@@ -163,7 +163,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
     if sorted(found) != sorted(names):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
         others = "" if exact else " and no other name in braces"
-        raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
+        raise UserError(f"{where}: must contain each of {wanted} exactly once{others}")
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:

@@ -268,10 +268,10 @@ def test_unreadable_files(clone):
          "has no constant _PLANNER_PROMPT"),
         (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt"),
         (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "is not a text"),
-        (FORMATTERS, "{profile}\n~ Now", "~ Now", "must hold each of {profile}, {question} exactly once"),
+        (FORMATTERS, "{profile}\n~ Now", "~ Now", "must contain each of {profile}, {question} exactly once"),
         (FORMATTERS, "{{sic}}", "{{sic}", "ValueError(\"Single '}'"),
         (FORMATTERS, "{{sic}}", "{other}", "KeyError('other')"),
-        (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
+        (FORMATTERS, "{{sic}}", "{question}", "must contain each of {profile}, {question} exactly once"),
         (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is not a text"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "KeyError('system')"),
         (FORMATTERS, "def get_planner", "\0def get_planner", "without running the code: "),
@@ -294,7 +294,7 @@ def test_an_exact_prompt_is_everything_between_the_marker_lines():
     assert (without.user, without.exact) == ("\n{question}", False)
     for name, target, told in (
         ("planner", "Here:\n{plan} and so on", r"\[assistant\] part must end with \{plan\}$"),
-        ("planner", "Here:", r"\[assistant\] part: must hold each of \{plan\} exactly once"),
+        ("planner", "Here:", r"\[assistant\] part: must contain each of \{plan\} exactly once"),
         ("rag", "Here:\n{plan}", r"must have a \[system\] line with its text, then a \[user\] line with its text$"),
     ):
         text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"

@@ -529,7 +529,7 @@ PROMPT_OF = {
 @pytest.mark.parametrize("command", PROMPT_OF)
 def test_an_invalid_prompt(inputs, server, capsys, command):
     name = f"prompts/{PROMPT_OF[command]}.txt"
-    wrong = "must hold each of .* exactly once, and no other name in braces"
+    wrong = "must contain each of .* exactly once and no other name in braces"
     for change, expected in (
         (lambda content: content + b"{user_name}", wrong),
         (lambda content: content.replace(b"{question}", b"{Question}"), wrong),
@@ -680,7 +680,7 @@ def test_a_file_for_a_folder_or_a_folder_for_a_file(folder, server, capsys, comm
 @pytest.mark.parametrize("key", [b"k\x01y", b"two keys", b"caf\xc3\xa9", b""])
 def test_a_key_that_no_header_can_hold(folder, server, capsys, key):
     (folder / "key.txt").write_bytes(key)
-    refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must hold the key and nothing else")
+    refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must contain only the key")
 
 
 ADDRESSES = [

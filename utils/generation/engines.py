@@ -224,5 +224,5 @@ def read_api_key(path: str | None) -> str:
             raise UserError(f"{where}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
     # The key is sent in an HTTP header, which takes printable ASCII.
     if not key.isascii() or not key.isprintable() or " " in key or not key:
-        raise UserError(f"{where}: must hold the key and nothing else")
+        raise UserError(f"{where}: must contain only the key")
     return key

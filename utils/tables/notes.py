@@ -180,7 +180,7 @@ def describe_scores(
     """Return a score file's summary line: the mean score or the wins, and what is left out."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
-        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+        text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
     if chose_checkpoint:
         text += "; optimistic: these questions chose the generator's checkpoint"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
