@@ -24,7 +24,7 @@ class Source:
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError if it is invalid, or its profiles should be swapped and cannot be."""
+        """Check the dataset; UserError if it is invalid, or --random_profile cannot swap its profiles."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
@@ -47,8 +47,8 @@ class Source:
                 raise UserError(f"{path}: holds only one question; --random_profile needs another user's profile")
             if swapped:
                 raise UserError(
-                    f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is another user's already\n"
-                    "  --random_profile starts from the original dataset"
+                    f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is already another user's\n"
+                    "  use --random_profile with the original dataset"
                 )
             if len(set(users)) < 2:
                 same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
@@ -99,7 +99,7 @@ def user_of(task: Task, record: Record) -> tuple[str, str]:
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw another user's question for each: by one cycle over all, then again while the user is the same.
+    """Draw another user's question for each: one cycle over all questions, redrawn where the user is the same.
 
     Args:
         users: each question's user; at least two differ.

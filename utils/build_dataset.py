@@ -46,7 +46,7 @@ from utils.parsing import building as parsing
 
 SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # communities by the name of the file to make
-FOUND = {  # what became of an aspect, by how its evidence was found
+FOUND = {  # counts of aspects, by how their evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence that is exact except for white space and quotation marks",
     "shortened": "aspects with evidence that leaves out some of the post",

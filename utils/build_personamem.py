@@ -7,9 +7,9 @@
 
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
 (small_talk.json), `questions` (questions.json), and `assemble`, which needs no model. It writes questions_<size>.csv
-and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json, with
-how many questions can be answered without a history, and more; and to_read_<size>.html, which shows some questions. Run
-the same command again to resume; nothing is requested twice.
+and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json,
+which counts questions that can be answered without a history, among others; and to_read_<size>.html, which shows some
+questions. Run the same command again to resume; nothing is requested twice.
 """
 
 import sys
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Building:
-    """The files of the steps that ask a model, and their records."""
+    """The files and records of the steps that use a model."""
 
     def __init__(self, args: cli.Arguments):
         self.args, self.folder = args, Path(args.output_dir)
@@ -288,7 +288,7 @@ def assemble(args: cli.Arguments) -> None:
     rows: list[assembly.Row] = []
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
     print(f"{table}: {format_counts(counts)}")
-    if args.filter_questions:  # figures cover all questions, because the filter determines those of the rest
+    if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
         unfiltered = {**settings, "filter_questions": False}
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)

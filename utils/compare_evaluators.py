@@ -48,7 +48,7 @@ from utils.tables.system_scores import (
 )
 
 SCRIPT = "utils/compare_evaluators.py"
-RESULTS = {"win": 1, "tie": 0, "loss": -1}  # the preference that the first system's pairwise result means
+RESULTS = {"win": 1, "tie": 0, "loss": -1}  # preference by the first system's pairwise result
 PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
 
 
@@ -156,7 +156,7 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
 
 
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError if evaluators and humans judged different systems, or in another order, by their manifests."""
+    """Raise UserError if evaluators and humans judged other systems, or in another order, according to manifests."""
     seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:

@@ -167,7 +167,7 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
     download.run("LaMP-2", "--source_dir", tmp_path)
     assert download.records("LaMP-2") == sample("LaMP-2", "dev")
     told = download.refuse("LaMP-4", "--source_dir", tmp_path.parent)
-    assert told.startswith(f"{tmp_path.parent}: has no file {TRAIN}, also not in a parent of that folder\n")
+    assert told.startswith(f"{tmp_path.parent}: has no file {TRAIN}, nor one in a parent folder\n")
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,7 @@ def test_partial_responses(server, flags, write, scores, capsys):
     found = run(flags, data, responses, scores, "--allow_partial")
     assert (found["score"], found["num_questions"]) == (1.0, 1)
     assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    assert "a part: 1 of 3" in capsys.readouterr().out
+    assert "partial: 1 of 3" in capsys.readouterr().out
 
 
 # Bad input

