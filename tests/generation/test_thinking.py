@@ -95,7 +95,7 @@ def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, asked, fo
 def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effort, thinks, opened):
     found = find_thoughts(Namespace(reasoning_parser=asked, reasoning_effort=effort), APIChat("x"), model)
     assert (found.thinks, found.opened, found.parser) == (thinks, opened, asked)
-    with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai only deepseek_r1 is possible"):
+    with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
         find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
 
 

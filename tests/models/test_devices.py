@@ -91,11 +91,11 @@ def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     nvidia_smi()
     unseen("13.0")
     what = "torch is built for CUDA 13.0; CUDA 13 needs driver 580 or newer, or cuda-compat"
-    what += "; the driver: 535.104.05 (see docs/gpu.md)"
+    what += "; this driver: 535.104.05 (see docs/gpu.md)"
     assert refusal() == f"{CARD} is here, but torch finds none\n  {what}{MEANT}"
     for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # only the first two exist, so it may be this one
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert f"the driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
+        assert f"this driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
 
 
 def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
@@ -109,7 +109,7 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds none\n")
-    assert "the driver: not told, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
+    assert "this driver: unknown, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
 
 
 @pytest.mark.parametrize("script", ["echo 'No devices found.'", "exit 9", None])

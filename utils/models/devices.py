@@ -132,7 +132,7 @@ def _way_out(cuda: str | None) -> str:
     """Return the remedy for a GPU that torch does not see; `cuda` is torch's CUDA version, None for a CPU build."""
     if cuda is None:
         return "this is torch's CPU build; for the GPU run: make setup REQUIREMENTS=requirements.txt"
-    driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]
+    driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["unknown"])[0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (
         f"torch is built for CUDA {cuda}; CUDA 13 needs driver 580 or newer, or cuda-compat; "
