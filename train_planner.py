@@ -87,7 +87,7 @@ def build_parser() -> cli.FlagParser:
     add("--eval_steps", type=cli.positive_int,
         help="steps between evaluations; must divide --save_steps (default: --save_steps)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
-        help="validation questions to plan for at each evaluation, to measure aspect recall (%(default)s)")
+        help="validation questions to plan for at each evaluation, to measure aspect recall; 0: none (%(default)s)")
     add_run_arguments(parser)
     parser.without_effect(
         "--eval_steps --eval_generate",
