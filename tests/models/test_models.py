@@ -167,7 +167,7 @@ def test_an_incomplete_model_is_named(tmp_path, monkeypatch, offline, name, mess
 
 
 def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
-    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  fetch it .* hf download some/model"):
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  on a node .* hf download some/model"):
         check_model("some/model", str(tmp_path))
     snapshot = save_cached(tmp_path, "some/model")
     check_model("some/model", str(tmp_path))

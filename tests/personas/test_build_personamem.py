@@ -173,7 +173,7 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
         assert build_personamem.main(flags(out, server.url, *again)) == 0
         asked = [text_of(message) for request in server.requests for message in request["messages"]]
         assert any("what rests on" in text for text in asked) and any("ants" in text for text in asked)
-        with pytest.raises(UserError, match=r"questions.json: was made from another conversations.json"):
+        with pytest.raises(UserError, match=r"questions.json: was made from a different conversations.json"):
             build_personamem.main(flags(out, server.url, "--step", "assemble"))
     (out / "small_talk.json").write_text('["damaged"]')
     with pytest.raises(UserError, match=r"small_talk.json: not a file of utils/build_personamem.py"):
@@ -243,14 +243,14 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
         (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within these"),
         (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
         (["--model", "big=m"], "--model big=...: unknown name; the only one is small"),
-        (["--step", "assemble"], "personas.json: no such file; --step conversations makes it"),
+        (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),
         (
             ["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"],
             "topic 'a b': a topic's name may have only letters, digits and _",
         ),
-        (["--small_talk_addr", "\n\n"], "no question"),
+        (["--small_talk_addr", "\n\n"], "has no questions"),
     ],
 )
 def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
@@ -266,7 +266,7 @@ def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
 
 def test_a_model_that_is_not_a_chat_model_is_refused(tmp_path):
     save_tiny_t5(tmp_path / "t5")
-    with pytest.raises(UserError, match="t5: an encoder-decoder; give a chat model"):
+    with pytest.raises(UserError, match="t5: is an encoder-decoder; give a chat model"):
         build_personamem.main(["--model_addr", str(tmp_path / "t5"), "--output_dir", str(tmp_path / "out")])
 
 

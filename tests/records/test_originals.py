@@ -100,7 +100,7 @@ BAD = {
         golds("1", "2", "3"),
         "2 answers have no question in .*: '2', '3'\n  give the",
     ),
-    "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
+    "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not LaMP-4"),
     "an answer twice": (questions("1"), golds("1", "1"), "two answers with id '1'; ids must be unique"),
     "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers with id '1'; ids must be unique"),
     "an answer with an invalid id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),

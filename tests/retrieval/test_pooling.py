@@ -93,8 +93,8 @@ def test_the_models_files_are_read(folder, types, config, found):
     [
         ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling is not supported"),
         ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens pooling"),
-        ({"pooling_mode": ["cls", "mean"]}, "joins cls and mean pooling"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "joins cls and max pooling"),
+        ({"pooling_mode": ["cls", "mean"]}, "combines cls and mean pooling"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "combines cls and max pooling"),
     ],
 )
 def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):

@@ -235,7 +235,9 @@ def no_waiting(monkeypatch):
 def test_cached_only_requests_nothing(command, server, data, monkeypatch):
     """It assembles what shards requested, without an API key, and counts missing completions."""
     command.run("--num_shards", 2, "--shard_index", 0)
-    with pytest.raises(UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  --cached_only"):
+    with pytest.raises(
+        UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  run the missing"
+    ):
         command.run("--cached_only")
     assert not command.case.outputs[-1].exists()
     command.run("--num_shards", 2, "--shard_index", 1)

@@ -311,7 +311,7 @@ def test_a_planner_of_the_reference_form_passes_its_text_on_unchanged(opened, tr
     answers = run(given, again, "--limit", 2, "--num_contexts", 2, *imported)
     assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
     message = refusal([*given, "--planner_target", "paper"], output.with_name("other.json"), *imported)
-    assert message == f"--planner_target paper: {plans_path(output)} was made with reference\n  leave the flag out"
+    assert message == f"--planner_target paper: {plans_path(output)} was made with reference; leave the flag out"
 
 
 @pytest.mark.parametrize("target", ["reference", "paper"])
