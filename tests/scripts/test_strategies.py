@@ -160,7 +160,7 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert (found["num_unanswered"], found["num_unscored"]) == ([0, 1], 2 + 1)
     said = capsys.readouterr().out
     assert "of 5 questions; position-swap rate 50%; not judged: 0 without the first system's answer, 1 without" in said
-    assert "; 2 questions unscored, for 3 verdicts are missing" in said
+    assert "; 2 questions unscored, because 3 verdicts are missing" in said
 
     details = {entry["id"]: entry["details"] for entry in found["per_question_scores"]}
     kept = {"parsed": "strict", "attempts": 1}
