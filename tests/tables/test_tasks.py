@@ -48,7 +48,7 @@ def test_old_and_new_score_files_are_read_alike(score_file):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"group": "Sports"}, "field 'group' is 'Sports', not one of LaMP-QA's"),
+        ({"group": "Sports"}, "field 'group' is 'Sports', not a group of LaMP-QA"),
         ({"group": "Arts & Entertainment", "subgroup": 5}, "field 'subgroup': Expected `str`, got `int`"),
     ],
 )
@@ -73,7 +73,7 @@ def test_one_group_has_a_column_and_no_average(two, capsys):
 
 def test_scores_of_two_tasks_do_not_share_a_table(two, score_file, tmp_path):
     other, another = (score_file(f"{name}.json", *scored("rpg", 0.5, 0.5, 0.5)) for name in ("other", "another"))
-    message = rf"{other}: scores of LaMP-QA, but {two[0]} has scores of Alone\n"
+    message = rf"{other}: has scores of LaMP-QA, but {two[0]} has scores of Alone\n"
     with pytest.raises(UserError, match=message):
         make_table.main(["--system", "A", two[0], "--system", "B", other])
     with pytest.raises(UserError, match=message):
