@@ -108,7 +108,7 @@ def test_verdicts_that_a_server_failed_to_give(work, strategy, missing):
     bad = "Aspect 2b" if strategy == "aspect" else "Question number 2?"
     work.server.reply = lambda request: failing(bad)(request) if bad in request["messages"][1]["content"] else well
     done, _ = work.judge(*judge)
-    assert done.returncode == 1 and " missing because the server failed; the same" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and " missing because the server failed; run the same" in done.stderr.splitlines()[-1]
     scores = work.read("scores.json")
     assert [question["id"] for question in scores["per_question_scores"]] == ["q0", "q1", "q3", "q4", "q5"]
     assert scores["partial"] == {"questions_in_dataset": 6, "questions_judged": 5} and scores["num_unscored"] == 0
