@@ -222,7 +222,7 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
 @pytest.mark.parametrize(
     ("strategy", "more", "message"),
     [
-        ("aspect", ["--verdicts", "probability"], "--verdicts probability: APIs do not return these likelihoods; give a"),
+        ("aspect", ["--verdicts", "probability"], "--verdicts probability: APIs do not return these likelihoods; "),
         (
             "direct",
             ["--verdicts", "probability"],

@@ -166,7 +166,7 @@ def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
     assert "- Beside each mean: the paper's user-based setting, FlanT5-base, and the difference from it." in notes
     [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
     assert "only where its model was trained in the same way" in told
-    assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the tables are u")
+    assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the")
 
 
 def test_a_figure_has_an_axis_for_errors_and_shows_one_task_by_one_metric(two, tmp_path, monkeypatch):
