@@ -61,7 +61,7 @@ def test_vllm_s_parsers(tokenizer, name, text, cut, opened, answer, reasoning, u
 
 
 def test_a_parser_that_does_not_fit_the_model_is_refused(tokenizer):
-    with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: vLLM has .*deepseek_r1"):
+    with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: unknown; vLLM has .*deepseek_r1"):
         ThoughtReader("deepsek_r1", lambda: tokenizer)
     with pytest.raises(UserError, match="--reasoning_parser mistral: not for this model: "):
         ThoughtReader("mistral", lambda: tokenizer)

@@ -273,8 +273,8 @@ def swapped(make):
 
 
 # Path.resolve() raises a RuntimeError.
-NOT_REGULAR = "a pipe or a device; give a regular file"
-NO_FORM = "not a score file|not an object|Expected `object`|Object missing required field `evaluators`"
+NOT_REGULAR = "is a pipe or a device; give a regular file"
+NO_FORM = "not a score file|must be a non-empty object|Expected `object`|Object missing required field `evaluators`"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
     "a mark and white space": (replaced(b"\xef\xbb\xbf \n"), "the file is empty"),
@@ -287,7 +287,7 @@ FILE_DAMAGES = {
     "Python's quotes": (replaced(lambda content: content.replace(b'"', b"'")), "not JSON: "),
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
     "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
-    "NaN": (replaced(b"NaN"), rf"(has NaN;|{NO_FORM})"),
+    "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
     "null": (replaced(b"null"), rf"(found missing or null;|{NO_FORM})"),
     "an unknown object": (
         replaced(b'{"version": 2}'),
@@ -296,7 +296,7 @@ FILE_DAMAGES = {
     "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: found 1,|found a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
-    "a folder": (swapped(Path.mkdir), "a folder; give the file"),
+    "a folder": (swapped(Path.mkdir), "is a folder; give the file"),
     "a pipe": (swapped(os.mkfifo), NOT_REGULAR),
     "/dev/null": (swapped(lambda path: path.symlink_to("/dev/null")), NOT_REGULAR),
     "a link to itself": (swapped(lambda path: path.symlink_to(path.name)), "cannot be read: Too many levels of"),
@@ -440,7 +440,7 @@ PART_DAMAGES = [
     ),
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*has half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),
-    ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': .* belongs"),
+    ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': found .*, expected "),
     ("scores.json", ("task",), (None, [], "Quiz"), "unknown task "),
     ("scores.json", ITEM[:1], NO_LIST, "not a score file: it has no list 'per_question_scores'"),
     (
@@ -461,13 +461,13 @@ PART_DAMAGES = [
     ("direct.json", (*ITEM, "details"), ([], [{}]), "question 'q1': field 'details' "),
     ("direct.json", (*ITEM, "details", 0, "score"), (0.8, True), "question 'q1': .* is not a level: one of 0, 0.25,"),
     ("direct.json", (*ITEM, "score"), (0.75,), "question 'q1': its score is 0.75, but its responses give 0.5"),
-    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is twice"),
+    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is repeated"),
     ("pairs.json", (*ITEM, "details"), (MISSING, [], [5, 5], [{}, {}]), "question 'q1': .*details"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie"), "question 'q1': field 'details"),
     ("pairs.json", (*ITEM, "answered"), (None, [True], "both"), "question 'q1': .*answered"),
     ("pairs.json", (*ITEM, "answered"), ([False, True],), "question 'q1': its result is 'win', but its verdicts"),
     ("pairs.json", (*ITEM, "result"), (MISSING, None, "tie", []), "question 'q1': its result is .*'win'"),
-    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(Object missing|Expected `array`|evaluators: 0 are given)"),
+    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(Object missing|Expected `array`|has 0 evaluators; )"),
     ("made/evaluators.json", ROW, NO_OBJECT, r"Expected `object`, got .* - at `\$.evaluators\[1\]`"),
     ("made/evaluators.json", (*ROW, "name"), (MISSING, []), r".* - at `\$.evaluators\[1\]"),
     (
