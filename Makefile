@@ -19,35 +19,35 @@ STAMP := .venv/installed-$(shell { echo $(REQUIREMENTS); cat $(REQUIREMENTS); } 
 
 .DEFAULT_GOAL := help
 .PHONY: help setup models demo demo-build demo-lamp demo-personamem test test-all test-fast fuzz test-gpu bench lint clean
-# One target at a time, also under -j: each uses all cores by itself.
+# One target at a time, even with -j, because each uses all cores.
 .NOTPARALLEL:
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "For a GPU, from a machine without one: make setup REQUIREMENTS=requirements.txt"
-	@echo "For the CPU, whatever is here:         make setup REQUIREMENTS=requirements-cpu.txt"
-	@echo "With another Python than python3:      make setup PYTHON=python3.12"
+	@echo "For the CPU, on any machine:           make setup REQUIREMENTS=requirements-cpu.txt"
+	@echo "With a Python other than python3:      make setup PYTHON=python3.12"
 
-setup: $(STAMP) ## install everything into .venv: what it holds already, else for the GPU where there is one
+setup: $(STAMP) ## install everything into .venv (what it has already, else for the GPU if there is one)
 	@echo "setup: .venv is ready ($(REQUIREMENTS))"
 
 $(STAMP):
 	@command -v $(PYTHON) > /dev/null || { \
-	    echo "error: no $(PYTHON) here; name Python 3.11 to 3.14: make setup PYTHON=python3.12" >&2; exit 1; }
+	    echo "error: $(PYTHON) not found; give Python 3.11 to 3.14: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) utils/check_machine.py $(REQUIREMENTS)
-	@echo "setup: a new .venv for $(REQUIREMENTS)"
+	@echo "setup: creating .venv for $(REQUIREMENTS)"
 	@$(PYTHON) -m venv --clear .venv
 	@echo $(REQUIREMENTS) > .venv/requirements
 ifneq ($(ON_CPU),)
 	@echo "setup: installing $(TORCH) (200 MB)"
 	@$(PIP) install -qq $(TORCH) 2> .venv/torch-errors || { \
-	    echo "setup: the configured package index did not give it, trying $(TORCH_CPU_INDEX)"; \
+	    echo "setup: the configured package index does not have it, trying $(TORCH_CPU_INDEX)"; \
 	    $(PIP) install -qq --retries 2 --index-url $(TORCH_CPU_INDEX) $(TORCH) 2> .venv/torch-errors-2 || { \
-	    if grep -q 'Retrying (' .venv/torch-errors-2; then why="could not be reached"; else why="did not give it"; fi; \
-	    echo "error: $(TORCH) is in none of pip's own indexes, and $(TORCH_CPU_INDEX) $$why: name a mirror of it" \
+	    if grep -q 'Retrying (' .venv/torch-errors-2; then why="could not be reached"; else why="does not have it"; fi; \
+	    echo "error: $(TORCH) is not in pip's configured indexes, and $(TORCH_CPU_INDEX) $$why: give a mirror of it" \
 	        "(make setup TORCH_CPU_INDEX=URL) or a folder with the wheel (PIP_FIND_LINKS=FOLDER make setup);" \
-	        "pip's own words are in .venv/torch-errors*" >&2; \
+	        "pip's messages are in .venv/torch-errors*" >&2; \
 	    exit 1; }; }
 	@echo "setup: installing the other packages (1 GB, a minute or more)"
 	@$(PIP) install -qq -r $(REQUIREMENTS)
@@ -64,8 +64,8 @@ models: setup ## make the demo's two small models in demo/models
 	@.venv/bin/python utils/prepare_demo_models.py --output_dir demo/models
 
 # vLLM's CUDA build finds no device without a GPU.
-NEEDS_GPU = @[ -n "$(ON_CPU)$(GPU)" ] || { echo "error: .venv is for a GPU ($(REQUIREMENTS)), and nvidia-smi lists" \
-    "none here: run this where there is one" >&2; exit 2; }
+NEEDS_GPU = @[ -n "$(ON_CPU)$(GPU)" ] || { echo "error: .venv is for a GPU ($(REQUIREMENTS)), but nvidia-smi" \
+    "lists none: run this on a machine with a GPU" >&2; exit 2; }
 
 demo: setup models ## run the whole pipeline on the sample data
 	$(NEEDS_GPU)
@@ -75,7 +75,7 @@ demo-lamp: setup models ## run two tasks of LaMP and one of LongLaMP on their sa
 	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo_lamp.sh
 
-demo-build: setup models ## build data like PersonaMem's, and answer its questions
+demo-build: setup models ## build data like PersonaMem's and answer its questions
 	$(NEEDS_GPU)
 	@PYTHON=.venv/bin/python sh utils/demo_build.sh
 
@@ -86,32 +86,32 @@ demo-personamem: setup models ## run PersonaMem's conditions on its sample data
 # All cores; the tests of a language model one at a time beside the others (tests/conftest.py).
 PYTEST := .venv/bin/python -m pytest -q --durations=10 -n auto
 
-test: setup models ## run all tests, for the packages of a CPU; the engine's are skipped with those of a GPU
+test: setup models ## run all tests (engine tests need the CPU packages)
 	@$(PYTEST)
 
-test-all: setup models ## run all tests, with each case of those of which `make test` runs one of many alike
+test-all: setup models ## run all tests, with all cases (make test skips similar ones)
 	@$(PYTEST) --all_cases
 
-test-fast: setup ## run the quick tests, in two minutes: no language model, no hundreds of processes
+test-fast: setup ## run the fast tests (two minutes): no language model, few processes
 	@$(PYTEST) -m "not engine and not slow"
 
-# The tests' files take from each other by name, as pyproject.toml has pytest do.
+# Test files import each other by name, as with pytest's settings in pyproject.toml.
 FUZZ := PYTHONPATH=.:tests:tests/commands:tests/scripts .venv/bin/python tests/fuzz/fuzz.py
 
-fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs one case again
+fuzz: setup ## damage one input file at a time, 6,600 times; CASE=N runs only case N
 	@$(FUZZ) $(if $(CASE),--case $(CASE))
 
-# One after the other: they measure the GPU's memory, and take it all.
-test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run what waits for a GPU, in 30 minutes or MINUTES=60
+# One after the other, because they measure the GPU's memory and use all of it.
+test-gpu: $(if $(GPU),$(if $(ON_CPU),,setup models)) ## run the tests that need a GPU, in 30 minutes or MINUTES=60
 ifndef GPU
-	@echo "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run"
+	@echo "test-gpu: nvidia-smi lists no GPU, so nothing is run"
 else ifneq ($(ON_CPU),)
 	@echo "error: .venv is for the CPU ($(REQUIREMENTS)); first: make setup REQUIREMENTS=requirements.txt" >&2; exit 2
 else
 	@.venv/bin/python -m pytest -v tests/gpu --device cuda
 endif
 
-bench: models ## compare the speed with plain ways and with the machine's limits; figures go to demo/benchmarks
+bench: models ## compare the speed with simple baselines and the machine's limits; results go to demo/benchmarks
 	@.venv/bin/python tests/speed/ranking.py --json_addr demo/benchmarks/ranking.json
 	@.venv/bin/python tests/speed/ranking.py --contriever_shape --posts 200 \
 	    --json_addr demo/benchmarks/ranking_contriever.json

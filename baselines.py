@@ -35,7 +35,7 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add_dataset_arguments(parser, "datasets; with --rag ranked ones")
+    add_dataset_arguments(parser, "datasets; must be ranked for --rag")
     add("--rag", action="store_true", help="put the asker's best-ranked posts into the prompt")
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts for --rag (%(default)s)")
     cli.add_unranked_argument(parser)

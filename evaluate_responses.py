@@ -51,32 +51,32 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
-        help="the metric. LaMP-QA: verdicts on aspects, a level for the whole response, or two systems compared; "
-        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; -official "
-        "for an encoder-decoder's labels and ratings)")
+        help="metric. LaMP-QA: aspect (a verdict per aspect), direct (a level per response) or pairwise (two systems); "
+        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; its "
+        "-official variant for an encoder-decoder's labels and ratings)")
     add("--reading", choices=["official"],
-        help="read all that the model wrote, by the rule of LaMP's or PersonaMem's public code: --reading official "
-        "--strategy f1 is --strategy f1-official (default: the answer as it was read when it was asked for)")
+        help="parse the raw output again, as LaMP's or PersonaMem's public code does: --reading official --strategy f1 "
+        "is --strategy f1-official (default: the answer that the run parsed)")
     add("--response_addr", required=True, nargs="+", metavar="FILE",
-        help="responses, a file per system; also in LaMP's or PersonaMem's own format")
+        help="response files, one per system; LaMP's and PersonaMem's own formats work too")
     add("--score_addr", required=True, nargs="+", metavar="FILE",
-        help="score files, as many; one for pairwise")
+        help="score files to write, one per response file; just one for pairwise")
     add("--verdicts", choices=["probability"],
-        help="expected value over the verdicts by their likelihoods; generates no text (off: the written verdict)")
+        help="score by the expected verdict, from likelihoods; generates no text (off: the written verdict)")
     add("--num_verdicts", type=cli.positive_int, default=1, metavar="N",
-        help="verdicts per aspect, which are averaged; more than one need a --temperature (%(default)s)")
+        help="verdicts per aspect, averaged; more than one needs a --temperature above 0 (%(default)s)")
     add("--allow_partial", action="store_true", help="score only the questions that have a response")
-    judge_help = "judge: hub name, model folder, or API model (needed unless scores are computed)"
+    judge_help = "judge: hub name, model folder, or API model (required unless the metric is computed)"
     cli.add_engine_arguments(parser, "--evaluator_llm", judge_help, required=False)
     cli.add_sampling_arguments(
-        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="what the longest prompt needs"
+        parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="as many as the longest prompt needs"
     )
     cli.add_run_arguments(parser)
     parser.without_effect(
         "--num_verdicts --temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
         " --constrained_decoding",
         lambda args: args.verdicts is not None,
-        "with --verdicts, for no text is generated",
+        "with --verdicts, which generates no text",
         "leave out --verdicts",
     )
     parser.decides_nothing("--inputs_addr --response_addr --score_addr", "their hashes do")
@@ -100,7 +100,7 @@ def prepare(args: cli.Arguments) -> Command:
     task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
     chosen = metric.judge and choose_judge(args, metric.judge)
     if chosen is None and args.num_shards > 1:
-        raise UserError(f"--num_shards: {args.strategy} is computed, which needs no shards; leave it out")
+        raise UserError(f"--num_shards: {args.strategy} needs no judge, so it has no shards; leave it out")
     systems = read_systems(args, task, records, chosen)
     note_incomplete(args.inputs_addr, systems)
 

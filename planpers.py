@@ -121,7 +121,7 @@ def prepare(args: cli.Arguments) -> Command:
             print("plans:\n" + describe_calls(calls, models[0].chat, models[0].policy, prices_of(args, "planner_")))
             for _, plans in pairs:
                 plans.pieces |= {key: {"value": None, "reason": "not made yet"} for key in plans.keys}
-            note = f" (without their plans of up to {models[0].policy.max_tokens} tokens, which are still to be made)"
+            note = f" (without the plans, which do not exist yet; each adds up to {models[0].policy.max_tokens} tokens)"
         calls = (call for step in its if step.role == "generator" for call in calls_of(step, shared))
         print(f"answers{note}:\n" + describe_calls(calls, models[-1].chat, models[-1].policy, prices_of(args)))
         paths = [output.path for pair in pairs for output in pair]

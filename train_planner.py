@@ -58,38 +58,41 @@ def build_parser() -> cli.FlagParser:
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--planner_target", choices=["paper", "reference"], default="paper",
-        help="what it learns to write: the titles alone, or as in the public code with a lead-in and dashes, which "
-        "takes a --prompts_dir made by utils/import_prompts.py (%(default)s)")
+        help="format of plans: the titles alone, or with a lead-in and dashes as in the public code, which needs a "
+        "--prompts_dir made by utils/import_prompts.py (%(default)s)")
     cli.add_template_argument(add)
     add("--max_seq_length", type=cli.positive_int,
         help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)")
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
-    add("--per_device_train_batch_size", type=cli.positive_int, default=1, help="sequences at a time (%(default)s)")
+    add("--per_device_train_batch_size", type=cli.positive_int, default=1,
+        help="sequences per batch on each device (%(default)s)")
     add("--gradient_accumulation_steps", type=cli.positive_int, default=PAPER_BATCH,
-        help="batches a step, on each device (%(default)s: on one device the paper's 32 sequences)")
-    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="at its peak (%(default)s)")
-    add("--weight_decay", type=cli.non_negative_float, default=0.0, help="of AdamW (%(default)s)")
-    add("--max_steps", type=cli.positive_int, default=2000, help="steps in all (%(default)s)")
-    add("--warmup_steps", type=cli.non_negative_int, help="steps up to the peak (default: a tenth of --max_steps)")
+        help="batches per step on each device (%(default)s: the paper's 32 sequences, on one device)")
+    add("--learning_rate", type=cli.non_negative_float, default=5e-5, help="peak learning rate (%(default)s)")
+    add("--weight_decay", type=cli.non_negative_float, default=0.0, help="weight decay of AdamW (%(default)s)")
+    add("--max_steps", type=cli.positive_int, default=2000, help="total number of steps (%(default)s)")
+    add("--warmup_steps", type=cli.non_negative_int, help="steps until the peak (default: a tenth of --max_steps)")
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
-    add("--lora_alpha", type=cli.positive_int, default=16, help="its scale times rank (%(default)s)")
-    add("--lora_dropout", type=cli.non_negative_float, default=0.05, help="dropout before it, below 1 (%(default)s)")
+    add("--lora_alpha", type=cli.positive_int, default=16, help="scale of the update times its rank (%(default)s)")
+    add("--lora_dropout", type=cli.non_negative_float, default=0.05,
+        help="dropout before the update, below 1 (%(default)s)")
     add("--lora_target_modules", nargs="+", metavar="NAME",
         help="modules to adapt, or all-linear (default: PEFT's for the architecture, for Qwen 2.5 q_proj and v_proj)")
 
     add = parser.add_argument_group("evaluation").add_argument
-    add("--save_steps", type=cli.positive_int, default=250, help="steps a checkpoint (%(default)s)")
-    add("--eval_steps", type=cli.positive_int, help="steps an evaluation; divides --save_steps (default: that)")
+    add("--save_steps", type=cli.positive_int, default=250, help="steps between checkpoints (%(default)s)")
+    add("--eval_steps", type=cli.positive_int,
+        help="steps between evaluations; must divide --save_steps (default: --save_steps)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
-        help="validation questions to plan for at each evaluation, for the aspect recall; 0 for none (%(default)s)")
+        help="validation questions to plan for at each evaluation, to measure aspect recall; 0: none (%(default)s)")
     add_run_arguments(parser)
     parser.without_effect(
         "--eval_steps --eval_generate",
         lambda args: args.validation_addr is None,
-        "without --validation_addr, for nothing is evaluated",
+        "without --validation_addr, because nothing is evaluated",
         "give --validation_addr",
     )
     parser.decides_nothing("--planner_target", "the lead-in does")
@@ -145,7 +148,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
     if args.lora_dropout >= 1:
         raise UserError(f"--lora_dropout {args.lora_dropout}: must be below 1")
     if adapter_base(args.model_addr):
-        raise UserError(f"--model_addr {args.model_addr}: an adapter; give the base model it is to be trained on")
+        raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
     check_report_to(args.report_to)
     check_launch(SCRIPT)
 
@@ -179,7 +182,7 @@ def build_examples(
     if too_long:
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
-            f"{path}\n  their question and aspects alone are longer: {first_five(too_long)}"
+            f"{path}\n  question and aspects alone are longer: {first_five(too_long)}"
         )
     if records and not examples:
         raise UserError(f"{path}: no question has an aspect in its rubric; there is nothing to learn")

@@ -125,9 +125,9 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
     parts = _TURNS_PARTS.fullmatch(ending) if has_turns else exact or _PARTS.fullmatch(ending)
     target = exact and exact[3]
     if parts is None or (target is not None and Path(name).name != "planner"):
-        begin = "a line [history], before it perhaps a line [system] and its text" if has_turns else None
-        begin = begin or "a line [system], its text"
-        raise UserError(f"{where}: a prompt is {begin}, a line [user], its text")
+        begin = "an optional [system] line with its text, a [history] line" if has_turns else None
+        begin = begin or "a [system] line with its text"
+        raise UserError(f"{where}: must have {begin}, then a [user] line with its text")
     _check_placeholders(f"{parts[1] or ''}\n{parts[2]}", placeholders, where, exact is not None)
     if target is not None:
         _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
@@ -162,8 +162,8 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
     found = [name for name in _NAME.findall(text) if not exact or name in names]
     if sorted(found) != sorted(names):
         wanted = ", ".join(f"{{{name}}}" for name in sorted(names))
-        others = "" if exact else ", and no other name in braces"
-        raise UserError(f"{where}: must hold each of {wanted} exactly once{others}")
+        others = "" if exact else " and no other name in braces"
+        raise UserError(f"{where}: must contain each of {wanted} exactly once{others}")
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
@@ -175,9 +175,9 @@ def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
         return None
     if planner.lead_in is None:
         raise UserError(
-            "--planner_target reference: planner.txt has no [assistant] part, which says how a plan begins\n"
-            "  python utils/import_prompts.py --code_dir LaMP-QA --output_dir prompts_paper (its --help says more)\n"
-            "  and then --prompts_dir prompts_paper"
+            "--planner_target reference: planner.txt has no [assistant] part with the lead-in of a plan\n"
+            "  run `python utils/import_prompts.py --code_dir LaMP-QA --output_dir prompts_paper` (see its --help), "
+            "then add --prompts_dir prompts_paper"
         )
     return planner.lead_in
 

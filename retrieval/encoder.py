@@ -94,14 +94,14 @@ def load_encoder(
                 model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
             except pickle.UnpicklingError:
                 raise UserError(
-                    f"{model_name}: its pickled weights hold more than tensors, maybe code; "
-                    "give a model with safetensors"
+                    f"{model_name}: its pickled weights hold more than tensors and may run code; "
+                    "use a model with safetensors"
                 ) from None
     if missing := sorted(name for name in report["missing_keys"] if "pooler" not in name):
-        raise UserError(f"{model_name}: its weights lack {missing[0]}; give a whole encoder")  # else left random
+        raise UserError(f"{model_name}: its weights lack {missing[0]}; use a complete encoder")  # else left random
     model.eval()
     # Such a model fits any GPU that others don't use.
-    with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or leave it out by CUDA_VISIBLE_DEVICES"):
+    with fitting(f"{model_name} on {', '.join(devices)}", "free the GPU, or exclude it with CUDA_VISIBLE_DEVICES"):
         replicas = tuple(copy.deepcopy(model).to(device) for device in devices[1:])
         return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
 
@@ -149,7 +149,7 @@ def pick_devices(device: str) -> list[str]:
     if device != "cpu" and has_gpu():
         return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if device == "cuda":
-        raise UserError("--device cuda: torch sees no GPU here")
+        raise UserError("--device cuda: torch finds no GPU on this machine")
     return ["cpu"]
 
 
@@ -289,7 +289,8 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
             known := getattr(model.config, "vocab_size", math.inf)
         ):  # a GPU would abort
             folder = model.config.name_or_path
-            raise UserError(f"{folder}: its tokenizer is not the model's: gives token {highest}, the model has {known}")
+            what = f"it returns token {highest}, but the model has {known} tokens"
+            raise UserError(f"{folder}: its tokenizer does not match the model: {what}")
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)

@@ -16,7 +16,7 @@ from utils.models.hub import model_file
 MODES = ("mean", "cls")
 MODULES = {"Transformer", "Pooling", "Normalize"}
 WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
-OVERRIDE = "--pooling mean or --pooling cls pools it so all the same"
+OVERRIDE = "--pooling mean or --pooling cls overrides this file"
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def choose_pooling(
     kinds = [kind for kind, _ in modules]
     if mode is None:
         if other := sorted(set(kinds) - MODULES):
-            raise UserError(f"{name}: modules.json: its {other[0]} layer is not known here\n  {OVERRIDE}")
+            raise UserError(f"{name}: modules.json: unsupported layer {other[0]}\n  {OVERRIDE}")
         paths = [path for kind, path in modules if kind == "Pooling"]
         mode = _read_mode(name, paths[0], cache_dir) if paths else MEAN.mode
     return Pooling(mode, "Normalize" in kinds if normalize is None else normalize)
@@ -69,9 +69,9 @@ def _read_mode(name: str, path: str, cache_dir: str | None) -> str:
     if modes is None:
         raise UserError(f"{name}: lacks {file}, which its modules.json names\n  {OVERRIDE}")
     if len(modes) > 1:
-        raise UserError(f"{name}: {file}: joins {' and '.join(modes)} pooling, which is not done here\n  {OVERRIDE}")
+        raise UserError(f"{name}: {file}: combines {' and '.join(modes)} pooling, which is not supported\n  {OVERRIDE}")
     if modes[0] not in MODES:
-        raise UserError(f"{name}: {file}: {modes[0]} pooling, which is not done here\n  {OVERRIDE}")
+        raise UserError(f"{name}: {file}: {modes[0]} pooling is not supported\n  {OVERRIDE}")
     return modes[0]
 
 
@@ -92,4 +92,4 @@ def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T])
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged\n  mend it; or give --pooling and --normalize, or --no-normalize") from None
+        raise UserError(f"{path}: damaged\n  repair it, or give --pooling and --[no-]normalize") from None

@@ -24,7 +24,7 @@ class Source:
     """
 
     def __init__(self, args: argparse.Namespace):
-        """Check the dataset; UserError if it is invalid, or its profiles should be swapped and cannot be."""
+        """Check the dataset; UserError if it is invalid, or --random_profile cannot swap its profiles."""
         path = args.input_dataset_addr
         self.dataset = DatasetFile(path)
         sizes, undated, swapped, users = [], [], [], []
@@ -39,14 +39,16 @@ class Source:
         self._owners = list(range(len(sizes)))  # for each question, the number of the question whose profile it gets
         if args.random_profile:
             if self.dataset.task.history is not None:
-                shared = "several questions share a user's history, so another question's may be the same user's"
-                raise UserError(f"{path}: --random_profile: of {self.dataset.task.name} {shared}; leave it out")
+                raise UserError(
+                    f"{path}: --random_profile: {self.dataset.task.name}'s questions share histories, so another "
+                    "question's history may be the same user's; leave it out"
+                )
             if len(sizes) < 2:
-                raise UserError(f"{path}: holds one question; --random_profile needs another user's profile")
+                raise UserError(f"{path}: holds only one question; --random_profile needs another user's profile")
             if swapped:
                 raise UserError(
-                    f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is another user's already\n"
-                    "  --random_profile starts from the original dataset"
+                    f"{path}: id {swapped[0]!r}: field 'profile_owner': its profile is already another user's\n"
+                    "  use --random_profile with the original dataset"
                 )
             if len(set(users)) < 2:
                 same = f"field {self.dataset.task.user_field!r} is {users[0][1]!r} for all {len(users)} questions"
@@ -85,9 +87,9 @@ def describe_dates(path: str, counts: dict[str, int]) -> str:
     """Return a note on how many items have a readable date, and how the others are ordered."""
     undated, posts = counts["undated_posts"], counts["posts"]
     if undated == posts:
-        return f"note: {path}: no post has a date that can be read: the last one in a profile counts as the latest"
+        return f"note: {path}: no post has a readable date; the last one in each profile counts as the latest"
     behind = f"; {undated} of {posts} posts have no readable date and come last" if undated else ""
-    return f"note: {path}: the latest posts by their dates{behind}"
+    return f"note: {path}: the latest posts are chosen by date{behind}"
 
 
 def user_of(task: Task, record: Record) -> tuple[str, str]:
@@ -97,7 +99,7 @@ def user_of(task: Task, record: Record) -> tuple[str, str]:
 
 
 def draw_owners(users: Sequence[tuple[str, str]], seed: int) -> list[int]:
-    """Draw another user's question for each: by one cycle over all, then again while the user is the same.
+    """Draw another user's question for each: one cycle over all questions, redrawn where the user is the same.
 
     Args:
         users: each question's user; at least two differ.

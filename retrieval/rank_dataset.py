@@ -58,24 +58,24 @@ def build_parser() -> FlagParser:
     parser = make_parser(__doc__)
     add = parser.add_argument
     add("--input_dataset_addr", required=True, metavar="FILE", help="dataset to rank")
-    add("--output_dataset_addr", required=True, metavar="FILE", help="where it goes, ranked")
+    add("--output_dataset_addr", required=True, metavar="FILE", help="output file, the ranked dataset")
     add("--ranker", choices=["dense", "bm25", "bm25-okapi", "recency", "random", "hybrid"], default="dense",
         type=lambda name: "dense" if name == "contriever" else name,
-        help="dense, or contriever: dot product of the encoder's embeddings; bm25: shared words; "
-        "bm25-okapi: the variant that LaMP and LongLaMP use; "
-        "recency: latest first, without dates last in the file first; random: seeded; "
-        "hybrid: dense and recency by turns (%(default)s)")
+        help="dense (alias contriever): dot product of the encoder's embeddings; bm25: shared words; "
+        "bm25-okapi: the variant in LaMP and LongLaMP; "
+        "recency: latest first, or the file's order reversed if there are no dates; random: seeded; "
+        "hybrid: dense and recency in turn (%(default)s)")
     add("--use_date", action=argparse.BooleanOptionalAction,
-        help="add each item's date to the text that the ranker reads (default: on if the dataset's "
-        "manifest says that it is of LaMP's time setting)")
+        help="add each item's date to the text that the ranker reads (default: on for LaMP's time setting, "
+        "according to the dataset's manifest)")
     add("--random_profile", action="store_true",
         help="give every question another user's profile, then rank it: the paper's control (off)")
     add("--unit", choices=UNITS,
-        help="rank a history's messages or its sessions (message)")
+        help="rank a history by message or by session (message)")
     add("--seed", type=int, default=0, help="random seed (%(default)s)")
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     add_overwrite_argument(parser, parser)
-    add_dry_run_argument(parser, parser, "say what would be ranked and what this machine lacks for it; load no "
+    add_dry_run_argument(parser, parser, "report what would be ranked and what this machine lacks; load no "
         "weights, write nothing")
     add_log_argument(parser, parser)
 
@@ -84,18 +84,18 @@ def build_parser() -> FlagParser:
         help="BERT-like encoder, by hub name or folder (%(default)s)")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
-        help="full-length texts of 512 tokens a batch may hold, of shorter ones more (64 on a GPU; 2 a core on a "
-        "CPU, where more is slower and a larger number counts as that)")
+        help="texts of 512 tokens per batch, more if shorter (default: 64 on a GPU; 2 per core on a CPU, where this "
+        "is also the maximum)")
     add("--max_length", type=positive_int, default=512, metavar="N",
-        help="tokens at which a text is cut (%(default)s)")
+        help="maximum number of tokens per text; longer texts are cut (%(default)s)")
     add("--pooling", choices=["mean", "cls"],
-        help="a text's embedding: the mean over its tokens, or the first one's (default: as the model's "
-        "sentence-transformers files say, without them mean)")
+        help="a text's embedding: the mean over its tokens, or the first token's (default: as in the model's "
+        "sentence-transformers files, else mean)")
     add("--normalize", action=argparse.BooleanOptionalAction,
-        help="bring embeddings to length 1, so that the dot product is the cosine (default: likewise, without them no)")
+        help="scale embeddings to length 1, so that dot products are cosines (default: as for --pooling, else off)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
-        help="weights' type; bfloat16 is faster and ranks slightly differently (%(default)s)")
+        help="type of the weights; bfloat16 is faster and ranks slightly differently (%(default)s)")
     parser.without_effect(
         "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --device --dtype",
         lambda args: args.ranker not in WITH_ENCODER,
@@ -190,8 +190,8 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     if source.by_date:
         print(describe_dates(args.input_dataset_addr, counts), file=sys.stderr)
     if use_date:
-        undated = f"{counts['undated_posts']} of {counts['posts']} posts have none that can be read"
-        print(f"note: {args.input_dataset_addr}: posts are compared with their dates; {undated}", file=sys.stderr)
+        undated = f"{counts['undated_posts']} of {counts['posts']} posts have no readable date"
+        print(f"note: {args.input_dataset_addr}: dates are part of the ranked texts; {undated}", file=sys.stderr)
     return counts
 
 

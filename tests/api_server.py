@@ -1,9 +1,9 @@
-"""An OpenAI-compatible chat server on loopback: what it answers is a function of the request alone.
+"""An OpenAI-compatible chat server on loopback, whose answers depend only on the request.
 
-Whatever the order and however many at a time, the same request gets the same answer, so runs can be compared byte
-for byte. A request that is wrong gets 400 and a text, one for batches 404. In a test, `with serve(reply) as server`; as
-a process of its own, `python tests/api_server.py --port 0`, which prints its port, answers with `default_reply` and
-shows the requests it got at GET /requests.
+The same request always gets the same answer, so runs can be compared byte for byte. An invalid request gets 400 and a
+text, a request for batches 404. In a test, use `with serve(reply) as server`. As a separate process,
+`python tests/api_server.py --port 0` prints its port, answers with `default_reply` and lists its requests at
+GET /requests.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from urllib.parse import parse_qs, urlparse
 
 @dataclass(frozen=True)
 class Reply:
-    """A completion, or an error where `status` is not 200 ("$KEY" in its text becomes the client's key).
+    """A completion, or an error if `status` is not 200 ("$KEY" in its text becomes the client's key).
 
     Attributes:
-        tells_cached: it says how many tokens came from a cache, as not every server does.
-        param: the parameter that an error names as such.
-        body: what an error is sent as, instead of OpenAI's object with all of these.
-        thoughts: further fields of the message, in which servers put what a model thought.
-        reasoning_tokens: how many of the completion's tokens it says were thoughts.
+        tells_cached: report the number of cached tokens, as only some servers do.
+        param: the parameter that an error names.
+        body: the error's body, instead of OpenAI's object with these fields.
+        thoughts: more fields of the message, in which servers return thoughts.
+        reasoning_tokens: the reported number of thought tokens in the completion.
     """
 
     text: str
@@ -44,9 +44,9 @@ class Reply:
 
 
 def default_reply(request: dict[str, Any]) -> Reply:
-    """What a prompt of ours asks for, or a line of text, drawn by a hash of prompt and seed.
+    """Return an output that fits one of our prompts, or a line of text, drawn by a hash of prompt and seed.
 
-    Where a seed tells one try from the next, and the output is free, one in six can't be used.
+    If tries have different seeds and the output is unconstrained, one in six is unusable.
     """
     drawn = hashlib.sha256(json.dumps([request["messages"], request.get("seed")]).encode()).hexdigest()
     system, user = (text_of(request["messages"][place]) for place in (0, -1))
@@ -73,7 +73,7 @@ def default_reply(request: dict[str, Any]) -> Reply:
 
 
 def lamp_label(user: str, number: int) -> str | None:
-    """A label where LaMP's task has labels."""
+    """Return a label if LaMP's task has labels."""
     if "with [1] or [2]" in user:
         return f"[{number % 2 + 1}]"
     if "with 1, 2, 3, 4, or 5" in user:
@@ -84,12 +84,12 @@ def lamp_label(user: str, number: int) -> str | None:
 
 
 def text_of(message: dict[str, Any]) -> str:
-    """A message's text, which some clients send in parts."""
+    """Return a message's text, which some clients send in parts."""
     content = message.get("content")
     return "".join(part["text"] for part in content) if isinstance(content, list) else content or ""
 
 
-NUMBERS = {  # fields of a request with the least and the most that they may be
+NUMBERS = {  # fields of a request with their minimum and maximum
     "temperature": (0, 2),
     "top_p": (0, 1),
     "max_tokens": (1, 10**9),
@@ -100,7 +100,7 @@ NUMBERS = {  # fields of a request with the least and the most that they may be
 
 
 def problem_with(body: Any) -> str | None:
-    """What is wrong with a request for a completion; None where nothing is."""
+    """Return the problem with a request for a completion; None without one."""
     if not isinstance(body, dict):
         return "the body is not a JSON object"
     if not isinstance(body.get("model"), str):
@@ -126,7 +126,7 @@ def problem_with(body: Any) -> str | None:
 
 
 def aspects_reply(user: str, drawn: int) -> Reply:
-    """What a post is made to ask for: evidence as in it, in other quotation marks, shortened or made up; or nothing."""
+    """Return aspects of a post, their evidence quoted exactly or with changes, shortened or invented; or none."""
     post = re.search(r"\npost: (.*)\n\noutput:", user, re.DOTALL)[1]
     words = post.split(" ")
     first, last = " ".join(words[: len(words) // 2 + 1]).strip(), " ".join(words[-10:]).strip()
@@ -143,7 +143,7 @@ def aspects_reply(user: str, drawn: int) -> Reply:
 def refuse_formats(
     reply: Callable[[dict[str, Any]], Reply], *kinds: str, status: int = 400
 ) -> Callable[[dict[str, Any]], Reply]:
-    """`reply` of a server that refuses each `response_format` of these kinds."""
+    """Return the `reply` of a server that refuses these kinds of `response_format`."""
 
     def refuse(request: dict[str, Any]) -> Reply:
         kind = request.get("response_format", {}).get("type")
@@ -153,19 +153,19 @@ def refuse_formats(
 
 
 def ignore_formats(reply: Callable[[dict[str, Any]], Reply]) -> Callable[[dict[str, Any]], Reply]:
-    """`reply` of a server that takes each `response_format` and heeds none."""
+    """Return the `reply` of a server that accepts and ignores every `response_format`."""
     return lambda request: reply({name: value for name, value in request.items() if name != "response_format"})
 
 
 class ChatServer(ThreadingHTTPServer):
     """
     Attributes:
-        reply: makes the answer to a request; a test may change it between runs.
-        requests: the bodies of all requests, in the order they came.
-        paths, keys: of the same requests, where they went and the bearer token they carried.
-        most_at_once: the most requests that were open at a time.
-        list_models: makes the answer to GET /v1/models, its status and value; `lists_asked` counts how often.
-        system_fingerprint: is in every completion, if not None.
+        reply: returns the answer to a request; a test may change it between runs.
+        requests: the bodies of all requests, in order of arrival.
+        paths, keys: the paths and bearer tokens of the same requests.
+        most_at_once: the highest number of concurrent requests.
+        list_models: returns status and value for GET /v1/models; `lists_asked` counts these requests.
+        system_fingerprint: part of every completion, if not None.
     """
 
     daemon_threads = True
@@ -190,11 +190,11 @@ class ChatServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
     def users(self) -> list[str]:
-        """The user message of every request."""
+        """Return the user message of every request."""
         return [request["messages"][-1]["content"] for request in self.requests]
 
     def wait_for(self, count: int, seconds: float = 600) -> None:
-        """Block until `count` requests have come."""
+        """Block until `count` requests have arrived."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.requests) >= count, seconds):
                 raise TimeoutError(f"{len(self.requests)} requests came, not {count}")
@@ -217,7 +217,7 @@ class ChatServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections stay open, as a real server's
+    protocol_version = "HTTP/1.1"  # keep connections open, like a real server
     disable_nagle_algorithm = True
     server: ChatServer
 
@@ -225,7 +225,11 @@ class _Handler(BaseHTTPRequestHandler):
         problem, is_chat = None, urlparse(self.path).path == "/v1/chat/completions"
         try:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        except (TypeError, ValueError, RecursionError):  # the first one: without a length nobody can tell where it ends
+        except (
+            TypeError,
+            ValueError,
+            RecursionError,
+        ):  # the first one, because without a length nobody knows where it ends
             body, problem = {}, "the body is not JSON, or has no Content-Length"
             self.close_connection = "Content-Length" not in self.headers
         if is_chat and (problem := problem or problem_with(body)):
@@ -246,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, _completion(body, reply) | ({"system_fingerprint": state} if state else {}))
 
     def do_GET(self) -> None:
-        """/requests shows all so far, /requests?wait=N once there are N of them; there are no batches and no files."""
+        """Return all requests for /requests, after the N-th for /requests?wait=N; there are no batches and no files."""
         if urlparse(self.path).path == "/v1/models":
             self.server.lists_asked += 1
             return self._send(*self.server.list_models())
@@ -261,7 +265,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(content)))
-        self.send_header("retry-after-ms", "1")  # what the client would wait seconds for before it tries again
+        self.send_header("retry-after-ms", "1")  # because the client would wait seconds before a retry
         self.end_headers()
         self.wfile.write(content)
 
@@ -306,14 +310,14 @@ def _error(reply: Reply, key: str) -> Any:
 
 @contextmanager
 def serve(reply: Callable[[dict[str, Any]], Reply] = default_reply, delay: float = 0) -> Iterator[ChatServer]:
-    """A server in a thread of this process."""
+    """Run a server in a thread of this process."""
     with running(ChatServer(reply, delay=delay)) as server:
         yield server
 
 
 @contextmanager
 def running(server: ChatServer) -> Iterator[ChatServer]:
-    """Have a server answer in a thread of this process."""
+    """Let a server answer in a thread of this process."""
     with server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

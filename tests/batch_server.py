@@ -1,6 +1,6 @@
-"""The chat server with OpenAI's batch interface: files, batches and their outputs, as the client library asks for them.
+"""The chat server with OpenAI's batch interface: files, batches and their outputs.
 
-What it answers is the same function of a request as without batches, so outputs can be compared byte for byte.
+It answers a request as it does without batches, so outputs can be compared byte for byte.
 """
 
 import email
@@ -21,14 +21,14 @@ EXPIRED = Reply("This request could not be executed before the completion window
 class BatchServer(ChatServer):
     """
     Attributes:
-        outcome: of the number of a batch, from 0, and a request's body, its reply; EXPIRED where it never came to it.
-        polls: how often a batch is looked at until it has ended.
+        outcome: returns the reply for a batch's number, from 0, and a request's body; EXPIRED if it was not processed.
+        polls: how often the client polls a batch until it ends.
         held: batches don't end.
-        lose: of the next so many batches the client never hears, though they are made.
-        invalid: what is wrong with every file, None where nothing is.
-        room: how many requests the queue holds at most.
-        batches, files: all that were made, in order, and by id.
-        paid: how often each request got an answer, by the hash of its body, in batches or not.
+        lose: number of following batches that are created, but whose reply the client never gets.
+        invalid: the error in every file, None for none.
+        room: maximum number of requests in the queue.
+        batches, files: all batches in order, and files by id.
+        paid: number of answers to each request, by the hash of its body, in batches or not.
     """
 
     def __init__(self, reply: Callable[[dict[str, Any]], Reply], port: int = 0):
@@ -86,7 +86,7 @@ class BatchServer(ChatServer):
         batch |= {"status": "failed", "errors": {"object": "list", "data": [error]}}
 
     def work(self, batch: dict[str, Any]) -> None:
-        """End a batch: a file of answers, and one of what has none, in another order than they were asked."""
+        """End a batch with a file of answers and a file of failures, in another order than the requests."""
         number, told = self.batches.index(batch), {True: [], False: []}
         for line in map(json.loads, reversed(self.files[batch["input_file_id"]].splitlines())):
             reply = self.answer(line["body"], self.outcome(number, line["body"]))

@@ -1,4 +1,4 @@
-"""A page in headless Chromium, driven by the DevTools protocol over a pipe; what its tests share."""
+"""Drive pages in headless Chromium over the DevTools protocol, for the tests of pages."""
 
 import contextlib
 import json
@@ -19,14 +19,14 @@ CHIPS = """
 
 
 class Browser:
-    """Headless Chromium, driven by the DevTools protocol over a pipe; its pages are kept by their sessions."""
+    """Headless Chromium, driven over a pipe with the DevTools protocol; `pages` are by session."""
 
     def __init__(self, folder):
         to_browser, commands = os.pipe()
         answers, from_browser = os.pipe()
         flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"]
         flags += [f"--user-data-dir={folder}", "about:blank"]
-        pipes = f'exec "$@" 3</proc/self/fd/{to_browser} 4>/proc/self/fd/{from_browser}'  # where Chromium looks
+        pipes = f'exec "$@" 3</proc/self/fd/{to_browser} 4>/proc/self/fd/{from_browser}'  # Chromium's folder
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         command = ["sh", "-c", pipes, "sh", CHROMIUM, *flags]
         self.process = subprocess.Popen(command, pass_fds=(to_browser, from_browser), **silent)
@@ -48,7 +48,7 @@ class Browser:
         return answer["result"]
 
     def read(self):
-        """The next message; events are kept by the page they are of."""
+        """Return the next message, and store events with their page."""
         letters = bytearray()
         while (letter := self.answers.read(1)) not in (b"\0", b""):
             letters += letter
@@ -67,11 +67,13 @@ class Browser:
 
 
 class Page:
-    """A page, in a profile of its own unless another page's is given, whom that belongs to."""
+    """A page, with its own browser profile unless another page's is given."""
 
     def __init__(self, browser, path, width=1280, height=900, place="", profile=None):
         self.browser, self.events = browser, []
-        self.watchdog = threading.Timer(600, browser.process.kill)  # seconds; a browser that hangs ends the test
+        self.watchdog = threading.Timer(
+            600, browser.process.kill
+        )  # seconds, after which a hanging browser fails the test
         self.watchdog.daemon = True
         self.watchdog.start()
         self.is_own = profile is None
@@ -95,13 +97,13 @@ class Page:
         return self.browser.send(method, self.session, **params)
 
     def run(self, code):
-        """The value of an expression, or of what it promises."""
+        """Return the value of an expression, or of its promise."""
         result = self.send("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
     def texts(self, selector, inside="document"):
-        """What one reads in every such element, each in one line."""
+        """Return the visible text of each matching element, in one line each."""
         found = f"[...{inside}.querySelectorAll({json.dumps(selector)})]"
         return self.run(f"{found}.map((element) => element.innerText.replace(/\\s+/g, ' ').trim())")
 
@@ -111,12 +113,12 @@ class Page:
         )
 
     def set(self, field, value):
-        """Put a value into a field, as a user does."""
+        """Enter a value into a field, like a user."""
         event = "new Event('input', {bubbles: true})"
         self.run(f"$('{field}').value = {json.dumps(value)}; $('{field}').dispatchEvent({event})")
 
     def listed(self):
-        """Ids of the questions in the list."""
+        """Return the ids of the questions in the list."""
         return self.run("passing.map((place) => questions[place].id)")
 
     def press(self, key):
@@ -125,7 +127,7 @@ class Page:
         self.run(f"{{ const moved = {moved}; {event}; moved }}")
 
     def complaints(self):
-        """What the page logged, refused or threw."""
+        """Return the page's log messages, blocked requests and exceptions."""
         names = ("Log.entryAdded", "Runtime.exceptionThrown", "Runtime.consoleAPICalled")
         return [event["params"] for event in self.events if event["method"] in names]
 

@@ -1,4 +1,4 @@
-"""Helpers that send calls through the runner, as the scripts do, to an engine that the test supplies."""
+"""Helpers that send calls through the runner, like the scripts, to an engine of the test."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from utils.runs.shared import Role, Shared, Step
 
 
 def make_step(calls, model, pieces, unit="answers", role="generator", finish=lambda device: None):
-    """Return a step that makes these calls; a function among them is run for its call when its turn comes."""
+    """Return a step that makes these calls; a function among them returns its call when it is due."""
 
     async def send(call, ask):
         return await ask.send(role, lambda: (model, call() if callable(call) else call, str))

@@ -1,14 +1,14 @@
-"""Are the outputs of every command byte for byte what they were? Made by two checkouts of this project, and compared.
+"""Check that two checkouts of this project write the same outputs, byte for byte.
 
   python tests/compare_outputs.py --make CHECKOUT FOLDER [--sections main,lamp]
   python tests/compare_outputs.py FOLDER OTHER_FOLDER
 
-The first runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. In FOLDER
-it leaves what they wrote, with a log of each (command, exit code, stdout, stderr) and, for each section, the requests
-that came to the server: all of them, and without repetition. The second prints a line per file, with a short diff if
-it differs, and ends with 1 if any does. Stored completions and orders are not compared; of a manifest, only the
-output's hash, the counts and the tokens are. Make both folders with the same version of this script. Nothing is
-imported from a checkout: only its commands run, on the sample data and the tools of this script's own folder.
+The first form runs tests/data/compare_outputs/commands.txt in a copy of a checkout that has .venv and demo/models. It
+writes to FOLDER the outputs, a log of each command (exit code, stdout, stderr) and each section's requests to the
+server: all of them, and without repetition. The second form prints a line per file, with a short diff if it differs,
+and exits with 1 if any differs. Stored completions and orders are not compared; of a manifest, only the output's hash,
+counts and tokens are. Make both folders with the same version of this script. Nothing is imported from a checkout: only
+its commands run, on the sample data and tools beside this script.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from typing import Any
 
 from api_server import ChatServer, Reply, default_reply, running
 
-# Outputs contain paths and the server's address: they are the same for every checkout.
+# Outputs contain paths and the server's address, so these are the same for every checkout.
 WORK = Path(tempfile.gettempdir()) / "compare_outputs"
 PORT = 18437
 URL = f"http://127.0.0.1:{PORT}/v1"
@@ -40,18 +40,18 @@ DATA = "tests/data/mini_lampqa"
 LEFT_OUT = (".git", ".venv", "demo", "cache", "__pycache__", ".*_cache")  # of the copy
 TESTS = Path(__file__).resolve().parent
 INPUTS = TESTS / "data/compare_outputs"
-SECONDS = 3600  # a command may take
+SECONDS = 3600  # per command
 AT_ONCE = max(2, os.cpu_count() or 1)  # sections: each loads models
 ENVIRONMENT = {name: os.environ[name] for name in ("TMPDIR",) if name in os.environ} | {
     "PATH": f"{WORK}/.venv/bin:{os.environ['PATH']}", "HOME": str(WORK), "LC_ALL": "C.UTF-8", "COLUMNS": "100",
     "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "VLLM_CPU_KVCACHE_SPACE": "1",
 }  # fmt: skip
 
-# How a run is kept may change, its outputs may not. posts.sqlite holds the times of its inputs.
+# The stored form of a run may change, but not its outputs. posts.sqlite has the times of its inputs.
 NOT_COMPARED = re.compile(r"\.lock$|(^|/)(completions|orders)/|/posts\.sqlite$")
 MANIFEST_FIELDS = ("output_sha256", "counts", "tokens")
 VARYING_TEXT = (  # of stdout and stderr, also between two runs of the same code
-    (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress under way, a line every 30 seconds
+    (re.compile(r"(?m)^(?!(\d+)/\1 )\d+/\d+ [^,\n]*,.*\n"), ""),  # progress, a line every 30 seconds
     (re.compile(r"\b[\d.]+/(s|min|h)\b"), "RATE"),
     (re.compile(r"\b\d+:\d\d:\d\d\b"), "TIME"),
     (re.compile(r"\b[\d.]+ [GM]B free\b"), "SIZE free"),  # of a disk
@@ -63,10 +63,10 @@ SPLITS = {"train": "AAAAAAAALLLLLSLLSSSSSLSS", "validation": "AAALLLSSS", "test"
 
 
 def reply(request: dict[str, Any]) -> Reply:
-    """An answer or a verdict by a hash of prompt and seed, so that neither order nor concurrency matters.
+    """Return an answer or a verdict by a hash of prompt and seed, so that neither order nor concurrency matters.
 
-    Unless it is held to a schema, one in five is of no use, one has to be repaired, one is cut off. Of 12 questions and
-    of 40 verdicts one is never answered to any use, and one is refused. Answers by plan are better in each aspect.
+    Without a schema, one in five is unusable, one needs repair, and one is cut off. One of 12 questions and one of 40
+    verdicts never get a usable answer, and one is refused. Answers with a plan are better in each aspect.
     """
     prompt = json.dumps(request["messages"])
     if any(words in prompt for words in ("<final_answer>", "needs_personalization", "enough_details")):
@@ -79,7 +79,7 @@ def reply(request: dict[str, Any]) -> Reply:
         value, rare = {"better_response": 1 + number // 5 % 2}, 40
     elif "- score:" in prompt:
         value, rare = {"score": number // 5 % 5 / 4}, 40
-    elif "and nothing else." in prompt:  # LaMP's and LongLaMP's answers are plain text
+    elif "and nothing else." in prompt:  # answers to LaMP and LongLaMP are plain text
         return Reply(("I'd say 3.", "[1]", "2", "4", f"Title {drawn[:6]} — 猫", "comedy", "")[number % 7])
     else:
         kind = "Answer by plan" if "Aspects expected" in prompt else "Answer"
@@ -100,11 +100,11 @@ def reply(request: dict[str, Any]) -> Reply:
 
 
 def make(checkout: Path, folder: Path, sections: list[str]) -> None:
-    """Run the commands of these sections in a copy of a checkout at `WORK`, and move what they wrote to `folder`."""
+    """Run the commands of these sections in a copy of a checkout at `WORK`, and move their outputs to `folder`."""
     if folder.exists() and not any(folder.glob("*/logs")):
         sys.exit(f"{folder}: exists, and was not made by this script")
     with open(f"{WORK}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # waits for another making
+        fcntl.flock(lock, fcntl.LOCK_EX)  # wait for another `--make`
         shutil.rmtree(WORK, ignore_errors=True)
         shutil.copytree(checkout, WORK, ignore=shutil.ignore_patterns(*LEFT_OUT))
         shutil.copytree(TESTS, WORK / "tests", dirs_exist_ok=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
@@ -122,7 +122,7 @@ def make(checkout: Path, folder: Path, sections: list[str]) -> None:
 
 
 def write_inputs(out: Path) -> None:
-    """What the commands read besides the sample: `INPUTS`, a key, answers, plans, people's choices, a hub's files."""
+    """Write the other inputs of the commands: `INPUTS`, a key, answers, plans, human choices, a hub's files."""
     shutil.copytree(INPUTS, out)
     records = json.loads((WORK / DATA / "test.json").read_text(encoding="utf-8"))
     ids = [record["id"] for record in records]
@@ -154,7 +154,7 @@ def all_commands() -> dict[str, list[list[str]]]:
 
 
 def read_commands(text: str) -> dict[str, list[list[str]]]:
-    """The commands of every section, word by word."""
+    """Return the words of each command, by section."""
     variables, chains, section = {"DATA": DATA, "URL": URL}, {}, ""
     for line in text.replace("\n    ", " ").splitlines():
         if re.fullmatch(r"\[\w+\]", line):
@@ -163,16 +163,16 @@ def read_commands(text: str) -> dict[str, list[list[str]]]:
         elif not section and "=" in line:
             name, _, variables[name] = line.partition("=")
         elif line and not line.startswith("#"):
-            while "$" in line:  # the value of a variable may have others in it
+            while "$" in line:  # a variable's value may contain other variables
                 line = string.Template(line).substitute(variables)
             chains.setdefault(section, []).append(shlex.split(line, comments=True))
     return chains
 
 
 def write_requests(server: ChatServer, sections: list[str]) -> None:
-    """What came to the server, by section: a line per request, sorted, for the order is chance; then each line once.
+    """Write the requests to the server by section: sorted lines, because their order is random; then each line once.
 
-    A section's key is its name.
+    A section's API key is its name.
     """
     asked: dict[str, list[str]] = {section: [] for section in sections}
     for key, path, body in zip(server.keys, server.paths, server.requests, strict=True):
@@ -183,7 +183,7 @@ def write_requests(server: ChatServer, sections: list[str]) -> None:
 
 
 def run_chain(name: str, commands: list[list[str]]) -> None:
-    """Run commands one after the other, each with a log of what it said."""
+    """Run commands one after the other, each with a log of its output."""
     (WORK / f"out/{name}/logs").mkdir(parents=True, exist_ok=True)
     (WORK / f"out/{name}/key.txt").write_text(f"sk-{name}")
     for number, words in enumerate(commands, 1):
@@ -223,7 +223,7 @@ def compared_files(folder: Path) -> set[str]:
 
 
 def comparable(path: Path) -> bytes:
-    """A file without what any two runs differ in."""
+    """Return a file's content without the parts that differ between any two runs."""
     content = path.read_bytes()
     if path.parent.name == "logs":
         text = content.decode()
@@ -237,7 +237,7 @@ def comparable(path: Path) -> bytes:
 
 
 def describe_difference(content: bytes, other: bytes, most: int = 12, width: int = 150) -> Iterator[str]:
-    """Nothing where they are the same, else the first lines that differ; of long ones where they begin to."""
+    """Return the first differing lines, of long ones the part where they differ; empty if there are none."""
     if content == other:
         return
     try:

@@ -1,7 +1,7 @@
-"""How the tests share the machine: `make test` runs them in one process a core and one more (pytest-xdist).
+"""How tests share the machine: `make test` uses one process per core, and one more (pytest-xdist).
 
-The tests of a file run one after the other in one of these processes, so that they share what its fixtures made. Those
-with a language model are one group, and so run one at a time. What takes longest begins first.
+The tests of a file run in one of these processes, so that they share its fixtures. Those with a language model form one
+group, so that they run one at a time. The longest groups start first.
 """
 
 import gc
@@ -19,18 +19,18 @@ from zygote import Zygote
 
 from utils.files import manifest
 
-# Every process of a run has a core to itself, and so do the processes it starts: more threads would only wait for each
-# other. Set before anything imports torch.
+# Every process has its own core, and so do the processes it starts: more threads would only wait for each other. Set
+# before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB: else a quarter of the free memory
-# The tests' servers speak plain HTTP on loopback. Every client would read all authorities, which takes longer than most
-# of its requests; here is a folder without any.
+# The tests' servers use plain HTTP on loopback. Reading all certificate authorities takes longer than most requests, so
+# clients get a folder without any.
 os.environ.pop("SSL_CERT_FILE", None)
 os.environ["SSL_CERT_DIR"] = os.path.dirname(__file__)
 
-# More processes than this would be through long before the longest group.
+# More processes would finish long before the longest group.
 MOST_PROCESSES = 16
-# Files with tests that load a language model into an engine: whole ones, since a scheduler knows tests by name alone.
+# Files with tests that load a language model into an engine. Whole files, because the scheduler knows only names.
 ENGINE = {
     "test_engines",
     "test_thinking_engine",
@@ -48,10 +48,10 @@ SLOW = {
     "test_setup", "test_slurm", "test_studies", "test_train_generator", "test_training_memory", "test_unfinished",
     "test_wordings",
 }  # fmt: skip
-# Files that would be through last: what makes groups of their tests, found in the names.
+# Files that would finish last, with the part of test names that splits them into groups.
 CASES = "baselines|evaluate_responses|planpers|rank_dataset bm25|rank_dataset"
 SPLIT = {"test_crashes": CASES, "test_damage": CASES}
-# What the scripts import to load a small model, but for vllm.
+# Imports of the scripts that load a small model, except vllm.
 WARM = (
     "openai.resources.chat", "anyio._backends._asyncio", "transformers.models.auto", "transformers.models.bert",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.bert.modeling_bert", "jinja2.sandbox",
@@ -68,28 +68,28 @@ VLLM = (
 
 @pytest.fixture(scope="session")
 def warm(tmp_path_factory):
-    """A process that has imported what takes seconds: its forks are runs of the scripts, with no cache and offline."""
+    """A process with the slow imports done; its forks run the scripts, offline and without a cache."""
     with start_zygote(tmp_path_factory.mktemp("warm"), *WARM) as zygote:
         yield zygote
 
 
 @pytest.fixture(scope="session")
 def warm_api(tmp_path_factory):
-    """The same, which has imported what a script needs behind an API, and no more: its forks are the quickest."""
+    """The same, with only the imports of a script that uses an API; its forks are the fastest."""
     with start_zygote(tmp_path_factory.mktemp("warm_api"), *API) as zygote:
         yield zygote
 
 
 @pytest.fixture(scope="session")
 def warm_engine(tmp_path_factory):
-    """What `warm` is, which has imported vllm too: a script and its engine start in 3 seconds."""
+    """Like `warm`, with vllm imported too: a script and its engine start in 3 seconds."""
     with start_zygote(tmp_path_factory.mktemp("warm_engine"), *WARM, *VLLM) as zygote:
         yield zygote
 
 
 @pytest.fixture(scope="session", autouse=True)
 def looked_up_once():
-    """What every manifest looks up of this machine: git and the packages' metadata take longer than most runs here."""
+    """Look up git and package metadata for manifests only once, because that takes longer than most runs here."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("versions", "_git_commit"):
             patch.setattr(manifest, name, cache(getattr(manifest, name)))
@@ -107,13 +107,13 @@ def start_zygote(folder, *modules):
 def pytest_configure(config):
     if config.getoption("device", None) != "cuda":  # a flag of tests/gpu; all other tests are for the CPU
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    # A shell has its background jobs ignore Ctrl-C, and what a test starts would inherit that; tests send that signal.
+    # A shell makes its background jobs ignore Ctrl-C, which processes inherit. Tests send that signal.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers():
-    """One for each core that this process may use, which can be fewer than are here, and one more: many tests wait."""
+    """One per core that this process may use (maybe not all), and one more, because many tests wait."""
     return min(len(os.sched_getaffinity(0)) + 1, MOST_PROCESSES)
 
 
@@ -121,17 +121,17 @@ def pytest_xdist_auto_num_workers():
 def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import LoadScopeScheduling
 
-    # Its --dist loadgroup hangs a group to a test's name where pytest 9.2 does not look any more.
+    # Its --dist loadgroup appends a group to a test's name, where pytest 9.2 no longer looks.
     class GroupScheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             return group_of(nodeid)
 
-    config.option.loadscopereorder = False  # not by the number of tests, but in the order they come in
+    config.option.loadscopereorder = False  # in the given order, not by the number of tests
     return GroupScheduling(config, log)
 
 
 def vllm_is_for_gpus():
-    """Its CPU build is another package, vllm-cpu."""
+    """Return whether vllm is the GPU build; its CPU build is the package vllm-cpu."""
     try:
         return "cpu" not in metadata.version("vllm")
     except metadata.PackageNotFoundError:
@@ -143,7 +143,7 @@ def pytest_addoption(parser):
 
 
 def leave_out_alike(config, items):
-    """Keep one of the cases that differ in the parameters of the marker `alike` alone; a hash of the rest chooses."""
+    """Of cases that differ only in the parameters of the marker `alike`, keep one, chosen by a hash of the others."""
     groups = {}
     for item in items:
         if marker := item.get_closest_marker("alike"):
@@ -168,14 +168,14 @@ def pytest_collection_modifyitems(config, items):
     engine = [item for item in items if item.get_closest_marker("engine")]
     if engine and vllm_is_for_gpus():
         reason = f"{len(engine)} tests of an engine; this vllm is the build for GPUs, on which make test-gpu runs it"
-        engine[0].add_marker(pytest.mark.skip(reason=reason))  # in one line for them all
+        engine[0].add_marker(pytest.mark.skip(reason=reason))  # one line for all of them
         items[:] = [item for item in items if item is engine[0] or not item.get_closest_marker("engine")]
     if hasattr(config, "workerinput"):  # this is one of several processes
         items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("engine", "slow")])
 
 
 def pytest_collection_finish():
-    gc.freeze()  # else every collection goes through thousands of tests, and through torch
+    gc.freeze()  # else every garbage collection scans thousands of tests and torch
 
 
 def group_of(nodeid):

@@ -1,4 +1,4 @@
-"""The scripts on small data, for the tests that kill them, fill their disk or damage their files."""
+"""Scripts on small data, for tests that kill them, fill their disk or damage their files."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tiny_chat import save_tiny_chat
 from tiny_encoder import save_tiny_encoder
 from zygote import ROOT, SECONDS, Run, Zygote
 
-# What the runs import late, imported once in zygotes. The fewer a process holds, the sooner it forks and ends.
+# Late imports of the runs, done once in zygotes. A process with fewer imports forks and ends faster.
 ZYGOTES = {
     "api": ("openai.resources.chat", "anyio._backends._asyncio", "bm25s", "retrieval.rankers"),
     "planner": (
@@ -29,13 +29,13 @@ ZYGOTES = {
     ),
 }  # fmt: skip
 NUM_QUESTIONS = 24
-UNDER_WAY = 4  # requests at a time: what a kill may cost
+UNDER_WAY = 4  # concurrent requests: the maximum cost of a kill
 
 BEFORE, AFTER = "before the first piece", "after the last piece"
 
 
 class Zygotes(dict):
-    """The zygotes by name, each started when it is first asked for."""
+    """The zygotes by name, each started at its first use."""
 
     def __init__(self, folder: Path):
         self._folder = folder
@@ -54,14 +54,14 @@ class Zygotes(dict):
 
 @dataclass
 class Case:
-    """A script with its flags and what it is to write.
+    """A script with its flags and outputs.
 
     Attributes:
-        stages: the outputs of each of its stages, one after the other, with the number of pieces each asks for.
-        units: the roles that the pieces of each stage ask, as the store has them.
-        setup: what is done to a run before it begins (functions of zygote.py).
-        zygote: the one of `ZYGOTES` it is forked from.
-        asks: it asks the API server.
+        stages: the outputs of each stage in order, with the number of pieces that each requests.
+        units: the model roles of each stage's pieces, as in the store.
+        setup: functions of zygote.py that change a run before it begins.
+        zygote: the key in `ZYGOTES` of its parent process.
+        asks: whether it sends requests to the API server.
     """
 
     name: str
@@ -79,14 +79,14 @@ class Case:
 
     @property
     def folder(self) -> Path:
-        """Holds the outputs and nothing else."""
+        """The folder that has only the outputs."""
         return self.outputs[0].parent
 
     def start(self, zygotes: Zygotes, *more: object, **setup: Any) -> Run:
         return zygotes[self.zygote].start(self.module, [*self.arguments, *more], **self.setup, **setup)
 
     def start_plain(self) -> subprocess.Popen:
-        """As a process of its own, `python script.py`."""
+        """Start it as a new process, `python script.py`."""
         return subprocess.Popen(
             [sys.executable, self.module.replace(".", "/") + ".py", *self.arguments],
             cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -102,37 +102,37 @@ class Case:
         self.folder.mkdir()
 
     def stored(self) -> list[dict[str, Any]]:
-        """The whole lines of the store beside the outputs, without the first one of each file."""
+        """Return the complete lines of the store beside the outputs, without the first line of each file."""
         lines = [line for path in self.folder.glob("*/*/*.jsonl") for line in path.read_bytes().split(b"\n")[:-1]]
         return [its for its in map(json.loads, lines) if int(its["key"], 16)]
 
     def finished(self) -> dict[str, set[str]]:
-        """The keys of what is in the store, by unit; none is there twice."""
+        """Return the keys in the store, by unit; none is repeated."""
         stored = self.stored()
         assert len({its["key"] for its in stored}) == len(stored)
         return {unit: {its["key"] for its in stored if its.get("role", unit) == unit} for unit in self.units}
 
     @property
     def size(self) -> int:
-        """Pieces of all outputs together."""
+        """The total number of pieces of all outputs."""
         return sum(sum(stage.values()) for stage in self.stages)
 
     def pieces(self) -> int:
-        """How many of them have a first try in the store."""
+        """The number of pieces with a first try in the store."""
         return sum(self._begun().values())
 
     def _begun(self) -> Counter:
         return Counter(its.get("role", self.units[0]) for its in self.stored() if its.get("try", 1) == 1)
 
     def wait_for(self, pieces: int) -> None:
-        """Block until a run has so many pieces in its store."""
+        """Block until a run has this many pieces in its store."""
         end = time.monotonic() + SECONDS
         while self.pieces() < pieces:
             assert time.monotonic() < end, f"{self.name}: {self.pieces()} of {pieces} pieces"
             time.sleep(0.001)
 
     def place(self) -> str:
-        """How far a run has come, one of `places`."""
+        """Return how far a run has come, one of `places`."""
         begun = self._begun()
         if not begun:
             return BEFORE
@@ -150,13 +150,13 @@ def manifest_path(output: Path) -> Path:
     return Path(f"{output}.manifest.json")
 
 
-# What a finished run has left
+# The files of a finished run
 
 
 @dataclass(frozen=True)
 class Whole:
-    """What an uninterrupted run writes: every final file, its manifest without what may differ, and the names of all
-    files it leaves; with the seconds it took."""
+    """An uninterrupted run's final files, manifests without the parts that may differ, names of all files, and duration
+    in seconds."""
 
     contents: dict[Path, bytes]
     manifests: dict[Path, dict[str, Any]]
@@ -171,9 +171,9 @@ def read_whole(case: Case, seconds: float = 0) -> Whole:
 
 
 def read_manifest(output: Path) -> dict[str, Any]:
-    """A manifest less the figures of the run itself: what it took, had left to do, and did it on.
+    """Return a manifest without the figures of its run: duration, remaining work and device.
 
-    The commit goes too: whoever works on this code may commit while the tests run.
+    Also without the commit, which may change while the tests run.
     """
     manifest = json.loads(manifest_path(output).read_text(encoding="utf-8"))
     for name in ("wall_seconds", "device", "git_commit"):
@@ -185,7 +185,7 @@ def read_manifest(output: Path) -> dict[str, Any]:
 
 
 def run_whole(case: Case, zygotes: Zygotes) -> Whole:
-    """Run it without interruption; its files are gone afterwards."""
+    """Run a case without interruption, and delete its files."""
     started = time.monotonic()
     case.finish(zygotes)
     whole = read_whole(case, time.monotonic() - started)
@@ -194,7 +194,7 @@ def run_whole(case: Case, zygotes: Zygotes) -> Whole:
 
 
 def check_whole(case: Case, whole: Whole) -> None:
-    """A finished run's files are those of the uninterrupted one, with nothing left over."""
+    """Check that a finished run's files equal those of the uninterrupted one, with nothing left over."""
     assert read_whole(case, whole.seconds) == whole
 
 
@@ -202,7 +202,7 @@ def check_whole(case: Case, whole: Whole) -> None:
 
 
 def make_data(folder: Path) -> None:
-    """A dataset, two systems' responses, an API key, and two models."""
+    """Write a dataset, two systems' responses, an API key, and two models."""
     posts = [{"id": f"p{i}", "text": f"A post about chess {i} — 猫", "category": "law"} for i in range(30)]
     aspects = [{"aspect": f"Aspect {i}", "evidence": "é", "reason": "r"} for i in range(3)]
     records = [
@@ -222,7 +222,7 @@ def make_data(folder: Path) -> None:
 
 
 def make_case(name: str, data: Path, folder: Path, url: str) -> Case:
-    """A case on `make_data`'s files in `data`; its outputs go to `folder`/out, which is made."""
+    """Return a case on `make_data`'s files in `data`; its outputs go to `folder`/out, which is created."""
     (folder / "out").mkdir()
     return CASES[name](name, data, folder / "out", url)
 
@@ -252,7 +252,7 @@ def planpers_case(name: str, data: Path, out: Path, url: str) -> Case:
 
 
 def gold_case(name: str, data: Path, out: Path, url: str) -> Case:
-    """planpers.py with plans that need no planner."""
+    """Return a case of planpers.py that needs no planner."""
     output = out / "answers.json"
     stages = [{Path(f"{output}.plans.json"): 0, output: NUM_QUESTIONS}]
     words = ["--model_addr", "some-model", "--gold_plan", "--unranked", "--output_addr", str(output)]
@@ -284,7 +284,7 @@ CASES: dict[str, Callable[[str, Path, Path, str], Case]] = {
 def api_case(
     name: str, module: str, data: Path, url: str, stages: list[dict[Path, int]], units: list[str], *words: str, **more
 ) -> Case:
-    """A script that asks the server; what it writes is named in `words`."""
+    """Return a case of a script that sends requests to the server; `words` names its outputs."""
     shared = ["--inputs_addr", f"{data}/data.json", "--openai", "--api_key_addr", f"{data}/key.txt"]
     shared += ["--base_url", url, "--max_concurrency", str(UNDER_WAY)]
     return Case(name, module, [*shared, *words], stages, units, **more)

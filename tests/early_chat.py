@@ -1,15 +1,15 @@
 """The demo's chat model, changed to stop early.
 
-It ends its turn where it would end a sentence, and closes a JSON object early, so that a run with the default of 2048
-tokens takes seconds.
+It ends its turn after a sentence, and closes a JSON object early, so that a run with the default of 2048 tokens takes
+seconds.
 """
 
 from pathlib import Path
 
 DEMO = Path(__file__).resolve().parent.parent / "demo/models/chat"
-# A token, another one, and a factor: the first gets the weights of the other times the factor, so it is the likelier.
+# Token, other token, factor: the first gets the weights of the other times the factor, so that it is likelier.
 ENDS = (("<|im_end|>", ".", 1.8), ('"}', ".", 1.5), ('"', ".", 1.3))
-# For lists alone: a free text would lose its commas, and might never end.
+# Only for lists: free text would lose its commas, and might never end.
 END_OF_LIST = ("]}", ",", 1.3)
 
 

@@ -1,7 +1,7 @@
-"""The loopback chat server with faults: what real ones do under load, drawn by a seed.
+"""The loopback chat server with faults, like those of real servers under load, drawn by a seed.
 
-Which fault a request meets is a function of the seed, of the request, and of how often this request has come: a run
-can be repeated, and each request gets through in the end.
+A request's fault depends on the seed, the request, and how often it was sent. So a run can be repeated, and each
+request succeeds in the end.
 """
 
 import json
@@ -17,13 +17,13 @@ from typing import Any
 
 from api_server import ChatServer, Reply, _completion, _error, _Handler
 
-FAULTS = {  # and how often each comes, in relation to the others
+FAULTS = {  # with their relative frequencies
     "429": 1,  # slow down, without a time
     "429 with Retry-After": 1,
     "500": 4,
     "502": 4,
     "503": 4,
-    "reset": 4,  # of the connection, instead of an answer
+    "reset": 4,  # the connection is reset, instead of an answer
     "hang": 1,  # until the client gives up
     "truncated": 4,  # the connection ends in the middle of the body
     "broken JSON": 4,
@@ -34,7 +34,7 @@ FAULTS = {  # and how often each comes, in relation to the others
 
 
 def draw_faults(rate: float, seed: int) -> Callable[[dict[str, Any], int], str | None]:
-    """Any of FAULTS with probability `rate`, for a request that has come `times` times before."""
+    """Draw one of FAULTS with probability `rate`, for a request that was sent `times` times before."""
 
     def draw(body: dict[str, Any], times: int) -> str | None:
         drawn = random.Random(json.dumps([seed, body, times]))
@@ -46,15 +46,15 @@ def draw_faults(rate: float, seed: int) -> Callable[[dict[str, Any], int], str |
 class FaultyServer(ChatServer):
     """
     Attributes:
-        faults: the fault that a request meets, or None, by its body and how often it came before.
-        allowed: requests that may be open at a time; one more is refused with 429.
-        open_at: how many requests were open when each request came, itself included.
-        refused_at: the indexes in `requests` of those that were refused for that.
-        met: how often each fault was met.
+        faults: returns a request's fault, or None, by its body and how often it was sent before.
+        allowed: maximum number of concurrent requests; others are refused with 429.
+        open_at: number of concurrent requests at each request's arrival, including itself.
+        refused_at: indexes in `requests` of those refused for that reason.
+        met: number of times each fault occurred.
         retry_after: the header that "429 with Retry-After" sends.
-        body: what "other JSON" sends, a fault that is not in FAULTS: a value, or bytes as they are; of a function
-            what it makes of the right completion.
-        answered: how many whole answers each request (as JSON) got.
+        body: what the fault "other JSON" (not in FAULTS) sends: a value, raw bytes, or a function's result for the
+            right completion.
+        answered: number of complete answers to each request (as JSON).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FaultyServer(ChatServer):
             self.open_at.append(self._open)
 
     def count_fault(self, body: dict[str, Any]) -> str | None:
-        """The fault that this request meets now."""
+        """Return this request's fault, and count it."""
         with self._counting:
             text = json.dumps(body)
             fault = self.faults(body, self._came[text])
@@ -107,7 +107,7 @@ class _FaultyHandler(_Handler):
                 server.refused_at.append(len(server.requests) - 1)
         if not too_many:
             time.sleep(server.delay)
-        server.end()  # before it is answered: the next request may come while the answer is being sent
+        server.end()  # before the answer, because the next request may arrive while it is being sent
         self._meet("429" if too_many else server.count_fault(body), body)
 
     def _meet(self, fault: str | None, body: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class _FaultyHandler(_Handler):
         elif fault in ("429", "500", "502", "503"):
             self._send_error(int(fault))
         elif fault == "reset":
-            # Closed with unsent data thrown away: the kernel sends RST.
+            # Closing with unsent data discarded makes the kernel send RST.
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._hang_up()
         elif fault == "hang":

@@ -1,4 +1,4 @@
-"""Models of any size: a real config, and weights that are files with a real header and a hole for the numbers."""
+"""Models of any size: a real config, and sparse weight files with a real header but no numbers."""
 
 import json
 
@@ -11,7 +11,7 @@ SHAPES = {
 
 
 def save_hollow(folder, config):
-    """Config and weights in bfloat16 of a model as transformers names and shapes them."""
+    """Write a model's config and bfloat16 weights with transformers' names and shapes."""
     import torch
     from transformers import AutoModelForCausalLM
 

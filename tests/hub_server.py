@@ -1,8 +1,8 @@
-"""A hub on loopback: what the clients of the Hugging Face hub ask for to read a dataset or a model, and its troubles.
+"""A Hugging Face hub on loopback for datasets and models, with faults.
 
 `with serve({path: content}) as hub` serves files, as the datasets `NAME`, `LONG` and `MEMORY` and as the model `MODEL`,
 to a client that has `hub.url` for HF_ENDPOINT.
-Files from `lfs_from` bytes on are redirected to another host name, as the hub does with large ones.
+Files of `lfs_from` bytes or more are redirected to another host name, like large files on the hub.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ PIECE = 1 << 16  # bytes that are sent at a time
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one answer.
+    """A fault of one answer.
 
     Attributes:
         status, code: answer with this status and X-Error-Code; the body and X-Error-Message repeat what was sent.
-        cut_after: bytes of the content after which the connection is closed.
-        hold_after: bytes of the content after which nothing more is sent before the hub's `released` is set.
-        more: bytes by which a file is said to be longer than it is.
+        cut_after: number of bytes after which the connection is closed.
+        hold_after: number of bytes after which the hub pauses until its `released` is set.
+        more: number of bytes by which the reported size is too large.
         flip: send the content with its first byte changed.
     """
 
@@ -56,7 +56,7 @@ FINE = Fault()
 
 
 def make_dataset(sample: Path) -> dict[str, bytes]:
-    """A dataset's files in the layout of LaMP-QA, made from the three files of tests/data/mini_lampqa."""
+    """Return a dataset's files in LaMP-QA's layout, made from the three files of tests/data/mini_lampqa."""
     files, configs = {}, {}
     for stem, entry in paper_files().items():
         config, split = stem.rsplit("_", 1)
@@ -69,7 +69,7 @@ def make_dataset(sample: Path) -> dict[str, bytes]:
 
 
 def make_card(configs: dict[str, dict[str, str]]) -> bytes:
-    """The card of a dataset: the path of every split of every config."""
+    """Return a dataset's card with the path of every split of every config."""
     lines = ["---", "configs:"]
     for config, paths in configs.items():
         lines += [f"- config_name: {config}", "  data_files:"]
@@ -80,12 +80,12 @@ def make_card(configs: dict[str, dict[str, str]]) -> bytes:
 class HubServer(FileServer):
     """
     Attributes:
-        commits: files by path, by commit; `branches` has a commit by its branch's name.
-        fault: what goes wrong with a request: a function of its method and path.
-        requests: method and path of all of them, in the order they came.
-        fetched: the files whose content was asked for, each as often as it was.
-        sent: bytes that were sent of each of them.
-        strangers: paths on the other host name that came with a token.
+        commits: files by path, by commit; `branches` has the commit of each branch.
+        fault: returns a request's fault by its method and path.
+        requests: method and path of each request, in order of arrival.
+        fetched: the files whose content was requested, once per request.
+        sent: number of bytes sent of each file.
+        strangers: paths on the other host name that were requested with a token.
     """
 
     def __init__(self, files: dict[str, bytes], lfs_from: int):
@@ -105,7 +105,7 @@ class HubServer(FileServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def commit(self, files: dict[str, bytes]) -> str:
-        """Make these files the newest ones; returns their commit."""
+        """Add a commit with these files, and return it."""
         content = repr(sorted(files.items())) + str(len(self.commits))
         name = hashlib.sha1(content.encode()).hexdigest()
         self.commits[name] = files
@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_file(path, content, fault, {})
 
     def _send_file(self, path: str, content: bytes, fault: Fault, headers: dict[str, str]) -> None:
-        """The content, or the part that is asked for with Range: bytes=FIRST-[LAST]."""
+        """Send the content, or the part requested with Range: bytes=FIRST-[LAST]."""
         place, status, total = slice(None), 200, len(content)
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             last = int(wanted[2] or total - 1)
@@ -212,7 +212,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, fault)
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
-        """An error that repeats all it was sent, secrets included."""
+        """Send an error that repeats the whole request, including secrets."""
         message = f"You sent {dict(self.headers)}"
         extra = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
         self._send(status, json.dumps({"error": message}).encode(), {**(headers or {}), **extra})
@@ -251,12 +251,12 @@ def _sha256(content: bytes) -> str:
 
 
 def _git_sha1(content: bytes) -> str:
-    """What git, and the hub for a small file, know this content by."""
+    """Return git's hash of this content, which the hub uses for small files."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @contextmanager
 def serve(files: dict[str, bytes], lfs_from: int = 10_000_000) -> Iterator[HubServer]:
-    """A hub in a thread of this process."""
+    """Run a hub in a thread of this process."""
     with running(HubServer(files, lfs_from)) as hub:
         yield hub

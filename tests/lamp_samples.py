@@ -22,7 +22,7 @@ def read_sample(name, split="dev"):
 
 
 def sample_files(name, split):
-    """The arguments of `read_originals`; LongLaMP's emails are in files like LaMP's."""
+    """Return the arguments of `read_originals`; LongLaMP's emails are in files like LaMP's."""
     folder = DATA / ("mini_longlamp" if name in CONFIGS else "mini_lamp") / CONFIGS.get(name, name.replace("-", "_"))
     split = split.replace("val", "dev")
     questions, outputs = (folder / f"{split}_{kind}.json" for kind in ("questions", "outputs"))
@@ -44,7 +44,7 @@ LABELS = {
 
 
 def lamp_scores(name, golds, texts):
-    """What LaMP's public code gives to these texts, by metric: its rule in our words."""
+    """Return the scores of these texts by metric, with the rules of LaMP's public code."""
     if name in LABELS:
         numbers = {label: number for number, label in enumerate(LABELS[name])}
         right, found = ([numbers.get(text.strip(), -1) for text in its] for its in (golds, texts))
@@ -55,7 +55,9 @@ def lamp_scores(name, golds, texts):
         try:
             return float(text)
         except ValueError:
-            return 5.0 if gold <= 3 else 1.0  # the end that is farther from the right one, 5 of two as far
+            return (
+                5.0 if gold <= 3 else 1.0
+            )  # the end of the scale farther from the right rating; 5 if both are equally far
 
     right = [float(gold) for gold in golds]
     found = [number_of(text.strip(), gold) for text, gold in zip(texts, right, strict=True)]

@@ -1,4 +1,4 @@
-"""How likely texts are, computed by transformers in fp32: what vLLM's numbers are held against."""
+"""Likelihoods of texts by transformers in fp32, to compare with vLLM's."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from prompts import Messages
 def mean_log_probs(
     folder: Path, asked: Iterable[tuple[Messages, Mapping[str, str]]]
 ) -> Iterator[tuple[dict[str, float], int]]:
-    """Of each conversation the mean log-probability a token of each text behind it, and its length in tokens."""
+    """Return the mean log-probability per token of each text after a conversation, and its length in tokens."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,6 +1,6 @@
-"""Made-up dumps of StackExchange communities: the same for the same seed, with what real ones have of the awkward.
+"""Made-up dumps of StackExchange communities, seeded, with the difficult cases of real ones.
 
-As a process of its own, `python tests/made_up_dump.py FOLDER --posts 10000`, it writes them into a folder.
+To write them into a folder, run `python tests/made_up_dump.py FOLDER --posts 10000`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WISHES = (
 
 @dataclass
 class Made:
-    """What was put in on purpose: how many of each."""
+    """Counts of the difficult cases in the dump."""
 
     rows: int = 0
     questions: int = 0
@@ -37,14 +37,14 @@ class Made:
 
 
 def make_dumps(folder: Path, num_posts: int, seed: int = 0, communities: tuple[str, ...] = COMMUNITIES) -> Made:
-    """Posts.xml and Users.xml of each community, about half of the rows questions."""
+    """Write Posts.xml and Users.xml of each community; about half of the rows are questions."""
     drawn, made = random.Random(seed), Made()
     num_users = max(4, num_posts // 40)
     bodies: list[tuple[str, str]] = []  # of questions, for copies: author and body
     for number, community in enumerate(communities):
         place = folder / f"{community}.stackexchange.com"
         place.mkdir(parents=True)
-        # A user's number differs from one community to the next, the account is the same.
+        # A user's number differs between communities, the account is the same.
         users = "".join(
             f'  <row Id="{user + number * 7}" AccountId="{user}" DisplayName={quoteattr(f"User <{user}> & Söhne")} />\n'
             for user in range(1, num_users + 1)
@@ -64,7 +64,7 @@ def make_row(
     drawn: random.Random, made: Made, bodies: list[tuple[str, str]], community: str, place: int, number: int, users: int
 ) -> str:
     made.rows += 1
-    # Posts of one day have one of two times, so two of one author may be of the same.
+    # Posts of one day have one of two times, so two posts of an author may have the same time.
     day = f"{2010 + number * 14 // 4000:04}-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}"
     date = f"{day}T10:00:0{drawn.choice('07')}.000"
     if number % 2 == 0:
@@ -96,7 +96,7 @@ def make_row(
 
 
 def make_body(drawn: random.Random) -> str:
-    """HTML as the sites render it, and as they do not."""
+    """Return HTML, some of it unlike the sites' own."""
 
     def sentence() -> str:
         words = " ".join(drawn.choices(WORDS, k=drawn.randint(6, 14)))
@@ -115,8 +115,8 @@ def make_body(drawn: random.Random) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, help="where the communities' folders go")
-    parser.add_argument("--posts", type=int, default=10_000, help="rows in all (%(default)s)")
+    parser.add_argument("folder", type=Path, help="folder for the communities' folders")
+    parser.add_argument("--posts", type=int, default=10_000, help="total number of rows (%(default)s)")
     args = parser.parse_args()
     print(make_dumps(args.folder, args.posts).questions, "questions")
 

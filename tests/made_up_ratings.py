@@ -1,4 +1,4 @@
-"""Results that two raters might send back for a study of utils/human_evaluation.py: drawn by hash, so always the same.
+"""Results of two raters for a study of utils/human_evaluation.py, drawn by hash and therefore always the same.
 
 `python tests/made_up_ratings.py STUDY_key.json` writes STUDY_Ann.json and STUDY_Bo.json beside the key.
 """
@@ -20,7 +20,7 @@ def main() -> None:
 
 
 def rate(key: dict[str, Any], rater: str, question_id: str) -> dict[str, Any]:
-    """What a rater says of one question."""
+    """Return a rater's decisions on one question."""
     aspects = range(len(key["questions"][question_id]["aspects"]))
     slots = {
         "pairs": {"choice": (0, 1, 2)},

@@ -26,12 +26,12 @@ async def answer(record, ask):
 
 
 def draw(request):
-    """The same digits in every process, which Python's own hash of a text are not."""
+    """Return digits that are the same in every process, unlike Python's hash of a text."""
     return hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).hexdigest()[:8]
 
 
 def reply(request):
-    """A sentence or an answer, drawn by the prompt and the seed."""
+    """Return a sentence or an answer, drawn by prompt and seed."""
     drawn = draw(request)
     if "Summarize" in request["messages"][-1]["content"]:
         return Reply(f"The user {drawn} cares about cost.")
@@ -63,7 +63,7 @@ class Runs:
         return [*flags, *map(str, more)]
 
     def run(self, *more, code=0, output=None):
-        """Run it in this process; returns how many requests it made."""
+        """Run it in this process, and return the number of requests."""
         before = len(self.server.requests)
         assert baselines.main(self.flags(*more, output=output)) == code
         return len(self.server.requests) - before
@@ -79,7 +79,7 @@ def runs(tmp_path, server):
 
 
 class Scripted:
-    """An engine that answers at once, and counts."""
+    """An engine that answers immediately and counts requests."""
 
     concurrency, device = 4, "scripted"
 
@@ -96,7 +96,7 @@ class Scripted:
 
 
 class Failing(Scripted):
-    """Fails where `fails`, called with the log of what it was asked, says so."""
+    """Fails if `fails` returns true for the log of requests."""
 
     def __init__(self, role, log, fails, error):
         super().__init__(role, log)
@@ -109,7 +109,7 @@ class Failing(Scripted):
 
 
 def failing_generator(monkeypatch, fails):
-    """Of two engines that are opened one after the other the generator's fails."""
+    """Open two engines in turn; the generator's fails."""
     log, error = [], UnavailableError("the server failed")
 
     def open_engines(roles, asked):

@@ -1,4 +1,4 @@
-"""The data that NLTK's METEOR reads, so small that a test writes them: a WordNet of a few words, and abbreviations."""
+"""Small data for NLTK's METEOR: a WordNet of a few words, and abbreviations."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ LETTERS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 
 def write_nltk_data(folder: Path) -> Path:
-    """WordNet's files (see its manual page wndb) and those of the sentence splitter; returns the folder."""
+    """Write WordNet's files (see its manual page wndb) and the sentence splitter's, and return the folder."""
     wordnet, splitter = folder / "corpora/wordnet", folder / "tokenizers/punkt_tab/english"
     wordnet.mkdir(parents=True)
     splitter.mkdir(parents=True)

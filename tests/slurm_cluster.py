@@ -16,7 +16,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 NUM_GPUS = 32
 SEARCHED = os.environ["PATH"] + ":/usr/sbin:/sbin"
 
-# Loopback only; GPUs and processors the machine does not have. cred_expire is what a requeued job waits at least.
+# Loopback only, with fake GPUs and processors. cred_expire is the minimum wait of a requeued job.
 CONFIG = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -55,7 +55,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def why_not() -> str | None:
-    """What this machine lacks for a cluster, None where it lacks nothing."""
+    """Return what this machine lacks for a cluster; None for nothing."""
     if missing := [name for name in (*DAEMONS, "sbatch") if shutil.which(name, path=SEARCHED) is None]:
         return f"{', '.join(missing)} not installed (Debian: slurm-wlm and munge)"
     if os.geteuid() != 0:
@@ -71,7 +71,7 @@ def why_not() -> str | None:
 
 
 def make_gpu(path: Path) -> None:
-    """What SLURM takes for a GPU: any character device; this one is another /dev/null."""
+    """Create a fake GPU for SLURM, which accepts any character device; this one is another /dev/null."""
     os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
 
 
@@ -81,13 +81,13 @@ class Cluster:
     environment: dict[str, str]
 
     def call(self, *command: str, **more: object) -> str:
-        """Run a command of SLURM's, or one that calls some; returns what it printed."""
+        """Run a command that uses SLURM, and return its output."""
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=3600, **more)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
     def jobs(self, job: str | None = None) -> list[dict[str, str]]:
-        """The fields of a job, an array's tasks each, or of all jobs."""
+        """Return the fields of a job (for an array, of each task), or of all jobs."""
         lines = self.call("scontrol", "-o", "show", "job", *([job] if job else [])).splitlines()
         return [dict(word.partition("=")[::2] for word in line.split(" ") if "=" in word) for line in lines]
 
@@ -95,7 +95,7 @@ class Cluster:
         return {fields["JobState"] for fields in self.jobs(job)}
 
     def wait(self, *jobs: str, seconds: float = 3600) -> None:
-        """Until none of these jobs is in the queue any more."""
+        """Wait until none of these jobs is in the queue."""
         self.wait_until(lambda: not self.call("squeue", "-h", "-j", ",".join(jobs)), seconds)
 
     def wait_until(self, condition: Callable[[], object], seconds: float = 3600) -> None:
@@ -107,7 +107,7 @@ class Cluster:
 
 @contextmanager
 def start_cluster() -> Iterator[Cluster]:
-    """A cluster in a new folder directly under /tmp, for the names of Unix sockets must be short."""
+    """Start a cluster in a new folder directly under /tmp, because names of Unix sockets must be short."""
     with tempfile.TemporaryDirectory(prefix="slurm_", dir="/tmp") as name:
         folder = Path(name)
         write_files(folder)
@@ -144,7 +144,7 @@ def write_files(folder: Path) -> None:
     (folder / "slurm.conf").write_text(config)
     for number in range(NUM_GPUS):
         make_gpu(folder / f"gpu{number}")
-    # Torch sees none of these GPUs, so every task says that the CPU is meant.
+    # Torch finds none of these GPUs, so every task requests the CPU.
     (folder / "task_prolog").write_text("#!/bin/sh\necho export CUDA_VISIBLE_DEVICES=\n")
     (folder / "task_prolog").chmod(0o755)
     (folder / "gres.conf").write_text(f"NodeName=n1 Name=gpu File={folder}/gpu[0-{NUM_GPUS - 1}]\n")
@@ -159,7 +159,7 @@ def free_ports(number: int) -> list[int]:
 
 
 def commands(folder: Path) -> list[list[str]]:
-    """The daemons, in the foreground: they are this process's children, and it can end them."""
+    """Return the daemons' commands, in the foreground, so that this process can end them."""
     munge = folder / "munge"
     return [
         ["munged", "--foreground", "--force", f"--socket={munge}/socket", f"--key-file={munge}/key",

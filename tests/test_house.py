@@ -1,4 +1,4 @@
-"""The house: a file in utils/ is a command, a folder is a library, and imports go one way."""
+"""The layout: a file in utils/ is a command, a folder is a library, and imports go one way."""
 
 import ast
 import io
@@ -12,7 +12,7 @@ import pytest
 from utils.benchmarks import lampqa
 
 ROOT = Path(__file__).resolve().parent.parent
-FLOORS = [  # from the ground up; a room imports from those below it, and from itself
+FLOORS = [  # from the bottom up; a library imports from those below it, and from itself
     ("utils.parsing", "utils.cli"),
     ("utils.files", "utils.models"),
     ("utils.scoring", "prompts", "utils.training"),
@@ -30,7 +30,7 @@ SCRIPTS = ("baselines", "planpers", "train_planner", "evaluate_responses", "retr
 
 
 def modules() -> dict[str, Path]:
-    """The project's own modules outside tests/, by name."""
+    """Return the project's modules outside tests/, by name."""
     done = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = [Path(line) for line in done.stdout.splitlines() if not line.startswith("tests/")]
     return {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in paths}
@@ -40,7 +40,7 @@ MODULES = modules()
 
 
 def imports_of(name: str) -> set[str]:
-    """The project's modules that one imports, also inside functions."""
+    """Return the project's modules that a module imports, also inside functions."""
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
@@ -66,7 +66,7 @@ def room_of(name: str) -> str | None:
     return next((room for room in LEVELS if name == room or name.startswith(f"{room}.")), None)
 
 
-def test_the_rooms_are_all_on_a_floor():
+def test_every_library_has_a_level():
     rooms = {str(path.parent.relative_to(ROOT)).replace("/", ".") for path in MODULES.values()}
     assert rooms - {"", ".", "utils"} == LEVELS.keys()
 
@@ -77,7 +77,7 @@ def test_a_file_in_utils_is_a_command():
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) and not is_command(name)])
-def test_a_library_imports_only_from_its_own_room_and_below(name):
+def test_a_library_imports_only_from_its_own_level_and_below(name):
     level = LEVELS[room_of(name)]
     above = {other for other in IMPORTS[name] if room_of(other) != room_of(name)
              and LEVELS.get(room_of(other), len(FLOORS)) >= level}  # fmt: skip
@@ -89,15 +89,15 @@ def test_no_command_imports_another():
     assert {name: IMPORTS[name] & commands for name in commands if IMPORTS[name] & commands} == {}
 
 
-def test_there_is_no_circle():
+def test_there_are_no_import_cycles():
     left = {name: set(others) for name, others in IMPORTS.items()}
     while free := {name for name, others in left.items() if not others}:
         left = {name: others - free for name, others in left.items() if name not in free}
     assert left == {}
 
 
-def test_an_encoder_decoder_is_an_engine_behind_one_door():
-    """Only its own commands import it; utils/generation/engines.py does by importlib, where a model is one."""
+def test_encoder_decoders_are_imported_in_one_place():
+    """Only its own commands import it; utils/generation/engines.py uses importlib, if a model is one."""
     users = {name for name, others in IMPORTS.items() if any(room_of(one) == "utils.generator" for one in others)}
     outside = {name for name in users if room_of(name) not in ("utils.generator", "utils.objectives")}
     assert outside == {"utils.train_generator"}
@@ -128,8 +128,8 @@ BUILDER = ("utils.benchmarks.lampqa", "utils.build_dataset", "utils.building", "
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(BUILDER)])
-def test_what_is_lamp_qa_s_stands_in_its_file_and_its_builder_alone(name):
-    """Its fields in no line, comments and messages included, and its groups, their parts and its files in no text."""
+def test_lampqa_names_are_only_in_its_file_and_builder(name):
+    """No line has its fields, including comments and messages, and no string its groups, their parts and files."""
     source = MODULES[name].read_text(encoding="utf-8")
     names = {*lampqa.CATEGORIES, *lampqa.COMMUNITIES, *lampqa.paper_files()}
     constants = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
@@ -150,7 +150,7 @@ WRITTEN = subprocess.run(
 
 
 def sentences_of(path: Path) -> str:
-    """The texts and comments of a Python file, all of any other."""
+    """Return the strings and comments of a Python file, or all of another file."""
     source = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
         return source

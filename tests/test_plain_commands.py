@@ -21,7 +21,7 @@ from utils.generation.chat import VERDICT_TOKENS
 
 pytestmark = pytest.mark.engine
 PART = "Lifestyle_and_Personal_Development"
-# What an output of these scripts may have by default.
+# What an output of these scripts may contain by default.
 TOKENS = {
     "baselines.py": 2048,
     "planpers.py": 2048,
@@ -32,7 +32,7 @@ TOKENS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """What the README's variables point to: sample data, models, and a few questions to train on."""
+    """The targets of the README's variables: sample data, models, and a few training questions."""
     folder = tmp_path_factory.mktemp("plain")
     save_early_chat(folder / "chat")
     (folder / "data").mkdir()
@@ -45,7 +45,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read(folder):
-    """A function that returns the commands of a page, in order."""
+    """Return a function that returns the commands of a page, in order."""
     own = {"DATA": "data", "OUT": "out", "MODEL": "chat", "JUDGE": "chat", "PLANNER": "planner", "KEY": "key.txt"}
     variables = "\n".join([VARIABLES, *(f"{name}={folder}/{place}" for name, place in own.items())])
     variables += f"\nENCODER={ROOT}/demo/models/encoder\n"
@@ -58,7 +58,7 @@ def read(folder):
 
 @pytest.fixture(scope="module")
 def do(warm_engine):
-    """A function that runs a command; one that asks a model does so for the first question only."""
+    """Return a function that runs a command; a command with a model gets only the first question."""
 
     def run(words, *more, code=0):
         script, *flags = words
@@ -71,7 +71,7 @@ def do(warm_engine):
 
 
 def download(page, name, folder):
-    """Make a dataset of the sample files of a page's benchmark, in place of the published ones."""
+    """Make a dataset of the sample files of a page's benchmark, instead of the published ones."""
     which = ["PersonaMem-32k"] if page == "personamem" else [name, "--setting", "user"]
     source = ["--source_dir", f"{ROOT}/tests/data/mini_{page}", "--output_dir", f"{folder}/data"]
     assert download_datasets.main(["--dataset", *which, *source]) == 0
@@ -126,7 +126,7 @@ def test_the_readmes_pipeline(pipeline, folder):
     assert "<html" in (folder / "out/report.html").read_text()
 
 
-def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
+def test_a_local_planner_and_answers_from_a_server(pipeline, do, folder):
     """The README's command for PlanPers, with the generator behind an API."""
     [words] = [words for words in pipeline if words[0] == "planpers.py"]
     output = f"{folder}/out/planpers_api.json"
@@ -152,7 +152,7 @@ def test_a_planner_here_and_the_answers_from_a_server(pipeline, do, folder):
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )  # fmt: skip
 def test_a_command_of_a_page(page, asked, pipeline, read, do, folder):
-    """The first command that asks a model here, and in which all patterns in `asked` are found."""
+    """The first command with a local model that matches all patterns in `asked`."""
     text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
     commands = [words for words in read(text) if words[0] in TOKENS and f"{folder}/chat" in words]
     words = next(words for words in commands if all(re.search(word, " ".join(words)) for word in asked))
@@ -168,7 +168,7 @@ def test_a_command_of_a_page(page, asked, pipeline, read, do, folder):
 
 
 def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
-    """Such a model names no aspect that is in the post, so no question is left."""
+    """This model names no aspect of the post, so no question is left."""
     words, *_ = read((ROOT / "docs/building_a_dataset.md").read_text(encoding="utf-8"))
     make_dumps(folder / "dumps", 300)
     for name in ("cooking", "law"):  # the page uses their short names
@@ -183,7 +183,7 @@ def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
 
 
 def test_lamps_generators_are_trained_and_answer(read, do, folder):
-    """All commands of the section on FlanT5, with a tiny T5 in its place; a single epoch for a chat model."""
+    """All commands of the section on FlanT5, with a tiny T5 instead; a single epoch for a chat model."""
     download("lamp", "LaMP-3", folder)
     section = (ROOT / "docs/lamp.md").read_text(encoding="utf-8").partition("\n## FlanT5, fine-tuned\n")[2]
     commands = read(section.partition("\n## ")[0])

@@ -1,4 +1,4 @@
-"""Every command of README and docs is one its script takes: pasted into a shell, with only the script left out."""
+"""Every command of README and docs is accepted by its script: a shell parses it, and only the script is not run."""
 
 import importlib.util
 import json
@@ -26,9 +26,9 @@ VARIABLES = "".join(block for block in BLOCKS if block.startswith("DATA=data"))
 
 
 def commands_of(block: str, variables: str = VARIABLES) -> list[list[str]]:
-    """The words of each command as a shell makes them: variables filled in, loops run, lines joined, quotes gone.
+    """Return the words of each command as a shell expands them: variables, loops, joined lines, quotes.
 
-    The shell finds no program, so a block that would run another one fails here.
+    The shell finds no programs, so a block that would run another one fails here.
     """
     block = re.sub(r"^accelerate launch --multi_gpu --num_processes \d+ ", "python ", block)
     script = f"{variables}\ngit() {{ :; }}\npython() {{ printf '%s\\0' \"$@\"; printf '\\1'; }}\n{block}"
@@ -47,7 +47,7 @@ def parser_of(script: str):
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command.split()[1:4]))
-def test_the_script_takes_the_command(command):
+def test_the_script_accepts_the_command(command):
     assert not command.rstrip().endswith("\\"), "a dangling backslash swallows the next line pasted"
     for script, *arguments in commands_of(command):
         if script == "mine.py":  # the README's own example, which a test below runs
@@ -57,7 +57,7 @@ def test_the_script_takes_the_command(command):
 
 
 @pytest.mark.parametrize(("demo", "least"), [("demo_lamp", 21), ("demo_personamem", 8)])
-def test_a_demo_gives_the_scripts_what_they_take(demo, least, tmp_path):
+def test_demo_commands_are_valid(demo, least, tmp_path):
     words, stand_in = tmp_path / "words", tmp_path / "python"
     stand_in.write_text(f"#!/bin/sh\n{{ printf '%s\\0' \"$@\"; printf '\\1'; }} >> {words}\n")
     stand_in.chmod(0o755)
@@ -81,7 +81,7 @@ def test_every_script_has_a_command():
     assert scripts - {"utils/prepare_demo_models.py"} == shown  # `make models` runs that one
 
 
-def test_the_sample_stands_where_the_dataset_would(tmp_path):
+def test_the_sample_replaces_the_dataset(tmp_path):
     (block,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     shown = 'echo "$DATA/$SPLIT.json" "$DATA"/*_train.json "$DATA"/*_validation.json "$DATA"/*_test.json "$KEY"'
@@ -92,7 +92,7 @@ def test_the_sample_stands_where_the_dataset_would(tmp_path):
     assert (tmp_path / key).read_text().strip()
 
 
-def test_the_commands_for_an_api_paste_with_the_server_that_makes_answers_up(tmp_path):
+def test_api_commands_work_with_the_mock_server(tmp_path):
     (sample,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
     found = re.findall(
         r"^python (?:.*\\\n)*.*\n", "\n".join(re.findall(r"```shell\n(.*?)```", README, re.DOTALL)), re.MULTILINE
@@ -126,7 +126,7 @@ def test_the_readme_fits_a_page():
 
 
 def anchors_of(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page: small letters, no punctuation, a dash for each space."""
+    """Return GitHub's anchors for a page's headings: lower case, no punctuation, a dash for each space."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     titles = [title.strip().lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     anchors = {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
@@ -135,7 +135,7 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def links_of(page: Path) -> list[tuple[Path, str]]:
-    """The file and the anchor, if any, of each link to a place in this repository."""
+    """Return the file and the anchor, if any, of each link within this repository."""
     text = page.read_text(encoding="utf-8")
     links = [link.partition("#") for link in re.findall(r"\]\((?!https?://)([^)\s]+)\)", text)]
     return [((page.parent / path).resolve() if path else page, anchor) for path, _, anchor in links]

@@ -1,4 +1,4 @@
-"""The requirements files and the Makefile, which runs with a stand-in for Python here: nothing is installed."""
+"""The requirements files and the Makefile, run with a fake Python: nothing is installed."""
 
 import ast
 import os
@@ -13,22 +13,22 @@ import pytest
 from utils.check_machine import find_problem
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, as are names with a dot in front
+NOT_OURS = {"demo", "cache", "__pycache__"}  # made by tools and runs, like names that begin with a dot
 CLOCKS = {"time", "monotonic", "perf_counter", "process_time", "thread_time"}
 TARGETS = {
     "help", "setup", "models", "demo", "demo-build", "demo-lamp", "demo-personamem", "test", "test-all",
     "test-fast", "fuzz", "test-gpu", "bench", "lint", "clean",
 }  # fmt: skip
-# Packages that are called otherwise than what is imported.
+# Packages whose names differ from the imported ones.
 NAMES = {"xdist": "pytest-xdist", "rouge_score": "rouge-score", "sklearn": "scikit-learn"}
-# A benchmark compares with the first where it is installed.
+# A benchmark compares with the first if it is installed.
 UNPINNED = {
     ("sentence_transformers", "tests/speed/ranking.py"),
     ("xgrammar", "tests/generation/test_thinking_engine.py"),  # vLLM's own
 }
 
-# Logs what pip is asked for to the file `calls`; FAILS is a pattern of the requests that it refuses, ASKS of those
-# that the real pip gets. CHECK is what the check of the machine says where it refuses this one.
+# Logs pip requests to the file `calls`; FAILS is a pattern of requests to refuse, ASKS of those that the real pip gets.
+# CHECK is the machine check's message, if it refuses.
 PYTHON = f"""#!/bin/sh
 case "$*" in
   *"-m pip"*)
@@ -69,7 +69,7 @@ def our_files():
 
 
 def imported_packages(path):
-    """Top-level names of the absolute imports in a file, also inside functions, without the project's own."""
+    """Return top-level names of absolute imports in a file, also inside functions, without the project's own."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -91,7 +91,7 @@ def test_every_imported_package_is_pinned():
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with what `make setup` reads, where `python` and `nvidia-smi` are stand-ins."""
+    """A folder with the inputs of `make setup`, and fake `python` and `nvidia-smi`."""
     for name in ("Makefile", "requirements.txt", "requirements-cpu.txt"):
         shutil.copy(ROOT / name, tmp_path)
     write_script(tmp_path / "bin/python", PYTHON)
@@ -106,7 +106,7 @@ def write_script(path, text):
 
 
 def make(folder, *arguments, **variables):
-    """Run make in a folder; returns what it said, and as `calls` what it asked pip for."""
+    """Run make in a folder; return the process with its output, and its pip requests as `calls`."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "GNUMAKEFLAGS", "REQUIREMENTS", "TORCH_CPU_INDEX"}
     environment = {name: value for name, value in os.environ.items() if name not in outer}
     environment |= {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHON": str(folder / "bin/python"), **variables}
@@ -127,7 +127,7 @@ def test_help_lists_every_target(checkout, arguments):
     assert set(phony.split()) == TARGETS
 
 
-def test_without_a_gpu_torch_is_installed_first_and_what_breaks_it_removed(checkout):
+def test_without_a_gpu_torch_is_installed_first_and_conflicts_are_removed(checkout):
     done = make(checkout, "setup")
     assert done.returncode == 0, done.stderr
     assert done.calls == [
@@ -144,12 +144,12 @@ def test_with_a_gpu_the_other_file_is_installed(checkout):
     assert done.calls == ["install -qq -r requirements.txt"]
 
 
-def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
+def test_gpu_tests_run_only_with_a_gpu(checkout):
     done = make(checkout, "test-gpu")
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")
-    assert done.stdout == "test-gpu: no GPU is here (nvidia-smi lists none), so nothing is run\n"
+    assert done.stdout == "test-gpu: nvidia-smi lists no GPU, so nothing is run\n"
     write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-1)'\n")
-    # Logs pytest too, and how long it may take.
+    # Logs pytest too, and its time limit.
     python = PYTHON.replace('"-m pip"', '"-m p"').replace(
         'echo "$*" >> calls', 'echo "$*" >> calls; echo "${MINUTES-}"'
     )
@@ -168,7 +168,7 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
             "requirements.txt",
             "",
             "demo",
-            "error: .venv is for a GPU (requirements.txt), and nvidia-smi lists none here",
+            "error: .venv is for a GPU (requirements.txt), but nvidia-smi lists none: run",
         ),
         (
             "requirements-cpu.txt",
@@ -178,7 +178,7 @@ def test_what_waits_for_a_gpu_is_run_where_there_is_one(checkout):
         ),
     ],
 )
-def test_packages_that_cannot_run_here_are_named(checkout, kind, listed, target, error):
+def test_packages_that_cannot_run_are_named(checkout, kind, listed, target, error):
     make(checkout, "setup", f"REQUIREMENTS={kind}")
     write_script(checkout / "bin/nvidia-smi", f"#!/bin/sh\necho '{listed}'\n")
     done = make(checkout, target)
@@ -186,8 +186,8 @@ def test_packages_that_cannot_run_here_are_named(checkout, kind, listed, target,
 
 
 @pytest.mark.parametrize("kind", ["requirements.txt", "requirements-cpu.txt"])
-def test_what_is_installed_stays_on_another_node(checkout, kind):
-    """A login node and its GPU nodes share one .venv: whichever runs a target finds it as it is."""
+def test_an_installation_is_kept_on_another_node(checkout, kind):
+    """A login node and its GPU nodes share one .venv, which no target on either changes."""
     make(checkout, "setup", f"REQUIREMENTS={kind}")
     for listed in ("exit 9", "echo 'GPU 0: NVIDIA A100-SXM4-80GB'"):
         write_script(checkout / "bin/nvidia-smi", f"#!/bin/sh\n{listed}\n")
@@ -200,7 +200,7 @@ def test_what_is_installed_stays_on_another_node(checkout, kind):
         assert f"install -qq -r {kind}" in make(checkout, "setup", FAILS=fails).calls
 
 
-def test_a_choice_that_is_no_file_leaves_what_is_installed(checkout):
+def test_an_invalid_choice_keeps_the_installation(checkout):
     make(checkout, "setup")
     done = make(checkout, "setup", "REQUIREMENTS=requirement.txt")
     assert done.returncode != 0 and "REQUIREMENTS=requirement.txt: no such file" in done.stderr
@@ -224,7 +224,7 @@ def test_a_changed_file_or_another_choice_installs_again(checkout):
     assert "install -qq -r requirements.txt" in make(checkout, "setup", "REQUIREMENTS=requirements.txt").calls
 
 
-def test_where_the_index_lacks_the_cpu_torch_pytorchs_own_is_asked(checkout):
+def test_pytorchs_index_is_used_if_the_index_lacks_the_cpu_torch(checkout):
     done = make(checkout, "setup", FAILS="*install -qq torch*")
     assert done.returncode == 0, done.stderr
     assert done.calls[:2] == [
@@ -234,14 +234,14 @@ def test_where_the_index_lacks_the_cpu_torch_pytorchs_own_is_asked(checkout):
     assert "pip refuses" not in done.stderr  # nothing failed in the end
 
 
-def test_a_machine_that_will_not_do_is_refused_before_anything_is_made_or_downloaded(checkout):
+def test_an_unsuitable_machine_is_refused_before_installing(checkout):
     done = make(checkout, "setup", CHECK="error: this is macOS")
     assert done.returncode != 0 and done.stderr.startswith("error: this is macOS\n")
     assert (done.stdout, done.calls) == ("", [])
     assert not (checkout / ".venv").exists()
 
 
-# What machine it takes
+# Requirements on the machine
 
 HERE = {"system": "Linux", "glibc": (2, 28), "python": (3, 11), "has_avx2": True, "has_venv": True, "free": 100}
 
@@ -249,23 +249,23 @@ HERE = {"system": "Linux", "glibc": (2, 28), "python": (3, 11), "has_avx2": True
 @pytest.mark.parametrize(
     ("other", "missing", "way_out"),
     [
-        ({"system": "Darwin", "glibc": None}, "this is Darwin with no glibc, which", "container"),
+        ({"system": "Darwin", "glibc": None}, "this is Darwin with no glibc, and vllm", "container"),
         ({"system": "Windows", "glibc": None}, "this is Windows", "WSL 2"),
-        ({"glibc": (2, 27)}, "this is Linux with glibc 2.27, which", "container"),
+        ({"glibc": (2, 27)}, "this is Linux with glibc 2.27, and vllm", "container"),
         ({"has_avx2": False}, "this processor lacks AVX2", "a machine that has it"),
-        ({"python": (3, 10)}, f"{sys.executable} is Python 3.10, and", "make setup PYTHON="),
-        ({"python": (3, 15)}, f"{sys.executable} is Python 3.15, and", "make setup PYTHON="),
+        ({"python": (3, 10)}, f"{sys.executable} is Python 3.10, but", "make setup PYTHON="),
+        ({"python": (3, 15)}, f"{sys.executable} is Python 3.15, but", "make setup PYTHON="),
         ({"has_venv": False}, f"{sys.executable} has no venv with pip", "apt install python3-venv"),
-        ({"free": 7}, "7 GB are free in this folder, and", "need 8"),
+        ({"free": 7}, "this folder's disk has 7 GB free, and", "need 8"),
     ],
 )
-def test_what_a_machine_lacks_is_one_line_with_a_way_out(other, missing, way_out):
+def test_a_missing_requirement_is_one_line_with_a_remedy(other, missing, way_out):
     problem = find_problem("cpu", **HERE | other)
     assert problem.startswith(missing) and way_out in problem and "\n" not in problem
 
 
 def test_the_check_runs_on_pythons_that_are_too_old():
-    """It has no syntax that Python 2.7 lacks, and those that are installed here say their line."""
+    """It has no syntax that Python 2.7 lacks, and installed old Pythons print its message."""
     tree = ast.parse((ROOT / "utils/check_machine.py").read_text())
     modern = (ast.JoinedStr, ast.NamedExpr, ast.AnnAssign, ast.Match, ast.AsyncFunctionDef, ast.Nonlocal)
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, modern)]
@@ -287,7 +287,7 @@ def test_a_gpu_is_hidden_from_the_tests():
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(tmp_path):
+def test_with_vllms_gpu_build_engine_tests_are_skipped_in_one_line(tmp_path):
     package = tmp_path / "vllm-0.32.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
@@ -302,13 +302,13 @@ def test_with_vllms_build_for_gpus_the_tests_of_an_engine_are_skipped_in_a_line(
 
 
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():
-    """Such a test fails on a busy machine: seconds are for tests/speed, a time limit is for what hangs."""
+    """Such a test fails on a busy machine: seconds are for tests/speed, time limits for hangs."""
     found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").rglob("*.py")) for place in short_times(path)]
     assert found == []
 
 
 def short_times(path):
-    """Lines of a file with a clock and a number in one comparison, or with a time limit of less than five minutes."""
+    """Return lines of a file that compare a clock with a number, or with a time limit below five minutes."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         limits = []
         if isinstance(node, ast.Call):

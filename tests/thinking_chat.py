@@ -1,7 +1,7 @@
-"""The demo's model as one that thinks: its template opens a thought, which ends where a sentence of it would.
+"""The demo's model changed to think: its template opens a thought, which ends after a sentence.
 
-As a process, `python tests/thinking_chat.py FOLDER '[[tokens, schema, parser, opened], ...]'` has that model answer one
-question so, and prints the completions.
+The command `python tests/thinking_chat.py FOLDER '[[tokens, schema, parser, opened], ...]'` lets this model answer one
+question with these settings, and prints the completions.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ MARKS = ("<think>", "</think>")
 
 
 def save_thinking_chat(folder: Path) -> Path:
-    """Write it: `</think>` is a token that has the place of the full stop, which it outdoes; returns the folder."""
+    """Write the model and return its folder; the token `</think>` replaces the full stop by being likelier."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -31,7 +31,7 @@ def save_thinking_chat(folder: Path) -> Path:
 
 
 def save_tiny_thinker(folder: Path, opening: str = "<think>\n", **settings: int) -> Path:
-    """A random model with such a template, for what loads no weights."""
+    """Write a random model with this template, for tests that load no weights."""
     from tiny_chat import save_tiny_chat
     from transformers import AutoTokenizer
 

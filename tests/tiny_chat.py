@@ -1,4 +1,4 @@
-"""A random Qwen 2 and a random Gemma 2 with chat templates, small enough to build and to train in a test."""
+"""A random Qwen 2 and a random Gemma 2 with chat templates, small enough to build and train in a test."""
 
 import json
 from pathlib import Path
@@ -39,9 +39,9 @@ def save_tiny_chat(folder: Path, seed: int = 0, hidden_size: int = 128, max_posi
 
 
 def save_tiny_gemma(folder: Path, **settings: Any) -> Path:
-    """A random Gemma 2 of two layers, the first with a sliding window; its caps are low, so that they change a lot.
+    """Write a random Gemma 2 with two layers, the first with a sliding window, and low caps that have a large effect.
 
-    As of the real one, its chat template refuses a system message.
+    Like the real model's, its chat template refuses a system message.
     """
     import torch
     from transformers import Gemma2Config, Gemma2ForCausalLM
@@ -91,7 +91,7 @@ def make_tokenizer() -> Any:
 
 
 def sample_records(name: str, number: int, num_posts: int = 2, **fields: Any) -> list[dict[str, Any]]:
-    """The first records of a sample file, with few and short posts: a training step is to be quick."""
+    """Return the first records of a sample file, with few and short posts to make training steps fast."""
     records = json.loads((SAMPLE / f"{name}.json").read_text(encoding="utf-8"))[:number]
     for record in records:
         record["profile"] = [{**post, "text": post["text"][:80]} for post in record["profile"][:num_posts]]

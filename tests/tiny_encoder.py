@@ -32,7 +32,7 @@ def save_tiny_encoder(folder: Path, seed: int = 0, max_positions: int = 512) -> 
 
 
 def save_tiny_xlm_roberta(folder: Path, max_positions: int = 8194) -> Path:
-    """A random XLM-R of two layers with BGE-M3's positions; of its tokenizer a token is a word of `WORDS`."""
+    """Write a random XLM-R with two layers and BGE-M3's positions; its tokens are the words in `WORDS`."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
@@ -63,7 +63,7 @@ def save_tiny_xlm_roberta(folder: Path, max_positions: int = 8194) -> Path:
 
 
 def save_pooling(folder: Path, *types: str, **config: object) -> Path:
-    """The files of sentence-transformers beside a model: layers by their types' names, and how it is pooled."""
+    """Write sentence-transformers' files beside a model: layers by type name, and pooling."""
     package = "sentence_transformers.models"
     paths = {"Transformer": "", "Pooling": "1_Pooling"}
     modules = [

@@ -1,4 +1,4 @@
-"""A random T5, as FlanT5 is built, small enough to build and to train in a test; `python tests/tiny_t5.py FOLDER`."""
+"""A random T5 built like FlanT5, small enough to build and train in a test; `python tests/tiny_t5.py FOLDER`."""
 
 import json
 import math
@@ -12,9 +12,9 @@ PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"
 
 
 def save_tiny_t5(folder: Path, seed: int = 0, **settings: Any) -> Path:
-    """Write config, weights (float32 safetensors) and a tokenizer of the words in LaMP's samples; returns the folder.
+    """Write config, weights (float32 safetensors) and a tokenizer of the words in LaMP's samples; return the folder.
 
-    Without dropout unless `settings` say so, for its trainings are compared.
+    Without dropout unless `settings` has it, because trainings are compared.
     """
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder)
@@ -42,15 +42,15 @@ def make_tiny_t5(vocab_size: int = 128, seed: int = 0, **settings: Any) -> Any:
         "decoder_start_token_id": 0,
     }
     model = T5ForConditionalGeneration(T5Config(**config | settings)).eval()
-    # As FlanT5's, what makes logits is not the embedding; transformers ties the two unless they are found to differ.
+    # As in FlanT5, the output layer is not the embedding; transformers ties the two unless they differ.
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight) * 0.1)
     return model
 
 
 def make_tokenizer() -> Any:
-    """Pieces of words with the spaces before them, as T5's has: all words of the samples, and their characters.
+    """Return a tokenizer with all words of the samples, with leading spaces like T5's, and their characters.
 
-    Counted, for the trainer of tokenizers makes another vocabulary each time.
+    Counted here, because the tokenizer trainer gives another vocabulary each time.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -71,7 +71,7 @@ def make_tokenizer() -> Any:
 
 
 def texts_of(value: Any) -> list[str]:
-    """Every text in JSON data."""
+    """Yield every text in JSON data."""
     if isinstance(value, str):
         return [value]
     values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []

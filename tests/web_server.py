@@ -1,4 +1,4 @@
-"""A web server on loopback that sends files, whole or from a byte on, and its troubles."""
+"""A web server on loopback that sends files, complete or from a byte on, with faults."""
 
 import hashlib
 import threading
@@ -17,13 +17,13 @@ PIECE = 1 << 16  # bytes that are sent at a time
 
 @dataclass(frozen=True)
 class Trouble:
-    """What goes wrong with one answer.
+    """A fault of one answer.
 
     Attributes:
         status: answer with this status and nothing else.
-        page: send this in place of the file, with status 200.
-        cut_after: bytes of the body after which the connection is closed.
-        hold_after: bytes of the body after which nothing more is sent before the server's `released` is set.
+        page: send this instead of the file, with status 200.
+        cut_after: number of bytes after which the connection is closed.
+        hold_after: number of bytes after which the server pauses until its `released` is set.
     """
 
     status: int = 200
@@ -36,11 +36,11 @@ FINE = Trouble()
 
 
 class FileServer(ThreadingHTTPServer):
-    """What servers of files on loopback share.
+    """The common part of file servers on loopback.
 
     Attributes:
         changed: called after every piece that is sent.
-        released: lets go what is held.
+        released: resumes paused answers when set.
     """
 
     daemon_threads = True
@@ -52,7 +52,7 @@ class FileServer(ThreadingHTTPServer):
         self.released = threading.Event()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
-        """Block until this holds; it is looked at whenever something has changed."""
+        """Block until a condition holds; it is checked after every change."""
         with self.changed:
             if not self.changed.wait_for(condition, seconds):
                 raise TimeoutError(f"not so after {seconds} s")
@@ -64,9 +64,9 @@ class FileServer(ThreadingHTTPServer):
 class WebServer(FileServer):
     """
     Attributes:
-        files: by path, without the slash at its beginning.
-        trouble: what goes wrong with a request, a function of its path.
-        tells: files come with an ETag, and a part of them can be asked for.
+        files: by path, without the leading slash.
+        trouble: returns a request's fault by its path.
+        tells: whether files have an ETag and can be requested in part.
         asked: path and Range of every request.
     """
 
@@ -82,7 +82,7 @@ class WebServer(FileServer):
         return f"http://127.0.0.1:{self.server_port}/downloads/LaMP"
 
     def in_turn(self, *troubles: Trouble) -> None:
-        """These go wrong with the next requests, and nothing after them."""
+        """Return a `trouble` with these faults for the next requests, and none afterwards."""
         left = iter(troubles)
         self.trouble = lambda path: next(left, FINE)
 
@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: WebServer
 
     def do_GET(self) -> None:
-        place = urlsplit(self.path).path  # as a proxy it is asked for a whole address
+        place = urlsplit(self.path).path  # as a proxy, it is asked for a full address
         path, wanted = place.removeprefix("/downloads/LaMP/"), self.headers.get("Range")
         self.server.asked.append((path, wanted))
         trouble = self.server.trouble(path)
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, status: int, content: bytes, headers: dict[str, str], trouble: Trouble) -> None:
         kept = content[: trouble.cut_after]
         self.close_connection = len(kept) < len(content)
-        with suppress(ConnectionError):  # a client that was killed, or has enough
+        with suppress(ConnectionError):  # the client was killed, or stopped reading
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(content))} | headers).items():
                 self.send_header(name, value)
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def lamp_files(sample: Path) -> dict[str, bytes]:
-    """The files of tests/data/mini_lamp as LaMP's server has them; of LaMP-2 the plain folder is of news categories."""
+    """Return tests/data/mini_lamp in the layout of LaMP's server, where LaMP_2 itself has news categories."""
     files = {}
     for path in sorted(sample.glob("LaMP_*/*.json")):
         folder = f"{path.parent.name}/new" if path.parent.name == "LaMP_2" else path.parent.name
@@ -139,7 +139,7 @@ def lamp_files(sample: Path) -> dict[str, bytes]:
 
 @contextmanager
 def serve(files: dict[str, bytes]) -> Iterator[WebServer]:
-    """A server in a thread of this process."""
+    """Run a server in a thread of this process."""
     with running(WebServer(files)) as server:
         yield server
         server.released.set()

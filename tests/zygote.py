@@ -1,7 +1,7 @@
-"""Runs of the scripts as forks of one process that has imported what they import: hundreds of starts in a minute.
+"""Run scripts as forks of one process that already has their imports: hundreds of starts per minute.
 
-`Zygote` starts that process and, in it, one run after another: real processes with arguments, output files and an end
-of their own, that differ from `python script.py` in nothing but the time their imports take.
+`Zygote` starts this process, which forks one run after another: real processes with their own arguments, output files
+and exit codes, that differ from `python script.py` only in the time of their imports.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 3600  # for a run to end: one that takes longer hangs, on the busiest machine too
+SECONDS = 3600  # for a run to end; a longer one hangs, even on a very busy machine
 
 
 class Zygote:
-    """One run at a time."""
+    """Runs one script at a time."""
 
     def __init__(self, folder: Path, *modules: str, **environment: str):
-        """Import `modules` once, with these variables; what the runs read and print is in `folder`."""
+        """Import `modules` once, with these variables; inputs and output streams of the runs are in `folder`."""
         self.folder = folder
         self._streams = {name: folder / name for name in ("stdin", "stdout", "stderr")}
         command = [sys.executable, __file__, *modules]
@@ -48,7 +48,7 @@ class Zygote:
         self._process.stdout.close()
 
     def start(self, script: str, arguments: Sequence[object], stdin: str = "", **setup: Any) -> "Run":
-        """Begin a run of a script (its path from the root, or its module), after functions of this file."""
+        """Start a script (its path from the root, or its module), after calling functions of this file."""
         module = script.removesuffix(".py").replace("/", ".")
         words = list(map(str, arguments))
         self._streams["stdin"].write_text(stdin)
@@ -58,24 +58,24 @@ class Zygote:
         return Run(int(self._read()), self._read, self._streams)
 
     def run(self, script: str, arguments: Sequence[object], stdin: str = "", **setup: Any) -> "Run":
-        """A run from its begin to its end."""
+        """Start a run and wait for its end."""
         run = self.start(script, arguments, stdin, **setup)
         run.wait()
         return run
 
     def _read(self, seconds: float = SECONDS) -> bytes:
-        """The next line of the zygote."""
+        """Return the zygote's next line."""
         if not select.select([self._process.stdout], [], [], seconds)[0]:
             raise TimeoutError(f"no answer in {seconds} s")
         return self._process.stdout.readline()
 
 
 class Run:
-    """A run under way.
+    """A running script.
 
     Attributes:
-        returncode: as subprocess has it, less than 0 for a signal; None before `wait`.
-        printed, errors: what it wrote to stdout and to stderr, after `wait`.
+        returncode: as in subprocess, negative for a signal; None before `wait`.
+        printed, errors: its stdout and stderr, after `wait`.
     """
 
     def __init__(self, pid: int, read: Any, streams: dict[str, Path]):
@@ -87,7 +87,7 @@ class Run:
             os.kill(self.pid, signum)
 
     def wait(self, seconds: float = SECONDS) -> int:
-        """Its exit code, once it has ended; past `seconds` it is killed, and a TimeoutError raised."""
+        """Return the exit code once it has ended; after `seconds`, kill it and raise TimeoutError."""
         if self.returncode is not None:
             return self.returncode
         try:
@@ -114,7 +114,7 @@ def main() -> None:
     sys.path.insert(0, str(ROOT))
     for name in sys.argv[1:]:
         import_module(name)
-    gc.freeze()  # a fork is to copy no page only because its collector has looked at it
+    gc.freeze()  # so that forks copy no pages only because of garbage collection
     for line in sys.stdin:
         run = json.loads(line)
         if (pid := os.fork()) == 0:
@@ -125,7 +125,7 @@ def main() -> None:
 
 
 def become(run: dict[str, Any]) -> NoReturn:
-    """Run the script in this process, and leave it."""
+    """Run the script in this process, and exit."""
     for number, path, flags in (
         (0, run["stdin"], os.O_RDONLY),
         (1, run["stdout"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
@@ -138,25 +138,25 @@ def become(run: dict[str, Any]) -> NoReturn:
     script = import_module(run["module"])
     from utils import cli
 
-    # It is to leave by itself: on a busy machine the alarm could come before.
+    # It should exit by itself; on a busy machine, the alarm could come first.
     cli.LEAVE_SECONDS = SECONDS
     for name, argument in run["setup"].items():
         globals()[name](argument)
     try:
         cli.run_script(script.main)
     except SystemExit as end:
-        # As the interpreter ends, but without taking every module apart: that takes longer than most runs do.
+        # Exit like the interpreter, but without tearing down modules, which takes longer than most runs.
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(end.code)
 
 
-# What may be done to a run before it begins
+# Changes to a run before it begins
 
 
 def live_in(place: tuple[str, dict[str, str]]) -> None:
-    """Have this working folder and this environment. What a module that is imported already made of its own stays."""
+    """Change the working folder and environment. Values that imported modules already read stay."""
     folder, environment = place
     os.chdir(folder)
     os.environ.clear()
@@ -164,12 +164,12 @@ def live_in(place: tuple[str, dict[str, str]]) -> None:
 
 
 def do(code: str) -> None:
-    """What a script around this one would do."""
+    """Do what a surrounding script would do."""
     exec(code, {})
 
 
 def be_two(_: None) -> None:
-    """Become two processes that know each other, as torch's launcher starts them; the first ends after the second."""
+    """Become two connected processes, as torch's launcher starts them; the first ends after the second."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -181,17 +181,17 @@ def be_two(_: None) -> None:
 
 
 def look_at_models(_: None) -> None:
-    """Have vLLM look at a model's class here: for each architecture it starts a process once, which keeps CUDA out."""
+    """Let vLLM inspect a model's class in this process, not in one per architecture, which it uses to avoid CUDA."""
     import_module("vllm.model_executor.models.registry")._run_in_subprocess = lambda look: look()
 
 
 def limit_file_size(size: int) -> None:
-    """Files can grow to `size` bytes, as on a disk that is full."""
+    """Limit files to `size` bytes, as on a full disk."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def obey_modes(_: None = None) -> list[int]:
-    """Have no capability in effect: to root, too, the modes of files apply then. Returns those that were."""
+    """Drop all capabilities, so that file modes apply to root too, and return the previous ones."""
     held = _call_on_capabilities("capget", [0] * 6)
     set_capabilities([0, *held[1:3], 0, *held[4:]])  # 32 of them in effect, permitted, inherited; then the other 32
     return held
@@ -210,7 +210,7 @@ def _call_on_capabilities(name: str, values: list[int]) -> list[int]:
 
 
 def die_before_step(steps: int) -> None:
-    """Kill this process right before the n-th step (from 0) that puts a file in place."""
+    """Kill this process right before the n-th step (from 0) that renames a file into place."""
 
     def counted(function: Any) -> Any:
         def call(*arguments: Any) -> Any:
@@ -226,7 +226,7 @@ def die_before_step(steps: int) -> None:
 
 
 def take_time(seconds: float) -> None:
-    """Have every line of a store take so long at least: some scripts would be through between two looks at it."""
+    """Slow down each line of a store, because some scripts would finish between two checks of it."""
     store = import_module("utils.generation.store").ModelStore
     add = store.add
 
@@ -238,14 +238,14 @@ def take_time(seconds: float) -> None:
 
 
 def embed_in_blocks(size: int) -> None:
-    """Have rank_dataset.py embed this many texts at a time."""
+    """Let rank_dataset.py embed this many texts at a time."""
     import_module("retrieval.rank_dataset").BLOCK = size
 
 
 def signal_itself(moments: list[tuple[str, int, int]]) -> None:
-    """Have train_planner.py get a signal at each moment: when this method of its trainer is called after this step.
+    """Send train_planner.py a signal at each moment: when this method of its trainer is called after this step.
 
-    The same method and step again are the next call. 0 means no signal; no signal is taken for the echo of another.
+    A repeated method and step means the next call. 0 means no signal; no signal counts as the echo of another.
     """
     import_module("utils.training.stopping").SAME_SIGNAL = -1
     trainer, left = import_module("utils.planner.trainer").PlannerTrainer, list(map(tuple, moments))
@@ -267,12 +267,12 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
 
 def plan_by_server(flags: dict[str, str]) -> None:
-    """Have planpers.py plan by an API server, which these flags name, in vLLM's place."""
+    """Let planpers.py plan with the API server in these flags instead of vLLM."""
     import_module("utils.runs.command").VLLMEngine = partial(ServerPlanner, flags)
 
 
 class ServerPlanner:
-    """A planner whose plans are what an API server answers to the prompt it gets."""
+    """A planner whose plans are an API server's answers."""
 
     def __init__(self, flags: dict[str, str], args: Any, models: list[str], max_model_len: int):
         from transformers import AutoTokenizer

@@ -33,9 +33,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = cli.make_parser(__doc__)
     parser.parse_args(words if words and words[0].startswith("-") else [])
     if not words or words[0] not in COMMANDS:
-        parser.refuse(f"give a command to run, one of {', '.join(COMMANDS)}; --help shows how")
+        parser.refuse(f"give a command to run: {', '.join(COMMANDS)}; see --help")
     if "--openai" not in words:
-        raise UserError(f"{words[0]}: batches are an API's; give --openai, or run it without utils/batch.py")
+        raise UserError(f"{words[0]}: batches need an API; give --openai, or run the command without utils/batch.py")
     return run(words[0], words[1:])
 
 
@@ -56,7 +56,7 @@ def run(script: str, words: list[str]) -> int:
             try:
                 await engine.answer_noted()
             except UnavailableError as error:
-                raise UserError(f"{error}\n  the same command again waits for the batches that are sent") from None
+                raise UserError(f"{error}\n  run the same command again to wait for the batches already sent") from None
             finally:
                 await engine.close()
 

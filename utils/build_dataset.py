@@ -46,7 +46,7 @@ from utils.parsing import building as parsing
 
 SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # communities by the name of the file to make
-FOUND = {  # what became of an aspect, by how its evidence was found
+FOUND = {  # counts of aspects, by how their evidence was found
     "exact": "aspects with exact evidence",
     "tolerant": "aspects with evidence that is exact except for white space and quotation marks",
     "shortened": "aspects with evidence that leaves out some of the post",
@@ -79,9 +79,9 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument
     add("--posts_addr", nargs="+", required=True, metavar="FILE",
         help="a dump's Posts.xml in a folder named after its community, with Users.xml beside it; or SE-PQA's *.jsonl")
-    add("--output_dir", required=True, metavar="DIR", help="where the file of each step goes")
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--communities_addr", metavar="FILE",
-        help="TOML: one table per file to make, with its name and its `communities` (default: the paper's 47 in three)")
+        help="TOML with one table of `communities` per category, named as its file (default: the paper's 47 in three)")
     add("--min_body_words", type=cli.non_negative_int, default=30,
         help="minimum number of words in a question's body (%(default)s)")
     add("--min_profile_posts", type=cli.non_negative_int, default=5,
@@ -113,7 +113,7 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(args.output_dir)
     cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
     if args.validation_share + args.test_share >= 1:
-        raise UserError("--validation_share and --test_share leave nothing for training; give less")
+        raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
     asking = Asking(args, (FILTER, ASPECTS), SCRIPT)
     check_writable(folder / "posts.sqlite")
@@ -153,12 +153,14 @@ def read_communities(path: Path) -> dict[str, list[str]]:
     for name, table in (tables := read_toml(path)).items():
         check_field(tables, str(path), name, _Category)
         if not name.isprintable() or Path(name).name != name or name in ("", ".."):
-            raise UserError(f"{path}: {quote(name)}: a table is named as its file, without a folder")
+            raise UserError(
+                f"{path}: table {quote(name)}: not a valid file name; use no slash and no control characters"
+            )
         if twice := set(table["communities"]) & {one for others in files.values() for one in others}:
-            raise UserError(f"{path}: {min(twice)!r} is in two tables; a community has one category")
+            raise UserError(f"{path}: community {min(twice)!r} is in two tables; each community must be in one")
         files[name] = table["communities"]
     if not files:
-        raise UserError(f'{path}: no category; a table needs a name and communities = ["...", ...]')
+        raise UserError(f'{path}: has no tables; add one per category, with communities = ["...", ...]')
     return files
 
 
@@ -166,11 +168,12 @@ def note_communities(path: str | None, found: list[str], files: Files) -> None:
     """Print the communities that have posts but no category, and those in the user's file that have no posts."""
     wanted = {one for its in files.values() for one in its}
     if unplaced := [one for one in found if one not in wanted]:
-        remedy = "" if path else "; --communities_addr takes other categories"
-        print(f"note: in no category, so in profiles alone: posts of {first_five(unplaced)}{remedy}", file=sys.stderr)
+        remedy = "" if path else "; use --communities_addr to add categories"
+        what = "communities without a category, used in profiles only"
+        print(f"note: {what}: {first_five(unplaced)}{remedy}", file=sys.stderr)
     absent = sorted(wanted - {*found})
     if path and absent and found:  # without a file, inputs may have any of the paper's 47
-        print(f"note: {path}: the inputs have no posts of {first_five(absent)}", file=sys.stderr)
+        print(f"note: {path}: communities without posts in the inputs: {first_five(absent)}", file=sys.stderr)
 
 
 # The steps that need no model
@@ -185,7 +188,8 @@ def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, fi
         places, counts = choose(index, set(communities), terms)
         if not places:
             raise UserError(
-                f"no post can become a question: {format_counts(counts)}\n  --help has the flags for candidates"
+                f"no post qualifies as a question: {format_counts(counts)}\n"
+                "  lower --min_body_words or --min_profile_posts, or add posts"
             )
         write_array(target, map(as_candidate, draw_order(index.posts(places))), indent=2)
         return counts
@@ -211,14 +215,14 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
                 continue
             kept, found = keep_found(aspects, candidate["narrative"])
             counts.update(FOUND[how] for how in found)
-            counts["questions" if kept else "questions without any aspect left, dropped"] += 1
+            counts["questions" if kept else "questions without remaining aspects, dropped"] += 1
             if kept:
                 head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
                 records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
             told = "; ".join(map(format_counts, filter(None, [*asking.counts().values(), counts])))
             last = (ASPECTS if said else FILTER).step
-            raise UserError(f"{folder}: no question is left: {told}\n  {last}.json has what the model wrote")
+            raise UserError(f"{folder}: no question is left: {told}\n  see the model's outputs in {last}.json")
         write_array(target, iter(records), indent=2)
         return counts
 
@@ -240,7 +244,7 @@ def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
     made_from = {"evidence": file_hash(folder / "evidence.json")}
     counts = steps.make(folder / "splits.json", {**made_from, **shares}, write)
     if empty := [split for split in SPLITS if not counts[f"authors in {split}"]]:
-        which = f"no author is in {' or '.join(empty)}, so there are no such files"
+        which = f"no authors in {' or '.join(empty)}, so these files are not written"
         print(f"note: {which}; add posts, or change the shares or --split_seed", file=sys.stderr)
     return counts
 
@@ -299,11 +303,11 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
         filtered = [one for one in candidates if needs[one["id"]][FILTER.field]]
         told = [(one, aspects[one["id"]][ASPECTS.field]) for one in filtered]
         sections = [
-            Section("Candidates", "Is this a question, whole and readable?", counts["candidates"],
+            Section("Candidates", "Is this a complete, readable question?", counts["candidates"],
                     [as_shown(one) for one in candidates]),
             Section("Factoid filter", "Does a good answer depend on who asks?", counts[FILTER.step],
                     [as_shown(one) for one in filtered]),
-            Section("Aspects", "Are these the things that the asker wants, and all of them?", counts[ASPECTS.step],
+            Section("Aspects", "Are these the things that the asker wants, and is none missing?", counts[ASPECTS.step],
                     [as_shown(one, its) for one, its in told if its]),
             Section("Evidence", "Do the marked words support the aspects?", counts["evidence"],
                     [as_shown(one, one["rubric_aspects"]) for one in read_json(folder / "evidence.json")]),

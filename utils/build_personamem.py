@@ -7,9 +7,9 @@
 
 Steps (--step) and their files in --output_dir: `conversations` (personas.json, conversations.json), `small_talk`
 (small_talk.json), `questions` (questions.json), and `assemble`, which needs no model. It writes questions_<size>.csv
-and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json, with
-how many questions can be answered without a history, and more; and to_read_<size>.html, which shows some questions. Run
-the same command again to resume; nothing is requested twice.
+and its histories, shared_contexts_<size>.jsonl, for utils/download_datasets.py --source_dir; validity_<size>.json,
+which counts questions that can be answered without a history, among others; and to_read_<size>.html, which shows some
+questions. Run the same command again to resume; nothing is requested twice.
 """
 
 import sys
@@ -59,7 +59,7 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, help="steps to run; the order is always this one (default: all)")
+    add("--step", nargs="+", choices=STEPS, help="steps to run, always in this order (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
     add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
@@ -75,7 +75,7 @@ def build_parser() -> cli.FlagParser:
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
     add("--n_variants", type=cli.positive_int, default=2, metavar="N",
-        help="orders of a persona's conversations; all questions are asked about each (%(default)s)")
+        help="number of orders of each persona's conversations; every question is asked about each (%(default)s)")
     add("--filter_questions", action="store_true",
         help="drop questions answered correctly without a history in more than one of three attempts (off)")
     add("--tokenizer", metavar="MODEL", help="hub name or folder of the tokenizer that counts lengths "
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Building:
-    """The files of the steps that ask a model, and their records."""
+    """The files and records of the steps that use a model."""
 
     def __init__(self, args: cli.Arguments):
         self.args, self.folder = args, Path(args.output_dir)
@@ -129,13 +129,13 @@ class Building:
         end = len(sentences) if args.n_persona is None else args.n_persona
         if not args.s_persona < end <= len(sentences):
             has = f"{args.personas_addr} has {len(sentences)} personas"
-            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within them")
+            raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
         self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
         self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
         task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
         if unknown := [name for name in flags if name not in ("generator", SMALL)]:
-            raise UserError(f"--model {unknown[0]}=...: the only name here is {SMALL}")
+            raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
         roles = choose_roles(flags, task)
         self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
         self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
@@ -257,7 +257,7 @@ class Building:
         for name in self._wanted():
             before = BEFORE.get(name)
             if before and not (self.folder / f"{before}.json").exists():
-                print(f"{name}: depends on {before}.json, which is still to be made")
+                print(f"{name}: depends on {before}.json, which does not exist yet")
             else:
                 print(f"{name}:")
                 describe_first_calls(self._step(name), self.shared)
@@ -278,7 +278,7 @@ def assemble(args: cli.Arguments) -> None:
     for name, before in BEFORE.items():
         made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
         if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
-            raise UserError(f"{folder / name}.json: was made from another {before}.json; run --step {name} again")
+            raise UserError(f"{folder / name}.json: was made from a different {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
     if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
         print(f"{table}: already finished, left alone")
@@ -288,14 +288,17 @@ def assemble(args: cli.Arguments) -> None:
     rows: list[assembly.Row] = []
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
     print(f"{table}: {format_counts(counts)}")
-    if args.filter_questions:  # figures cover all questions, because the filter determines those of the rest
+    if args.filter_questions:  # figures cover all questions, because the filter fixes those of the remaining ones
         unfiltered = {**settings, "filter_questions": False}
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
     publish_staged(page, run)
-    print(describe(figures) + ("\nthese figures are before the filter" if args.filter_questions else ""))
+    print(
+        describe(figures)
+        + ("\nthese figures include the questions that the filter drops" if args.filter_questions else "")
+    )
 
 
 def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[int]]:

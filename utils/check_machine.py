@@ -24,18 +24,21 @@ def find_problem(kind, system, glibc, python, has_avx2, has_venv, free):
     """
     if system != "Linux" or glibc is None or glibc < GLIBC:
         here = "glibc %d.%d" % glibc if glibc else "no glibc"
-        return "this is %s with %s, which vllm has no wheels for: %s; on Windows, WSL 2 is one" % (
+        return "this is %s with %s, and vllm has no wheels for that: %s (on Windows, WSL 2)" % (
             system, here, CONTAINER)  # fmt: skip
     if not has_avx2 and kind == "cpu":
-        return "this processor lacks AVX2, which vllm's CPU build is compiled for: use a machine that has it"
+        return "this processor lacks AVX2, which vllm's CPU build needs: use a machine that has it"
     if not PYTHONS[0] <= python <= PYTHONS[1]:
         here = "%s is Python %d.%d" % (sys.executable, python[0], python[1])
-        way_out = "name one of these, as in `make setup PYTHON=python3.12`"
-        return "%s, and the pinned packages are for 3.11 to 3.14: %s" % (here, way_out)
+        way_out = "choose one of these, as in `make setup PYTHON=python3.12`"
+        return "%s, but the pinned packages need 3.11 to 3.14: %s" % (here, way_out)
     if not has_venv:
         return "%s has no venv with pip: install it (Debian, Ubuntu: apt install python3-venv)" % sys.executable
     if free < DISK[kind]:
-        return "%d GB are free in this folder, and the packages need %d: free some, or move it" % (free, DISK[kind])
+        return "this folder's disk has %d GB free, and the packages need %d: free some space, or use another disk" % (
+            free,
+            DISK[kind],
+        )
     return None
 
 

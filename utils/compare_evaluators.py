@@ -48,7 +48,7 @@ from utils.tables.system_scores import (
 )
 
 SCRIPT = "utils/compare_evaluators.py"
-RESULTS = {"win": 1, "tie": 0, "loss": -1}  # the preference that the first system's pairwise result means
+RESULTS = {"win": 1, "tie": 0, "loss": -1}  # preference by the first system's pairwise result
 PAPER_KAPPA = 0.726  # between the paper's two raters (section 5.2)
 
 
@@ -57,13 +57,13 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--evaluator", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a row: its name, then the first system's score file and the second's, or one pairwise score file; "
-        "files with the same name are pooled")
+        help="a row: its name, then the score files of the first and the second system, or one pairwise score file; "
+        "repeat for more rows; files with the same name are pooled")
     add("--human_addr", metavar="FILE",
-        help="the humans' choices, first, second or tie (default: compare the evaluators with each other only)")
+        help="human choices: first, second or tie (default: compare only the evaluators with each other)")
     # fmt: on
     add_unscored_argument(parser)
-    add_output_arguments(parser, "where all figures go, as JSON")
+    add_output_arguments(parser, "JSON file for all figures")
     return parser
 
 
@@ -95,13 +95,13 @@ def check_files(args: argparse.Namespace) -> list[str]:
     inputs = [] if args.human_addr is None else [args.human_addr]
     for name, *paths in args.evaluator:
         if not paths:
-            raise UserError(f"--evaluator {quote(name)}: no score file; give a name, then one file or two")
+            raise UserError(f"--evaluator {quote(name)}: no score file; give a name, then one or two files")
         inputs += paths
     counts = Counter(map(os.path.realpath, inputs))
     if twice := [path for path in inputs if counts[os.path.realpath(path)] > 1]:
-        raise UserError(f"{twice[-1]}: is given twice; every file stands once")
+        raise UserError(f"{twice[-1]}: is given twice; give each file once")
     if args.human_addr is None and len({one_line(name) for name, *_ in args.evaluator}) < 2:
-        raise UserError("--evaluator: one alone has nothing to be compared with; give another one, or --human_addr")
+        raise UserError("--evaluator: a single evaluator has nothing to compare with; add another one, or --human_addr")
     return inputs
 
 
@@ -129,9 +129,9 @@ def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if len(strategies) > 1 or len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         raise UserError(
-            f"--evaluator {quote(evaluator.name)}: {' and '.join(files)} of {' and '.join(strategies)}; at a time it "
-            "takes one pairwise file, or two of another strategy, the first system's and the second's\n"
-            "  give every strategy its own name, and for more files, such as one a category, a name again"
+            f"--evaluator {quote(evaluator.name)}: found {' and '.join(files)} of strategy {' and '.join(strategies)}, "
+            "expected one pairwise file, or two files of one other strategy (first system, second system)\n"
+            "  use one name per strategy, and repeat --evaluator with that name for more files, such as categories"
         )
 
 
@@ -141,8 +141,8 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
     for path, scores in files.items():
         ids = [*evaluator.preferences, *(entry["id"] for entry in scores["per_question_scores"])]
         if twice := [question_id for question_id, count in Counter(ids).items() if count > 1]:
-            where = f"{path}: question {quote(twice[0])} is twice in the files of --evaluator"
-            raise UserError(f"{where} {quote(evaluator.name)}; a question counts once")
+            where = f"{path}: question {quote(twice[0])} is repeated in the files of --evaluator"
+            raise UserError(f"{where} {quote(evaluator.name)}; a question may be in only one of them")
     for question_id in set().union(*systems):
         entries = [system.get(question_id, {}) for system in systems]
         if evaluator.strategy == "pairwise":
@@ -156,27 +156,27 @@ def add_questions(evaluator: Evaluator, files: dict[str, Scores]) -> None:
 
 
 def check_systems(evaluators: list[Evaluator], human: Human | None) -> None:
-    """Raise UserError if evaluators and humans judged different systems, or in another order, by their manifests."""
+    """Raise UserError if evaluators and humans judged other systems, or in another order, according to manifests."""
     seen = {digest: place for place, its in enumerate(human.responses if human else ()) for digest in its}
     place_of = {digest: (place, human.path) for digest, place in seen.items()}
     for evaluator in evaluators:
         if human and human.choices.keys().isdisjoint(evaluator.preferences):
             both = f"no question in common with --evaluator {quote(evaluator.name)} ({', '.join(evaluator.files[0])})"
-            raise UserError(f"{human.path}: has {both}\n  give the choices on the questions that these files score")
+            raise UserError(f"{human.path}: has {both}\n  give the human choices for the questions in these files")
         known = filter(None, map(judged_responses, evaluator.files))
         for place, its in enumerate(zip(*known, strict=True)):
             # The humans' file lacks the responses of categories that they were not asked about.
             if seen and not any(digest in seen for _, digest in its):
                 raise UserError(
-                    f"{its[0][0]}: scores other answers than the humans of {human.path} compared\n"
-                    "  give the scores of the response files that they were asked about"
+                    f"{its[0][0]}: scores other answers than those in {human.path}\n"
+                    "  give the scores of the response files that the humans compared"
                 )
             for path, digest in its:
                 known_place, known_path = place_of.setdefault(digest, (place, path))
                 if place != known_place:
                     raise UserError(
-                        f"{path}: its {SYSTEMS[place]} system's responses are the {SYSTEMS[known_place]} system's in "
-                        f"{known_path}\n  give all evaluators' files in one order, which is the order of the human file"
+                        f"{path}: its {SYSTEMS[place]} system is the {SYSTEMS[known_place]} system in "
+                        f"{known_path}\n  give the systems in the same order for all evaluators and in the human file"
                     )
 
 
@@ -195,7 +195,7 @@ def judged_responses(paths: list[str]) -> list[tuple[str, str]]:
 
 def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Strategy", "Questions", "Left out", "Accuracy", "95% interval", "Decided by humans"]
-    columns += ["On these, ties half right", "On these, ties wrong", "Kappa", "Spearman", "Mean score", "Swap rate"]
+    columns += ["Decided, ties half right", "Decided, ties wrong", "Kappa", "Spearman", "Mean score", "Swap rate"]
     lines = []
     for row in rows:
         texts = [row["name"], row["strategy"], str(row["num_questions"]), str(row["not_in_files"] + row["unscored"])]
@@ -205,15 +205,15 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
         texts += [number(row["mean_score"]), number(row["position_swap_rate"])]
         lines.append(list(map(Cell, texts)))
     notes = [
-        "Accuracy: share of the questions where evaluator and humans name the same outcome: first, second or tie. An "
-        "evaluator's tie: equal scores; in pairwise, the preference flips with the order. Interval: Wilson.",
-        "Decided by humans: the questions they call no tie; next to it the accuracy on these, with an evaluator's ties "
-        "as half right or as wrong.",
-        "The paper's (section 5.2: aspect 0.73, direct 0.58) is taken to be Accuracy: its raters could choose a tie "
-        "(appendix B); how it counts ties it does not say.",
-        "Kappa: Cohen's, of the three outcomes. Spearman: of score difference (pairwise: 1, 0, -1) and the humans' "
-        "choice. Mean score: over questions, of all scores in the files, not macro.",
-        *[f"{NOT_COMPARED} The next table tells which of two evaluators is right more often."] * (len(rows) > 1),
+        "Accuracy: share of the questions where evaluator and humans agree on the outcome: first, second or tie. An "
+        "evaluator's tie is equal scores or, in pairwise, a preference that flips with the order. Interval: Wilson.",
+        "Decided by humans: the questions that are not a tie for humans. The next two columns have the accuracy on "
+        "these, with an evaluator's ties counted as half right or as wrong.",
+        "Accuracy is compared with the paper's (section 5.2: aspect 0.73, direct 0.58), since its raters could choose "
+        "a tie (appendix B). The paper does not say how it counts ties.",
+        "Kappa: Cohen's, over the three outcomes. Spearman: between score difference (pairwise: 1, 0, -1) and human "
+        "choice. Mean score: over all scores in the files, per question, not macro.",
+        *[f"{NOT_COMPARED} The next table shows which of two evaluators is right more often."] * (len(rows) > 1),
         describe_humans(human),
         agreement.describe_sign_test(human, "first", "second"),
         *filter(None, map(describe_left_out, rows)),
@@ -223,10 +223,10 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
 
 def pairs_table(rows: list[dict[str, Any]]) -> Table:
     columns = ["Evaluator", "Evaluator", "Questions", "Scored by one only", "Agreement", "Kappa", "Spearman"]
-    notes = ["Agreement: share of the questions where both name the same outcome: first, second or tie."]
+    notes = ["Agreement: share of the questions where both have the same outcome: first, second or tie."]
     if has_humans := "first_right" in rows[0]:
         columns += ["First alone right", "Second alone right", "Sign test p"]
-        notes.append("Right: the humans' outcome. The sign test is exact and two-sided, not corrected for several.")
+        notes.append("Right: the same outcome as the humans. The sign test is exact, two-sided and uncorrected.")
     lines = []
     for row in rows:
         texts = [*row["evaluators"], str(row["num_questions"]), str(row["num_one_only"])]
@@ -243,12 +243,12 @@ def describe_humans(human: dict[str, Any]) -> str:
     if named > most:
         raters += f", at most {most} per question"
     elif human["num_rated_by_all"] < human["num_questions"]:
-        raters += f" of {human['num_rated_by_all']} of {human['num_questions']} questions, fewer of the others"
+        raters += f" for {human['num_rated_by_all']} of {human['num_questions']} questions, fewer for the others"
     text = f"Humans, {raters}: first {human['first']}, second {human['second']}, tie {human['tie']}"
     if most > 1:
-        text += f"; {human['no_majority']} of the ties for lack of a majority"
+        text += f"; {human['no_majority']} of the ties because there is no majority"
         if named > most:
-            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each two"
+            text += ". Raters differ by question: utils/human_evaluation.py --collect has the agreement of each pair"
         elif most == 2:
             whom = "two raters" if named else "first and the second choice"
             text += f". Cohen's kappa of the {whom}: {signed(human['kappa'])} (the paper's two raters: {PAPER_KAPPA})"

@@ -24,8 +24,8 @@ from utils.tables.formats import Cell, Table, counted, plural, to_latex, to_mark
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, a column each")
-    add("--format", choices=["markdown", "latex"], default="markdown", help="of the table (%(default)s)")
+    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, one per column")
+    add("--format", choices=["markdown", "latex"], default="markdown", help="format of the table (%(default)s)")
     return parser
 
 
@@ -69,9 +69,9 @@ def numbers_text(numbers: Iterable[float] | None) -> str:
 
 def make_notes(columns: list[Column]) -> list[str]:
     """Return notes on the numbers, and on their differences from the paper's."""
-    notes = ["Mean ± population standard deviation over a file's questions; a word is what white space separates."]
+    notes = ["Mean ± population standard deviation over a file's questions; words are separated by white space."]
     if columns[0].task.paper_files():
-        notes[0] += " The paper says neither which deviation it prints nor what its lengths are counted in."
+        notes[0] += " The paper does not say which standard deviation it prints, nor the unit of its lengths."
     for column in columns:
         title = ", ".join(filter(None, (column.group, column.name)))
         notes += [f"{title}: {note}" for note in (*_count_notes(column), *_group_notes(column))]
@@ -84,14 +84,14 @@ def _count_notes(column: Column) -> Iterator[str]:
         yield f"{counted(column.num_questions, 'question')}; the paper's Table 1 says {expected}."
     for name, sizes in column.sizes.items():
         if missing := column.num_questions - len(sizes):
-            yield f"no {name!r} in {missing} of {column.num_questions} questions, left out of its mean."
+            yield f"{missing} of {column.num_questions} questions have no {name!r} and are left out of its mean."
         if column.task.sizes[name][0] is not float and (empty := sizes.count(0)):
-            yield f"an empty {name!r} in {empty} of {column.num_questions} questions, counted as 0."
+            yield f"{empty} of {column.num_questions} questions have an empty {name!r}, counted as 0."
     for name, count in column.leaks.items():
         posts = counted(sum(column.sizes["profile"]), "profile post")
-        yield f"{name} is word for word in {count} of {posts}, though only the judge may see it."
+        yield f"{count} of {posts} contain {name} word for word, though only the judge may see it."
     if missing := column.num_questions - column.communities.total():
-        yield f"no {column.task.group_field!r} in {missing} of {column.num_questions} questions."
+        yield f"{missing} of {column.num_questions} questions have no {column.task.group_field!r}."
 
 
 def _group_notes(column: Column) -> Iterator[str]:
@@ -100,8 +100,8 @@ def _group_notes(column: Column) -> Iterator[str]:
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
         yield (
-            f"no {group_word} is known for {first_five(unknown)}, which will be in no column of a table; "
-            f"{task.facts} has the {plural(subgroup_word)} of each {group_word}."
+            f"unknown {group_word} for {first_five(unknown)}, which will be missing from tables; "
+            f"{task.facts} lists the {plural(subgroup_word)} of each {group_word}."
         )
     if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
         yield f"{task.facts} has another {group_word} for {first_five(elsewhere)}."

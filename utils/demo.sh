@@ -1,18 +1,18 @@
 #!/bin/sh
-# The whole pipeline on the sample data with small real models: rank, answer, train a
-# planner, plan and answer, judge, table. Run by `make demo`.
-# Each command is printed before it runs, or when it has run where two run side by side; a second run finds everything finished and leaves it alone.
-# The first table comes as soon as two systems are judged, the whole one at the end.
+# The whole pipeline on the sample data with small real models: rank, answer, train a planner, plan and answer, judge,
+# make tables. Run by `make demo`.
+# Each command is printed before it runs, or after it ran if two run side by side. A second run skips finished outputs.
+# The first table comes as soon as two systems are judged, the full table at the end.
 set -eu
 num_stages=5
 . utils/cli/stages.sh
 sample=tests/data/mini_lampqa
 data=$sample/test.json
 out=${DEMO_OUT:-demo/output}
-# The demo's model gains nothing from longer answers, and seldom writes JSON unless it is held to it.
+# The demo's model does not benefit from longer answers, and rarely writes JSON without constrained decoding.
 limits="--max_tokens 64 --constrained_decoding always"
 
-# The answers of these systems (files in $out, without .json) are judged, by one judge that is loaded once.
+# Judge the answers of these systems (files in $out, without .json). The judge is loaded once.
 judge() {
     answers= scores=
     for system in "$@"; do
@@ -24,11 +24,11 @@ judge() {
         --score_addr $scores --max_tokens 16 --constrained_decoding always --overwrite
 }
 
-printf 'The whole pipeline on %d questions with small models: about 4 minutes on two cores, longer on older ones.\n' \
+printf 'The whole pipeline on %d questions with small models: about 4 minutes on two cores, longer on old machines.\n' \
     "$(grep -c '"question":' $data)"
-printf 'The first table comes after two. To resume an interrupted run: make demo\n'
+printf 'The first table comes after 2 minutes. To resume an interrupted run: make demo\n'
 
-begin "every user's earlier questions are ranked by their nearness to the new one; and somebody else's, as a control"
+begin "rank each user's earlier questions by similarity to the new question; as a control, another user's"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data \
     --output_dataset_addr $out/test_ranked.json --overwrite
 run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $data --random_profile --seed 0 \
@@ -40,13 +40,13 @@ answer_with_rag() {
         --output_addr $out/rag.json $out/rag_random.json
 }
 
-begin "answers without the profile, and with its ten nearest posts (RAG), the asker's and somebody else's"
+begin "answer without the profile, and with its ten best posts (RAG): the asker's and another user's"
 aside answer_with_rag
 run "$python" baselines.py --model_addr $chat --inputs_addr $data \
     --output_addr $out/no_personalization.json $limits --overwrite
 together
 
-begin "a judge says how well each answer covers what its asker cared about"
+begin "judge how well each answer covers what its asker wanted"
 judge no_personalization rag
 run "$python" utils/make_table.py \
     --system "No personalization" $out/no_personalization_scores.json \
@@ -55,14 +55,14 @@ run "$python" utils/make_table.py \
 printf '\n'
 cat $out/first_table.md
 
-# Somebody else's profile shows whether it is the asker's that helps; gold plans show what plans that are right bring.
+# Another user's profile shows whether the asker's own profile helps; gold plans show how much correct plans help.
 controls() {
     run "$python" planpers.py --model_addr $chat --gold_plan --inputs_addr $out/test_ranked.json \
         --output_addr $out/planpers_gold.json --num_contexts 2 $limits --overwrite
     judge rag_random planpers_gold
 }
 
-begin "PlanPers: a planner is trained, it plans, and the answers follow; meanwhile answers to gold plans"
+begin "PlanPers: train a planner, plan and answer; meanwhile, answer with gold plans"
 aside controls
 for split in train validation; do
     run "$python" retrieval/rank_dataset.py --model_name $encoder --input_dataset_addr $sample/$split.json \
@@ -78,10 +78,10 @@ run "$python" planpers.py --model_addr $chat --planner_model $out/planner/best \
     --max_tokens_plan 24 --max_retries 0 --overwrite
 together
 
-begin "the judge judges what is left, and all goes into tables, figures and a report"
+begin "judge the remaining answers, and make tables, figures and a report"
 judge planpers
 
-printf '\nThree answers with their judged aspects (a model this small answers and judges badly):\n'
+printf '\nThree answers with their judged aspects (so small a model answers and judges badly):\n'
 run "$python" utils/show_answers.py --inputs_addr $data --num_questions 3 \
     --response_addr $out/rag.json --score_addr $out/rag_scores.json
 
@@ -106,6 +106,6 @@ run "$python" utils/report.py --inputs_addr $out/test_ranked.json $out/test_rand
 
 printf '\n'
 cat $out/table.md
-printf '\nThe table is %s, the training curve %s,\nthe figure of gold plans %s; every answer and verdict is in %s.\n' \
+printf '\nThe table is %s, the training curve %s,\nthe figure of gold plans %s. The report has every answer and verdict: %s.\n' \
     $out/table.md $out/planner/training.png $out/figure3.png $out/report.html
 printf 'The numbers show that the pipeline works, not how good a method is.\n'

@@ -1,7 +1,7 @@
 #!/bin/sh
-# LaMP and LongLaMP on their sample data with small real models: a rating, a headline and a post, without the profile and
-# with RAG over two rankings, scored without a judge, to the tables and LaMP's own files. Run by `make demo-lamp`.
-# Each command is printed before it runs; a second run finds everything finished and leaves it alone.
+# LaMP and LongLaMP on their sample data with small real models: a rating, a headline and a post, without the profile
+# and with RAG over two rankings, scored without a judge, to tables and LaMP's own files. Run by `make demo-lamp`.
+# Each command is printed before it runs. A second run skips finished outputs.
 set -eu
 num_stages=5
 . utils/cli/stages.sh
@@ -10,7 +10,7 @@ out=demo/lamp/output
 limits="--max_tokens 48 --constrained_decoding always"
 sets="LaMP-3_user_dev LaMP-4_user_dev LongLaMP-topic_user_val"
 
-# What is scored by what, a table each.
+# Datasets and metrics, one list per table.
 lamp="LaMP-3_user_dev:MAE LaMP-3_user_dev:RMSE LaMP-4_user_dev:rouge-1 LaMP-4_user_dev:rouge-L"
 longlamp="LongLaMP-topic_user_val:rouge-1 LongLaMP-topic_user_val:rouge-L"
 
@@ -34,7 +34,7 @@ table() {
 printf 'LaMP-3, LaMP-4 and a task of LongLaMP, 6 questions each, with small models: about 4 minutes on two cores.\n'
 printf 'To resume an interrupted run: make demo-lamp\n'
 
-begin "the benchmarks' own files become datasets"
+begin "convert the benchmarks' files to datasets"
 for task in LaMP-3 LaMP-4; do
     run "$python" utils/download_datasets.py --dataset $task --setting user --source_dir tests/data/mini_lamp \
         --output_dir $data
@@ -42,7 +42,7 @@ done
 run "$python" utils/download_datasets.py --dataset LongLaMP-topic --setting user --source_dir tests/data/mini_longlamp \
     --output_dir $data
 
-begin "what a user wrote before is ranked by its nearness to the question, by words and by an encoder"
+begin "rank what each user wrote earlier by similarity to the question: by words and with an encoder"
 for set in $sets; do
     run "$python" retrieval/rank_dataset.py --ranker bm25 --input_dataset_addr $data/$set.json \
         --output_dataset_addr $out/${set}_bm25_ranked.json --overwrite
@@ -50,7 +50,7 @@ for set in $sets; do
         --output_dataset_addr $out/${set}_dense_ranked.json --overwrite
 done
 
-begin "answers without the profile, and with its four nearest items (RAG); a rating is held to 1 to 5"
+begin "answer without the profile, and with its four best items (RAG); ratings are constrained to 1 to 5"
 for set in $sets; do
     # shellcheck disable=SC2086 (words)
     run "$python" baselines.py --model_addr $chat --inputs_addr $data/$set.json --output_addr $out/${set}_none.json \
@@ -61,7 +61,7 @@ for set in $sets; do
     done
 done
 
-begin "the answers are compared with what the users wrote, without a judge"
+begin "compare the answers with what the users wrote, without a judge"
 for scored in $lamp $longlamp; do
     set=${scored%:*} metric=${scored#*:}
     run "$python" evaluate_responses.py --strategy $metric --inputs_addr $data/$set.json --overwrite \
@@ -69,7 +69,7 @@ for scored in $lamp $longlamp; do
         --score_addr $out/${set}_none_$metric.json $out/${set}_bm25_$metric.json $out/${set}_dense_$metric.json
 done
 
-begin "tables, and the answers as LaMP's own scorers take them"
+begin "make tables, and export the answers in the format of LaMP's scorers"
 # shellcheck disable=SC2086 (words)
 table $lamp
 table $longlamp
@@ -77,4 +77,4 @@ run "$python" utils/export_predictions.py --output_dir $out/export \
     --inputs_addr $data/LaMP-3_user_dev.json $data/LaMP-4_user_dev.json \
     --response_addr $out/LaMP-3_user_dev_dense.json $out/LaMP-4_user_dev_dense.json
 printf '\nThe numbers show that the pipeline works, not how good a method is. MAE is an error: lower is better.\n'
-printf 'METEOR, of LongLaMP, is left out: it needs WordNet (docs/evaluation.md).\n'
+printf 'METEOR (LongLaMP) is left out, because it needs WordNet (docs/evaluation.md).\n'

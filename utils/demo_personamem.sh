@@ -1,7 +1,7 @@
 #!/bin/sh
 # PersonaMem on its sample data with small real models: the whole history, RAG over its messages, no history, and the
 # likeliest option, scored without a judge, to the table. Run by `make demo-personamem`.
-# Each command is printed before it runs; a second run finds everything finished and leaves it alone.
+# Each command is printed before it runs. A second run skips finished outputs.
 set -eu
 num_stages=5
 . utils/cli/stages.sh
@@ -9,7 +9,7 @@ sample=tests/data/mini_personamem
 data=demo/personamem/data
 out=demo/personamem/output
 set=PersonaMem_32k
-# Prompts and their answers are far shorter than PersonaMem's, so a small cache does.
+# Prompts and answers are far shorter than PersonaMem's, so a small cache is enough.
 limits="--max_model_len 4096"
 letters="--max_tokens 24 --constrained_decoding always"
 
@@ -26,14 +26,14 @@ printf '%d questions on three long histories, with small models: about 4 minutes
     "$(grep -c '^[0-9a-f]' $sample/questions_32k.csv)"
 printf 'To resume an interrupted run: make demo-personamem\n'
 
-begin "the benchmark's own files become a dataset, which refers to its histories"
+begin "convert the benchmark's files to a dataset that refers to its histories"
 run "$python" utils/download_datasets.py --dataset PersonaMem-32k --source_dir $sample --output_dir $data
 
-begin "the messages before each question are ranked by their nearness to it, by an encoder"
+begin "rank the messages before each question by similarity to it, with an encoder"
 run "$python" retrieval/rank_dataset.py --model_name $encoder --unit message --input_dataset_addr $data/$set.json \
     --output_dataset_addr $out/ranked.json --overwrite
 
-begin "a letter is chosen after no history, after the five nearest messages (RAG), and after all that was said"
+begin "choose a letter without a history, with the five best messages (RAG), and with the whole history"
 # shellcheck disable=SC2086 (words)
 ask none $data/$set.json --rag --num_contexts 0 $letters
 # shellcheck disable=SC2086 (words)
@@ -41,10 +41,10 @@ ask rag $out/ranked.json --rag --num_contexts 5 $letters
 # shellcheck disable=SC2086 (words)
 ask whole $data/$set.json $letters
 
-begin "no letter: the option that is the likeliest to follow, after all that was said"
+begin "choose the likeliest option instead of a letter, with the whole history"
 ask likelihood $data/$set.json --choose likelihood
 
-begin "the choices are compared with the right ones, without a judge"
+begin "compare the choices with the right ones, without a judge"
 for system in none rag whole likelihood; do
     responses="${responses:-} $out/$system.json" scores="${scores:-} $out/${system}_scores.json"
 done
@@ -54,4 +54,4 @@ run "$python" evaluate_responses.py --inputs_addr $data/$set.json --response_add
 run "$python" utils/make_table.py --baseline "No history" \
     --system "No history" $out/none_scores.json --system "RAG (5 messages)" $out/rag_scores.json \
     --system "Whole history" $out/whole_scores.json --system "Likelihood" $out/likelihood_scores.json
-printf '\nThe numbers show that the pipeline works, not how good a method is. Of four options .25 is chance.\n'
+printf '\nThe numbers show that the pipeline works, not how good a method is. With four options, .25 is chance.\n'

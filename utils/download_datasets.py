@@ -41,15 +41,15 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     names = [name for name, task in tasks().items() if task.published()]
     add("--dataset", default=FIRST, choices=names, metavar="NAME", help=f"{', '.join(names)} (%(default)s)")
-    add("--setting", help="how users and time are split: user or time of LaMP, user or temporal of LongLaMP (user)")
-    add("--dataset_save_directory", "--output_dir", required=True, metavar="DIR", help="where the files go")
-    add("--source_dir", metavar="DIR", help="take the original files from this folder, and nothing from the internet")
-    add("--cache_dir", default="./cache", help="where the original files that were fetched are kept (%(default)s)")
-    add("--dataset_name", help="another name on the hub, or a folder with a copy of it (default: as published)")
-    add("--source_url", metavar="URL", help="another server that has LaMP's folders (default: as published)")
+    add("--setting", help="split by user or by time: user or time for LaMP, user or temporal for LongLaMP (user)")
+    add("--dataset_save_directory", "--output_dir", required=True, metavar="DIR", help="output folder")
+    add("--source_dir", metavar="DIR", help="folder with the original files (default: download them)")
+    add("--cache_dir", default="./cache", help="folder for downloaded original files (%(default)s)")
+    add("--dataset_name", help="dataset on the hub, or a folder with a copy of it (default: the published one)")
+    add("--source_url", metavar="URL", help="server with LaMP's folders (default: the published one)")
     add("--revision", help="branch, tag or commit on the hub (default: the newest)")
     add("--skip_invalid", action="store_true",
-        help="leave out questions with a history that ends at none of its messages (off: an error)")
+        help="skip questions whose history ends at a message that does not exist (off: an error)")
     add("--overwrite", action="store_true", help="replace an output that was made with other settings")
     def is_fetched(args: argparse.Namespace, kind: type[Published]) -> bool:
         return args.source_dir is None and isinstance(first_part(args), kind)
@@ -58,7 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
         return not isinstance(first_part(args), SharedContexts)
 
     without_effect = parser.without_effect
-    without_effect("--skip_invalid", has_own_contexts, "for such a dataset")
+    without_effect("--skip_invalid", has_own_contexts, "for this dataset")
     without_effect("--dataset_name --source_url", lambda args: args.source_dir is not None, "with --source_dir")
     without_effect("--dataset_name --revision", lambda args: is_fetched(args, OnServer), "for files on a server")
     without_effect("--source_url", lambda args: is_fetched(args, OnHub), "for files on the hub")
@@ -87,7 +87,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.overwrite or not all(path.exists() for path in outputs):
             raise
         announce(f"note: {error}")
-        print(f"{folder}: all files are there, left alone; not compared with the hub")
+        print(f"{folder}: all files exist, left alone; not compared with the hub")
         return 0
     if not args.overwrite:
         check_commits(outputs, source)
@@ -120,13 +120,13 @@ def find_source(part: Published, args: argparse.Namespace) -> Source | Server:
     place = (args.source_url if isinstance(part, OnServer) else args.dataset_name) or part.at
     if place is None:
         raise UserError(
-            f"{part.name}: its texts are of the Avocado corpus, which needs a licence, so nobody may publish them\n"
-            f"  {AVOCADO} says how to build its files; give their folder as --source_dir"
+            f"{part.name}: its texts are from the Avocado corpus, which needs a licence and cannot be downloaded\n"
+            f"  build its files as described in {AVOCADO}, then give their folder as --source_dir"
         )
     if not isinstance(part, OnServer):
         return hub_datasets.find_source(place, args.revision, args.cache_dir)
     if not place.startswith(("http://", "https://")):
-        raise UserError(f"--source_url {place}: not an address; it begins with http:// or https://")
+        raise UserError(f"--source_url {place}: not an address; it must begin with http:// or https://")
     return Server(place, args.cache_dir)
 
 
@@ -134,7 +134,7 @@ def is_the_users_own(path: Path) -> bool:
     """Tell, and print, whether a file exists without a manifest, and so was not written by this script."""
     is_own = path.is_file() and read_manifest(path) is None
     if is_own:
-        print(f"{path}: already there, left alone; without a manifest nothing is known of its origin")
+        print(f"{path}: already exists, left alone; its origin is unknown, because it has no manifest")
     return is_own
 
 
@@ -148,7 +148,7 @@ def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
         more = f" ({len(others) - 1} more files differ too)" if len(others) > 1 else ""
         raise UserError(
             f"{path}: made from commit {commit}; {source.name} is at {source.commit}{more}\n"
-            f"  --revision {commit} continues with that one, --overwrite makes all of them again"
+            f"  use --revision {commit} to continue with that commit, or --overwrite to make all files again"
         )
 
 

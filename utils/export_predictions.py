@@ -29,9 +29,15 @@ SCRIPT = "utils/export_predictions.py"
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, one a task")
-    add("--response_addr", required=True, nargs="+", metavar="FILE", help="responses to each, in the same order")
-    add("--output_dir", required=True, metavar="DIR", help="folder for the files, which are named as the task")
+    add("--inputs_addr", required=True, nargs="+", metavar="FILE", help="datasets, one per task")
+    add(
+        "--response_addr",
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="response files, one per dataset, in the same order",
+    )
+    add("--output_dir", required=True, metavar="DIR", help="folder for the files, named after their tasks")
     add_overwrite_argument(parser)
     return parser
 
@@ -40,13 +46,13 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if len(args.inputs_addr) != len(args.response_addr):
         given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.response_addr)} --response_addr"
-        raise UserError(f"{given}: give as many of each")
+        raise UserError(f"{given}: give the same number of each")
     texts: dict[str, str] = {}
     lines = []
     for inputs_addr, response_addr in zip(args.inputs_addr, args.response_addr, strict=True):
         name, text, line = export(inputs_addr, response_addr)
         if name in texts:
-            raise UserError(f"{inputs_addr}: of the same task as one before it; export each into a folder of its own")
+            raise UserError(f"{inputs_addr}: has the same task as an earlier file; export each into its own folder")
         texts[name] = text
         lines.append(f"{Path(args.output_dir) / name}: {line}")
     contents = {Path(args.output_dir) / name: text.encode() for name, text in texts.items()}
@@ -62,14 +68,14 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     records = read_questions(inputs_addr, ["export"])
     task = task_of(inputs_addr, records)
     if task.export is None:
-        raise UserError(f"{inputs_addr}: {task.name} has no file for answers but the responses themselves")
+        raise UserError(f"{inputs_addr}: {task.name} has no format for predictions; use the response file itself")
     responses = read_responses(response_addr, task)
     responses = as_read(responses, task.metrics[default_metric(task, [response_addr])].reads)
     ids = [record["id"] for record in records]
     match_responses(records, responses, response_addr, ids, allow_partial=True)
     if lacking := [question_id for question_id in ids if question_id not in responses]:
         print(
-            f"note: {response_addr}: has no response to {len(lacking)} of the {len(ids)} questions: "
+            f"note: {response_addr}: no response to {len(lacking)} of the {len(ids)} questions, exported as empty: "
             f"{first_five(lacking)}",
             file=sys.stderr,
         )
@@ -78,7 +84,7 @@ def export(inputs_addr: str, response_addr: str) -> tuple[str, str, str]:
     empty = sum(not first["output"].strip() for first in firsts.values())
     line = f"{len(ids)} answers, {empty} of them empty"
     if selected := sum(map(bool, map(selection_of, firsts.values()))):
-        line += f", {selected} selected by their scores: no fair system's"
+        line += f", {selected} selected by their scores, so not comparable with other systems"
     return task.export.name, task.export.write(records, firsts), line
 
 

@@ -49,26 +49,28 @@ MAKING = "--ask --inputs_addr --system --show --draw --raters --overlap --seed"
 def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     # fmt: off
-    add_output_arguments(parser, "output file: the page; with --collect, the raters' results (default: only tables)")
+    add_output_arguments(parser, "page for raters; with --collect, file for their results (default: only print tables)")
     add = parser.add_argument_group("make a study").add_argument
-    add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="question to the raters (%(default)s)")
+    add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what raters decide (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a system and its response files: for pairs the first system, then the second; for verdicts one system "
         "with one file")
     add("--show", choices=SHOWN, default="details",
-        help="of pairs: the question, also what only the scorer sees of it, or its aspects too (%(default)s)")
+        help="pairs: show the question only, also its details for the scorer, or also its aspects (%(default)s)")
     add("--draw", type=cli.positive_int, default=100, metavar="N",
-        help="questions to draw, from each category in proportion (%(default)s)")
-    add("--raters", nargs="+", metavar="NAME", help="who rates (default: rater_1 and rater_2)")
+        help="number of questions to draw, in proportion to each category's size (%(default)s)")
+    add("--raters", nargs="+", metavar="NAME", help="names of the raters (default: rater_1 and rater_2)")
     add("--overlap", type=cli.non_negative_int, metavar="N",
-        help="questions that all raters get; the others are shared out, one rater each (default: all are for all)")
-    add("--seed", type=cli.non_negative_int, default=0, help="seed of all sampling (%(default)s)")
-    add = parser.add_argument_group("collect what raters say").add_argument
-    add("--collect", nargs="+", metavar="FILE", help="raters' result files, any number a rater")
-    add("--key_addr", metavar="FILE", help="the key that was written beside the page")
+        help="number of questions that all raters get; each of the others gets one rater (default: all questions)")
+    add("--seed", type=cli.non_negative_int, default=0, help="sampling seed (%(default)s)")
+    add = parser.add_argument_group("collect results").add_argument
+    add("--collect", nargs="+", metavar="FILE", help="raters' result files, one or more per rater")
+    add("--key_addr", metavar="FILE", help="key file that was written beside the page")
     # fmt: on
-    parser.without_effect(MAKING, lambda args: args.collect is not None, "with --collect, for the study is made")
+    parser.without_effect(
+        MAKING, lambda args: args.collect is not None, "with --collect, because the study already exists"
+    )
     parser.without_effect("--key_addr", lambda args: args.collect is None, "without --collect", "give --collect")
     parser.without_effect(
         "--show", lambda args: args.ask != "pairs", "with --ask aspects or verdicts, which need details and aspects"
@@ -82,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     needed = ["key_addr"] if args.collect else ["inputs_addr", "output_addr"]
     if missing := [f"--{name}" for name in needed if vars(args)[name] is None]:
         does = "collecting" if args.collect else "making a study"
-        raise UserError(f"{', '.join(missing)}: needed for {does}; --help says more")
+        raise UserError(f"{', '.join(missing)}: required for {does}; see --help")
     if args.collect:
         collect(args)
     else:
@@ -100,15 +102,15 @@ def make(args: argparse.Namespace) -> None:
     cli.check_outputs([args.output_addr, str(key_addr)], inputs)
     names = list(map(one_line, args.raters or ["rater_1", "rater_2"]))
     if "" in names or len(set(names)) < len(names):
-        raise UserError(f"--raters {' '.join(map(repr, names))}: give every rater a name of their own")
+        raise UserError(f"--raters {' '.join(map(repr, names))}: give each rater a unique name")
     named = files_by_name(args.system)
     if len(named) != NUM_SYSTEMS[args.ask]:
-        raise UserError(f"--ask {args.ask}: takes {NUM_SYSTEMS[args.ask] or 'no'} --system, {len(named)} given")
+        raise UserError(f"--ask {args.ask}: needs {NUM_SYSTEMS[args.ask] or 'no'} --system, got {len(named)}")
     if args.ask == "verdicts" and len(next(iter(named.values()))) > 1:
-        raise UserError("--ask verdicts: takes one response file; make a study for each")
+        raise UserError("--ask verdicts: takes only one response file; make one study per file")
     task, records = read_records(args.inputs_addr)
     if args.ask != "pairs" and not rubric_parts(task):
-        raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; ask pairs")
+        raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; use --ask pairs")
     systems = [read_system(paths, records) for paths in named.values()]
     asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
     groups = {i: task.group_of(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
@@ -117,7 +119,7 @@ def make(args: argparse.Namespace) -> None:
     drawn = rating_study.draw(groups, args.draw, args.seed)
     overlap = len(drawn) if args.overlap is None else args.overlap
     if overlap > len(drawn):
-        raise UserError(f"--overlap {overlap}: {counted(len(drawn), 'question')} drawn; give at most as many")
+        raise UserError(f"--overlap {overlap}: only {counted(len(drawn), 'question')} drawn; give at most that number")
     swapped = rating_study.draw_swapped(drawn, groups, args.seed) if args.ask == "pairs" else set()
     answers = {i: [system[i] for system in (systems[::-1] if i in swapped else systems)] for i in drawn}
     questions = [describe(args, task, records[i], answers[i]) for i in drawn]
@@ -130,7 +132,7 @@ def make(args: argparse.Namespace) -> None:
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
     if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
         print(f"  left out: {left_out}")
-    print(f"{key_addr}: stays with you; --collect needs it")
+    print(f"{key_addr}: keep this file private; --collect needs it")
 
 
 def publish(
@@ -139,8 +141,8 @@ def publish(
     prepare_derived([page_addr, key_addr], SCRIPT, args.overwrite)
     if key_addr.exists() and not args.overwrite and raters.read_key(str(key_addr))["study"] != key["study"]:
         raise UserError(
-            f"{key_addr}: is the key of another study, without which its raters' results are lost\n"
-            "  give another --output_addr, or --overwrite where nobody has rated yet"
+            f"{key_addr}: is the key of another study, whose results are useless without it\n"
+            "  give another --output_addr, or --overwrite if nobody has rated yet"
         )
     page = fill_template(TEMPLATE, {}).replace("{{study}}", to_json(content))
     text = json.dumps(key, ensure_ascii=False, indent=2) + "\n"

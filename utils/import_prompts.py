@@ -41,7 +41,7 @@ FUNCTIONS = {  # by our prompt's name, the file and function that build its mess
 def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     parser.add_argument("--code_dir", required=True, metavar="DIR", help="your clone of the public code")
-    parser.add_argument("--output_dir", required=True, metavar="DIR", help="where the prompt files go: a new folder")
+    parser.add_argument("--output_dir", required=True, metavar="DIR", help="new folder for the prompt files")
     return parser
 
 
@@ -50,14 +50,14 @@ def main(argv: list[str] | None = None) -> int:
     files = read_prompts(Path(args.code_dir))
     output = Path(args.output_dir)
     if is_finished(output, files):
-        print(f"{output}: holds these prompts already, left alone")
+        print(f"{output}: already has these prompts, left alone")
     else:
         with fill_folder(output.resolve()) as folder:
             for name, text in files.items():
                 write_synced(folder / f"{name}.txt", text)
         print(f"{output}: {', '.join(files)}")
     if differing := [name for name in files if load_prompt(f"lampqa/{name}", output).digest != PUBLIC_CODE[name]]:
-        print(f"note: not in the words of commit {COMMIT}: {', '.join(differing)}", file=sys.stderr)
+        print(f"note: wording differs from commit {COMMIT}: {', '.join(differing)}", file=sys.stderr)
     return 0
 
 
@@ -67,7 +67,7 @@ def is_finished(output: Path, files: dict[str, str]) -> bool:
     if all(path.is_file() and read_text(path) == text for path, text in paths.items()):
         return True
     if os.path.lexists(output) and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"{output}: exists, and does not hold these prompts\n  give another --output_dir, or delete it")
+        raise UserError(f"{output}: exists, but does not have these prompts\n  give another --output_dir, or delete it")
     return False
 
 
@@ -87,12 +87,12 @@ def read_prompt(name: str, code_dir: Path, path: str, function_name: str) -> str
         if name == "planner":  # its target is a lead-in and the variable with the plan's lines
             parts["assistant"] = messages["assistant"].rpartition("{")[0] + "{plan}"
     except (UserError, LookupError, SyntaxError, ValueError) as error:
-        what = f"{code_dir / path}: the prompt of {function_name} cannot be read without running it: {error!r}"
+        what = f"{code_dir / path}: cannot read the prompt of {function_name} without running the code: {error!r}"
         what = str(error) if isinstance(error, UserError) else what
-        remedy = f"the prompts are read as in commit {COMMIT}: git -C {code_dir} checkout {COMMIT}"
+        remedy = f"use the supported commit: git -C {code_dir} checkout {COMMIT}"
         raise UserError(f"{what}\n  {remedy}") from None
     text = "".join(f"[{role}]\n{content}\n" for role, content in parts.items()) + "[end]\n"
-    parse_prompt(f"lampqa/{name}", text, f"{code_dir / path}: what {function_name} builds")
+    parse_prompt(f"lampqa/{name}", text, f"{code_dir / path}: prompt of {function_name}")
     return text
 
 

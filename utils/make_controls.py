@@ -44,9 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
-    add("--response_addr", required=True, metavar="FILE", help="a system's responses to it")
+    add("--response_addr", required=True, metavar="FILE", help="responses of one system")
     add("--output_dir", required=True, metavar="DIR", help="folder for the five files")
-    add("--seed", type=cli.non_negative_int, default=0, help="of whose answer each question gets (%(default)s)")
+    add("--seed", type=cli.non_negative_int, default=0, help="seed for drawing other questions' answers (%(default)s)")
     # fmt: on
     add_overwrite_argument(parser)
     return parser
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     records = read_questions(args.inputs_addr, ["controls"])
     task = task_of(args.inputs_addr, records)
     if task.controls is None:
-        raise UserError(f"{args.inputs_addr}: {task.name}'s answers are scored without a judge, so none can be tried")
+        raise UserError(f"{args.inputs_addr}: {task.name} is scored without a judge, so there is no judge to test")
     responses = read_responses(args.response_addr)
     ids = [record["id"] for record in records]
     questions = match_responses(records, responses, args.response_addr, ids, allow_partial=True)
@@ -83,7 +83,9 @@ def make_controls(
     """Return the control responses by file name; `answers` are the system's by question, None for missing ones."""
     answered = [question_id for question_id, answer in answers.items() if answer is not None]
     if len(answered) < 2:
-        raise UserError(f"{response_addr}: answers {len(answered)} of the questions; another's takes two at least")
+        raise UserError(
+            f"{response_addr}: answers {len(answered)} of the questions; swapping answers needs at least two"
+        )
     other = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
     made = {

@@ -62,19 +62,19 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--figure", required=True, choices=list(SOURCES), help="a figure of the paper, groups, or a training run")
+    add("--figure", required=True, choices=list(SOURCES), help="number of the paper's figure, groups, or training")
     add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
-        help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; give it once "
-        "a system. In 2 and 16 the name is the number of posts; in the others the systems keep their order")
+        help="figures 2, 3, 16 and groups: a name, then one or more score files of evaluate_responses.py; once per "
+        "system. In 2 and 16 the name is the number of posts; in the others systems appear in the given order")
     add("--by", metavar="NAME",
-        help="figure groups: what tells the questions apart, as in a table: topic or distance of PersonaMem, of "
-        "PersonaMem-v2 also who or updated (default: their groups)")
-    add("--agreement_addr", metavar="FILE", help="figure 4: the file that utils/compare_evaluators.py wrote")
+        help="figure groups: group PersonaMem's questions by topic or distance, PersonaMem-v2's also by who or "
+        "updated (default: the benchmark's groups)")
+    add("--agreement_addr", metavar="FILE", help="figure 4: output of utils/compare_evaluators.py")
     add("--inputs_addr", nargs="+", metavar="FILE", help="figure 5: datasets")
     add("--training_dir", metavar="DIR", help="figure training: folder of a training run")
-    add("--output_addr", required=True, metavar="FILE", help="output files, without .png and .pdf")
+    add("--output_addr", required=True, metavar="FILE", help="path of the output files, without .png and .pdf")
     add("--allow_partial", action="store_true",
-        help="figures 2, 3, 16 and groups: take systems that were not scored on the same questions")
+        help="figures 2, 3, 16 and groups: allow systems that were not scored on the same questions")
     # fmt: on
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
@@ -82,8 +82,8 @@ def build_parser() -> cli.FlagParser:
         of_scores = " --allow_partial --unscored_as_zero" if flag == "--system" else ""
         figures = ", ".join(figure for figure, source in SOURCES.items() if source == flag)
         is_other = lambda args, flag=flag: SOURCES[args.figure] != flag  # noqa: E731
-        parser.without_effect(flag + of_scores, is_other, f"but in figure {figures}")
-    parser.without_effect("--by", lambda args: args.figure != "groups", "but in figure groups")
+        parser.without_effect(flag + of_scores, is_other, f"except in figure {figures}")
+    parser.without_effect("--by", lambda args: args.figure != "groups", "except in figure groups")
     return parser
 
 
@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     source = SOURCES[args.figure]
     if getattr(args, source.removeprefix("--")) is None:
-        raise UserError(f"--figure {args.figure}: is drawn from {source}; give it")
+        raise UserError(f"--figure {args.figure}: needs {source}")
     files = output_files(args.output_addr)
     inputs = [path for _, *paths in args.system or [] for path in paths] + (args.inputs_addr or [])
     cli.check_outputs(list(map(str, files)), [*inputs, *filter(None, [args.agreement_addr])])
@@ -139,10 +139,12 @@ def check_names(figure: str, names: list[str]) -> None:
     """Raise UserError for a wrong number of systems, or for a name that should be a number of posts and is not."""
     least, most = NUM_SYSTEMS[figure]
     if not least <= len(names) <= most:
-        raise UserError(f"--system: given {counted(len(names), 'time')}; figure {figure} has {least} to {most} systems")
+        raise UserError(
+            f"--system: given {counted(len(names), 'time')}; figure {figure} takes {least} to {most} systems"
+        )
     for name in names if figure in ("2", "16") else ():
         if not (name.isascii() and name.isdigit() and int(name) <= LARGEST_K):
-            raise UserError(f"--system {quote(name)}: not a number of posts; the name is k, from 0 to {LARGEST_K}")
+            raise UserError(f"--system {quote(name)}: not a number of posts; the name must be k, from 0 to {LARGEST_K}")
 
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
@@ -153,7 +155,7 @@ def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
         path = next(iter(others[0].systems[0].files))
         raise UserError(
             f"{path}: scores of {others[0].title}, but {next(iter(systems[0].files))} has scores of {board.title}\n"
-            "  a figure shows one task by one metric: draw one for each"
+            "  a figure shows one task and metric; draw a figure for each"
         )
     scored = {question["group"] for system in systems for question in system.questions if question["score"] is not None}
     if not scored:
@@ -181,9 +183,11 @@ def read_evaluators(path: str) -> list[Evaluator]:
     for number, one in enumerate(evaluators):
         shares = [one.accuracy, one.mean_score, *(one.accuracy_interval or ())]
         if not all(share is None or 0 <= share <= 1 for share in shares):
-            raise UserError(f"{path}: evaluators, item {number}: {first_five(shares)} where numbers from 0 to 1 belong")
+            raise UserError(
+                f"{path}: evaluators, item {number}: found {first_five(shares)}, expected numbers from 0 to 1"
+            )
     if not 2 <= len(evaluators) <= MOST_EVALUATORS:
-        raise UserError(f"{path}: evaluators: {len(evaluators)} are given; figure 4 has 2 to {MOST_EVALUATORS}")
+        raise UserError(f"{path}: has {len(evaluators)} evaluators; figure 4 takes 2 to {MOST_EVALUATORS}")
     return [replace(one, name=one_line(one.name)) for one in evaluators]
 
 
@@ -195,7 +199,7 @@ def training_figure(folder: str) -> "Figure":
     """Draw losses by step, and other evaluation figures below them; UserError if no loss is logged yet."""
     log = read_log(Path(folder) / "training_log.jsonl")
     if not log.keys() & {"loss", "eval_loss"}:
-        raise UserError(f"{folder}/training_log.jsonl: holds no loss yet; draw it once a step is logged")
+        raise UserError(f"{folder}/training_log.jsonl: has no loss yet; try again after the first logged step")
     count = 1 + max(CURVES[name][0] for name in log)
     figure = paper_figures.new_figure(8, 4 + 2.4 * (count - 1))
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]

@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
-        raise UserError("--intervals: nothing to compare; name the rows to compare with by --baseline")
+        raise UserError("--intervals: nothing to compare; give --baseline")
     paper = None if args.paper is None else read_paper_beside(boards, args)
     comparisons = compare(boards, args.baseline, args.intervals, args.holm)
     tables = make_tables(args, boards, comparisons, paper)
@@ -99,33 +99,34 @@ def build_parser() -> cli.FlagParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a row: its name, then one or more score files of evaluate_responses.py, of several tasks and metrics "
-        "too; give it once a row")
+        help="a row: its name, then one or more score files of evaluate_responses.py, for one or more tasks and "
+        "metrics; once per row")
     add("--baseline", nargs="+", metavar="NAME",
-        help="rows that the others are compared with; a dagger where one is better than each (default: no daggers)")
+        help="rows to compare the others with; a dagger marks those better than every baseline (default: no daggers)")
     add("--holm", action="store_true", help="correct the p-values over all comparisons in the table")
     parser.without_effect("--holm", lambda args: not args.baseline, "without --baseline", "give --baseline")
     add("--intervals", action="store_true",
-        help="a second table: interval, permutation test and effect size of each comparison; in csv more columns. Of "
-        "PersonaMem, whose scores are shares, also a table of each with its interval, without --baseline too")
+        help="a second table (in csv, more columns): interval, permutation test and effect size per comparison; for "
+        "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
-        help="a method and the rows that are its seeds: a further table has their mean and standard deviation; give it "
-        "once per method (off; not in csv)")
+        help="a method and the rows of its seeds: adds a table with their mean and standard deviation; once per method "
+        "(off; not in csv)")
     add("--paper", metavar="MODEL",
-        help="add the paper's numbers for this model, and the differences, to rows with the paper's names; its other "
-        "rows follow below")
+        help="add the paper's numbers for this model, and differences, to rows with the paper's names; the paper's "
+        "other rows follow below (default: none)")
     add("--paper_table", default="2", metavar="TABLE",
-        help="of the paper: for LaMP-QA 2, the test set, or 3, validation; for LaMP user or time, for LongLaMP user or "
-        "temporal, for PersonaMem 32k, 128k or 1M (%(default)s)")
+        help="the paper's table: for LaMP-QA 2 (test) or 3 (validation); for LaMP user or time; for LongLaMP user or "
+        "temporal; for PersonaMem 32k, 128k or 1M (%(default)s)")
     parser.without_effect("--paper_table", lambda args: args.paper is None, "without --paper", "give --paper")
     add("--by", metavar="NAME",
-        help="columns of another kind: topic or distance of PersonaMem's questions, for PersonaMem-v2 also who or "
-        "updated (default: the groups)")
+        help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
+        "(default: by group)")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
-        help="csv holds full-precision numbers, its notes go to stderr (%(default)s)")
-    add_output_arguments(parser, "where the table goes (default: stdout)")
+        help="csv has numbers in full precision, and prints notes to stderr (%(default)s)")
+    add_output_arguments(parser, "file for the table (default: stdout)")
     add_unscored_argument(parser)
-    add("--allow_partial", action="store_true", help="take systems that were not scored on the same questions")
+    add("--allow_partial", action="store_true",
+        help="allow systems that were not scored on the same questions (off: refuse)")
     return parser
     # fmt: on
 
@@ -137,14 +138,16 @@ def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
     args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
     for name in args.baseline:
         if name not in names:
-            raise UserError(f"--baseline {name!r}: no --system has this name; there are {', '.join(map(quote, names))}")
+            raise UserError(
+                f"--baseline {name!r}: no --system has this name; the names are {', '.join(map(quote, names))}"
+            )
     if args.baseline and set(names) == set(args.baseline):
-        raise UserError("--baseline: names every system; nothing is left to compare with them")
+        raise UserError("--baseline: names every system, so there is nothing left to compare")
     for method, *rows in args.seeds or []:
         if missing := [row for row in map(one_line, rows) if row not in names]:
-            raise UserError(f"--seeds {method!r}: no --system is called {missing[0]!r}")
+            raise UserError(f"--seeds {method!r}: no --system has the name {missing[0]!r}")
         if len(set(map(one_line, rows))) < max(2, len(rows)):
-            raise UserError(f"--seeds {method!r}: a spread needs two or more different rows, each given once")
+            raise UserError(f"--seeds {method!r}: give two or more different rows")
 
 
 if __name__ == "__main__":

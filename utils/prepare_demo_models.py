@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     to_make = []
     for folder, source, build in ((output / "chat", CHAT, build_chat), (output / "encoder", ENCODER, build_encoder)):
         if is_finished(folder):
-            print(f"{folder}: made before, left alone")
+            print(f"{folder}: already made, left alone")
         else:
             to_make.append((folder, source, find_file(source), build))
     for folder, source, file, build in to_make:
@@ -61,7 +61,9 @@ def main(argv: list[str] | None = None) -> int:
 def is_finished(folder: Path) -> bool:
     """Tell whether the folder holds a complete model; UserError if this script did not make it."""
     if not (folder / FINISHED).is_file() and (folder.exists() or folder.is_symlink()):
-        raise UserError(f"{folder}: exists and was not made here (it has no {FINISHED})\n  move it away or delete it")
+        raise UserError(
+            f"{folder}: exists, but this script did not make it (no {FINISHED})\n  move it away or delete it"
+        )
     return folder.exists()
 
 
@@ -70,7 +72,7 @@ def find_file(source: Source) -> Path:
     try:
         files = metadata.files(source.package) or []
     except metadata.PackageNotFoundError:
-        problem = f"the package {source.package}, which carries {source.model}, is not installed"
+        problem = f"package {source.package}, which contains {source.model}, is not installed"
         raise UserError(f"{problem}\n  {INSTALL}") from None
     return next(Path(file.locate()) for file in files if str(file).endswith(source.file))
 

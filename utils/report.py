@@ -40,10 +40,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
     add("--inputs_addr", nargs="+", required=True, metavar="FILE",
-        help="datasets the systems answered from; ranked ones where the posts they used are to be shown")
+        help="datasets that the systems answered from; must be the ranked ones to show the posts used")
     add("--system", nargs="+", action="append", required=True, metavar=("NAME", "FILE"),
-        help="a column: its name, then its files of responses, scores and plans; give it once a system")
-    add("--output_addr", required=True, metavar="FILE", help="where the report goes")
+        help="a column: its name, then its files of responses, scores and plans; once per system")
+    add("--output_addr", required=True, metavar="FILE", help="output file, an HTML page")
     # fmt: on
     add_overwrite_argument(parser)
     return parser
@@ -83,7 +83,7 @@ def read_datasets(paths: list[str]) -> Datasets:
             known = datasets.questions.setdefault(record["id"], record)
             asked = [(one["question"], rubric(task, one)) for one in (known, record)]
             if asked[0] != asked[1]:
-                raise UserError(f"{path}: id {quote(record['id'])} is another question in another --inputs_addr")
+                raise UserError(f"{path}: id {quote(record['id'])} is a different question in another --inputs_addr")
     return datasets
 
 
@@ -117,7 +117,7 @@ def kind_of(path: str) -> str:
     for key, kind in (("output", "responses"), ("aspects", "plans")):
         if isinstance(first, dict) and key in first:
             return kind
-    raise UserError(f"{path}: holds neither responses nor scores nor plans")
+    raise UserError(f"{path}: has neither responses nor scores nor plans")
 
 
 def check_known(ids: Iterable[str], datasets: Datasets, path: str) -> None:
@@ -145,13 +145,13 @@ def check_scores(system: System, datasets: Datasets) -> None:
     """Raise UserError if a system's scores are of another task, or of other questions or aspects."""
     where = ", ".join(system.files)
     if system.task != datasets.task:
-        raise UserError(f"{where}: scores of {system.task.name}, but the datasets are of {datasets.task.name}")
+        raise UserError(f"{where}: has scores of {system.task.name}, but the datasets are of {datasets.task.name}")
     check_known((entry["id"] for entry in system.entries), datasets, where)
     for entry in system.entries:
         asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
         if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
             one = f"{where}: question {quote(entry['id'])}"
-            raise UserError(f"{one} was judged by other aspects than its dataset's")
+            raise UserError(f"{one} was judged by other aspects than those in its dataset")
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
@@ -162,8 +162,8 @@ def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:
         used = (key for key, answers in side.responses.items() if answers[0].get("num_contexts_used"))
         if missing := sum(profile_of(side, question_id, datasets) is None for question_id in used):
             yield (
-                f"{side.name}: the posts used in {counted(missing, 'answer')} are not shown; by the manifest "
-                "beside its responses, or for want of one, they are from no --inputs_addr."
+                f"{side.name}: the posts used in {counted(missing, 'answer')} are not shown, because its responses "
+                "have no manifest, or it names a dataset that is not in --inputs_addr."
             )
 
 

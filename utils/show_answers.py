@@ -27,8 +27,13 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--inputs_addr", required=True, metavar="FILE", help="dataset the questions are from")
     add("--response_addr", required=True, metavar="FILE", help="responses of one system")
-    add("--score_addr", required=True, metavar="FILE", help="their scores by evaluate_responses.py")
-    add("--num_questions", type=cli.positive_int, default=3, help="how many to print, the first ones (%(default)s)")
+    add("--score_addr", required=True, metavar="FILE", help="scores of these responses by evaluate_responses.py")
+    add(
+        "--num_questions",
+        type=cli.positive_int,
+        default=3,
+        help="number of questions to print, from the first (%(default)s)",
+    )
     return parser
 
 
@@ -40,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
     for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:
-            raise UserError(f"{args.score_addr}: id {quote(entry['id'])} is not in the dataset and the responses")
+            raise UserError(f"{args.score_addr}: id {quote(entry['id'])} is missing from the dataset or the responses")
     for entry in entries:
         print(describe_answer(questions[entry["id"]], responses[entry["id"]][0]["output"], entry))
     return 0
@@ -52,7 +57,7 @@ def describe_answer(question: str, answer: str | None, entry: dict[str, Any]) ->
     for paragraph in printable(answer or "(no answer)").splitlines():
         lines += textwrap.wrap(paragraph, WIDTH, initial_indent="  | ", subsequent_indent="  | ") or ["  |"]
     score = "unscored" if entry["score"] is None else f"{entry['score']:.2f}"
-    lines += ["", f"  score {score}{'' if entry['answered'] else ', for there is no answer'}"]
+    lines += ["", f"  score {score}{'' if entry['answered'] else ' (no answer)'}"]
     for detail in entry["details"]:
         if "aspect" in detail:
             lines.append(f"    {in_words(detail['score']):<14} {printable(detail['aspect'])}")

@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's tasks on the samples in their own formats: read, ranked, answered, scored, put into a table."""
+"""LaMP's and LongLaMP's tasks on the samples in their own formats: read, rank, answer, score, make a table."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ from utils.records.datasets import read_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# By folder, of the names and texts of its files. A change of a prompt changes every number measured with it: see
+# Hashes of file names and texts, by folder. A changed prompt changes every number measured with it: see
 # tests/prompts/test_prompts.py.
 GOLDEN = {
     "lamp": "734d841e95907fedc00b8275316c8fddf77d091458d5c9d8325f05a09ca254e9",
@@ -63,11 +63,11 @@ def prompt_of(name, record, method="rag", number=10):
         ("LongLaMP-topic", "Generate: the post", "Generate: the post"),
     ],
 )
-def test_the_query_stands_behind_the_template_s_anchor(name, question, query):
+def test_the_query_is_the_text_after_the_anchor(name, question, query):
     assert tasks()[name].query({"id": "1", "question": question}) == query
 
 
-def test_what_retrieval_compares_is_what_lamp_compares():
+def test_retrieval_compares_the_same_texts_as_lamp():
     item = {"id": "1", "date": "2020-01-02", "title": "T", "abstract": "A", "text": "X", "description": "D", "tag": "G"}
     item |= {"score": "5", "overall": 4.0, "summary": "S", "reviewText": "R", "content": "C"}
     compared = {"LaMP-1": "T A", "LaMP-2": "D", "LaMP-3": "X", "LaMP-4": "T X", "LaMP-5": "T A", "LaMP-6": "X"}
@@ -77,13 +77,13 @@ def test_what_retrieval_compares_is_what_lamp_compares():
 
 
 @each_task
-def test_a_prompt_states_its_items_and_never_the_target(name):
+def test_a_prompt_has_its_items_but_never_the_target(name):
     task = tasks()[name]
     for record in read_sample(name):
         alone = prompt_of(name, record, "none")
         told = prompt_of(name, record)
         assert record["question"] in alone
-        assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile goes as a whole
+        assert alone == prompt_of(name, record, number=0)  # the paragraph with the profile is dropped as a whole
         assert (told == alone) == (not record["profile"])
         for item in record["profile"]:
             assert task.item_template(item) in told
@@ -92,7 +92,7 @@ def test_a_prompt_states_its_items_and_never_the_target(name):
     assert re.search(r"\{\w+\}", told) is None
 
 
-# What LaMP's code has between the statements and the input, in our words.
+# The text between statements and input in LaMP's code, in our words.
 BETWEEN = dict.fromkeys(LAMP, ".") | {"LaMP-5": ". In the same style,"}
 BETWEEN["LaMP-7"] = " all come from one author. In the same style,"
 
@@ -107,7 +107,7 @@ def flant5_input(record, number):
 @pytest.mark.parametrize("name", LAMP)
 @pytest.mark.parametrize("number", [0, 3])
 def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
-    """White space apart, which T5's tokenizer reads as one space."""
+    """Ignoring white space, which T5's tokenizer reads as one space."""
     for record in read_sample(name):
         question, items = record["question"], record["profile"][:number]
         if not items:
@@ -121,7 +121,7 @@ def test_the_input_of_flant5_has_the_form_of_lamps_templates(name, number):
         assert flant5_input(record, number).split() == expected.split()
 
 
-def test_every_prompt_file_is_as_it_was_pinned():
+def test_every_prompt_file_matches_its_pinned_hash():
     found = {folder: sorted((ROOT / "prompts" / folder).glob("*.txt")) for folder in GOLDEN}
     content = {
         folder: b"".join(path.name.encode() + path.read_bytes() for path in its) for folder, its in found.items()
@@ -141,7 +141,7 @@ ANSWERS = {
 
 @pytest.fixture
 def run(monkeypatch):
-    """Call a script; --openai goes to a server that answers by the number of the question, if it gets one."""
+    """Call a script; --openai uses a server that answers by the number of the question, if there is one."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
 
     def reply(request):
@@ -165,7 +165,7 @@ def save(records, path):
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LaMP-3", "LaMP-4", "LongLaMP-topic"])
 def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
-    """The dataset is made of the benchmark's own files in tests/commands/test_download_originals.py."""
+    """tests/commands/test_download_originals.py makes the dataset from the benchmark's files."""
     dataset, ranked, answers, none = (tmp_path / f"{one}.json" for one in ("data", "ranked", "rag", "none"))
     records = read_dataset(save(read_sample(name), dataset), ["profile", "target"])
     run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
@@ -196,7 +196,7 @@ def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
     assert table[2].startswith(f"| RAG | {json.loads(first.read_text())['score']:.4f} | 6 |")
 
 
-def test_what_the_answers_are_read_as(run, tmp_path, capsys):
+def test_how_answers_are_parsed(run, tmp_path, capsys):
     expected = {
         "LaMP-1": ["[1]", "[2]", "[1]", "[2]", "[1]", "[1]"],
         "LaMP-2": ["comedy", "dark comedy", "action", None, "romance", "thought-provoking"],
@@ -217,13 +217,13 @@ def test_what_the_answers_are_read_as(run, tmp_path, capsys):
         assert [entry["score"] for entry in scores[metric]["per_question_scores"]] == [0, 0, 4, 0, 0, 1]
     assert scores["MAE"]["score"] == pytest.approx(5 / 6)
     assert scores["RMSE"]["score"] == pytest.approx((17 / 6) ** 0.5)
-    # Of 15 tags four are found whenever they are right and never else; "violence" is missed, "romance" is wrong.
+    # Of 15 tags, four are always right; "violence" is missed, "romance" is wrong.
     judge = ["--inputs_addr", tmp_path / "LaMP-2.json", "--response_addr", tmp_path / "LaMP-2-answers.json"]
     run(evaluate_responses, "--strategy", "f1", *judge, "--score_addr", tmp_path / "f1.json")
     assert json.loads((tmp_path / "f1.json").read_text())["score"] == pytest.approx(4 / 15)
 
 
-# Right answers with what a model writes: by one rule, by both or by none it is the label, or how far from the rating.
+# Right answers with a model's texts: right by one rule, both or none, or the distance from the rating.
 WRITTEN = {
     "LaMP-1": {"[1]": ["[1]", "[1].", "1", "[3]"], "[2]": [" [2]\n", "The answer is [2]."]},
     "LaMP-2": {"comedy": ["Comedy", "comedy "], "sci-fi": ["sci fi"], "action": ["[1]"],
@@ -234,8 +234,8 @@ UNREADABLE = {"LaMP-1": 4, "LaMP-2": 4, "LaMP-3": 2}
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_labels_and_ratings_by_lamp_s_rule_from_the_raw_text(name, run, tmp_path, capsys):
-    """The numbers of LaMP's code, which differ from those of what was read when it was asked for."""
+def test_official_scores_follow_lamps_rule_on_the_raw_text(name, run, tmp_path, capsys):
+    """LaMP's code gives other numbers than the answers parsed by the run."""
     golds, texts = zip(*((gold, text) for gold, its in WRITTEN[name].items() for text in its), strict=True)
     records = [{**record, "target": gold} for record, gold in zip(read_sample(name), golds, strict=True)]
     run.answers = {record["question"].strip(): text for record, text in zip(records, texts, strict=True)}
@@ -264,8 +264,8 @@ def test_labels_and_ratings_by_lamp_s_rule_from_the_raw_text(name, run, tmp_path
     assert ["(0." in cell for cell in row.split("|")[2:5]] == [False, False, True]  # the paper's, by its own rule
 
 
-def test_intervals_and_tests_go_by_user(run, tmp_path, capsys):
-    """Four users of three questions each. Where no user is named, each question counts alone."""
+def test_intervals_and_tests_are_clustered_by_user(run, tmp_path, capsys):
+    """Four users with three questions each. Without a user, each question is its own cluster."""
     records = [{**read_sample("LaMP-4", "train")[0], "id": str(i), "user_id": i // 3} for i in range(12)]
     right = records[0]["target"]
     other = f"{right} and more words than these"
@@ -294,17 +294,17 @@ def test_intervals_and_tests_go_by_user(run, tmp_path, capsys):
 def test_planning_is_refused(run, tmp_path):
     name = "LaMP-2"
     dataset, out = save(read_sample(name), tmp_path / "dev.json"), tmp_path / "out.json"
-    refusal = rf"{name} has no plans; answer it with baselines\.py, or with plans of your own by --plans_addr$"
+    refusal = rf"{name} has no plans; use baselines\.py, or give your own plans with --plans_addr$"
     with pytest.raises(UserError, match=refusal):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
     with pytest.raises(UserError, match=f"{name} has no plans to learn from"):
         run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
-    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed, no judge is asked; leave it out"):
+    with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed without a judge; leave the flag out"):
         run(evaluate_responses, *judge)
 
 
-def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
+def test_trim_items_trims_items(run, tmp_path, capsys):
     records, out = read_sample("LongLaMP-topic"), tmp_path / "out.json"
     dataset = save(records, tmp_path / "val.json")
     run.answers = {"": "A post."}
@@ -319,11 +319,11 @@ def test_items_are_trimmed_where_that_is_asked_for(run, tmp_path, capsys):
     assert [answer["num_contexts_used"] for answer in answers] == [len(record["profile"]) for record in records]
     assert sum(outputs[0]["num_contexts_dropped"] for outputs in whole.values()) > 5
     sample = DATA / "mini_lampqa/test.json"
-    with pytest.raises(UserError, match="--trim_items: the posts of LaMP-QA are whole or left out; leave the flag out"):
+    with pytest.raises(UserError, match="--trim_items: not supported for LaMP-QA; leave the flag out"):
         run(baselines, *run.api, "--rag", "--trim_items", "--inputs_addr", sample, "--output_addr", out)
 
 
-def test_plans_of_the_users_own_are_followed(run, tmp_path):
+def test_own_plans_are_used(run, tmp_path):
     name = "LongLaMP-review"
     records, out = read_sample(name), tmp_path / "out.json"
     plans = {record["id"]: [{"aspects": [f"first {record['id']}", "second"]}] for record in records}

@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's profiles put in order by every ranker: whole items, dates, and what has none."""
+"""LaMP's and LongLaMP's profiles in the order of every ranker: complete items, dates, and items without one."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ def encoder(tmp_path_factory):
 
 
 def rank(records, folder, ranker, *more):
-    """The dataset, ranked."""
+    """Return the ranked dataset."""
     source, output = save(records, folder / "dev.json"), folder / f"{ranker}.json"
     arguments = ["--input_dataset_addr", source, "--output_dataset_addr", output, "--ranker", ranker, *more]
     assert rank_dataset.main([str(argument) for argument in arguments]) == 0
@@ -47,7 +47,7 @@ def test_every_ranker_keeps_every_item_whole(name, ranker, encoder, tmp_path):
     assert counts(tmp_path, ranker)["empty_profiles"] == 1
 
 
-def test_what_is_a_date():
+def test_valid_dates():
     given = {"2014-03-06": (2014, 3, 6), " 2014-3-6 ": (2014, 3, 6), 2014: (2014,), "": None, "2014-03-06T10:00": None}
     given |= {"٢٠١٤": None, "9" * 5000: None, None: None}
     assert {value: tasks()["LaMP-3"].item_date({"date": value}) for value in given} == given
@@ -55,10 +55,10 @@ def test_what_is_a_date():
 
 
 @pytest.mark.parametrize("name", ["LaMP-4", "LongLaMP-topic"])
-def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys):
+def test_latest_items_come_first_and_undated_items_last(name, tmp_path, capsys):
     task, records = tasks()[name], read_sample(name)
     ranked = rank(records, tmp_path, "recency")
-    if name in CONFIGS:  # LongLaMP's code takes the end of the file whatever the years of papers are
+    if name in CONFIGS:  # LongLaMP's code uses the end of the file, whatever the years of papers
         for before, after in zip(records, ranked, strict=True):
             assert after["profile"] == before["profile"][::-1]
         assert "recency" not in read_manifest(tmp_path / "recency.json")["settings"]
@@ -72,7 +72,7 @@ def test_the_latest_comes_first_and_what_has_no_date_last(name, tmp_path, capsys
         assert [item["id"] for item in after["profile"]][len(known) :] == unknown[::-1]
     posts = sum(len(record["profile"]) for record in records)
     assert counts(tmp_path, "recency")["undated_posts"] == 2
-    told = f"the latest posts by their dates; 2 of {posts} posts have no readable date and come last\n"
+    told = f"the latest posts are chosen by date; 2 of {posts} posts have no readable date and come last\n"
     assert told in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_the_hybrid_is_half_by_meaning_and_half_by_date(encoder, tmp_path):
 
 @pytest.fixture
 def timed(tmp_path):
-    """LaMP-3 of the time setting, as it is downloaded; its questions hold dates of reviews."""
+    """LaMP-3 of the time setting, as downloaded; its questions have dates of reviews."""
     originals = tmp_path / "originals/time/LaMP_3"
     shutil.copytree(DATA / "mini_lamp/LaMP_3", originals)
     questions = json.loads((originals / "dev_questions.json").read_text())
@@ -112,15 +112,15 @@ def order_of(source, output, *flags):
 
 
 @pytest.mark.parametrize("ranker", ["contriever", "bm25-okapi"])
-def test_in_lamp_s_time_setting_items_are_compared_with_their_dates(ranker, timed, encoder, tmp_path, capsys):
+def test_dates_are_part_of_ranked_texts_in_lamps_time_setting(ranker, timed, encoder, tmp_path, capsys):
     flags = ["--ranker", ranker]
     flags += ["--model_name", encoder, "--device", "cpu"] if ranker == "contriever" else []
     dated = order_of(timed, tmp_path / "dated.json", *flags)
     posts = sum(map(len, dated))
-    assert f"posts are compared with their dates; 2 of {posts} posts have none" in capsys.readouterr().err
+    assert f"dates are part of the ranked texts; 2 of {posts} posts have no readable date" in capsys.readouterr().err
     records = read_dataset(timed, ["profile"])
     ranked = read_dataset(tmp_path / "dated.json", ["profile"])
-    for before, after in zip(records, ranked, strict=True):  # the dates are the ranker's alone
+    for before, after in zip(records, ranked, strict=True):  # only the ranker sees the dates
         assert sorted(map(json.dumps, before["profile"])) == sorted(map(json.dumps, after["profile"]))
     for item in (item for record in records for item in record["profile"] if "date" in item):
         item["text"] = f"{item['text']} date: {item['date']}"

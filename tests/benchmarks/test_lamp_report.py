@@ -1,4 +1,4 @@
-"""The report on a task by several metrics; its page in Chromium where that is installed."""
+"""The report on a task with several metrics; its page in Chromium, if installed."""
 
 import pytest
 from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
@@ -10,7 +10,7 @@ from utils import report
 from utils.benchmarks import tasks
 from utils.cli import UserError
 
-# Of the dev sample's six records: by a system that is right, and one that is not and once silent.
+# For the dev sample's six records: a system that is right, and one that is wrong and once silent.
 ANSWERS = {"LaMP-3": (None, ["1"] * 5 + [None])}
 
 
@@ -46,21 +46,24 @@ def page_file(made, tmp_path_factory):
     return output
 
 
-def test_what_the_page_holds(page_file):
+def test_page_content(page_file):
     index, texts = content(page_file)
     assert index["table"]["columns"][1:3] == ["LaMP-3, MAE", "LaMP-3, RMSE"]
     right, _ = index["table"]["rows"]
     assert [(cell["text"], cell["bold"]) for cell in right[1:3]] == [("0.0000", True)] * 2
     assert [panel["error"] for panel in index["panels"]] == [True, True]
     missing = index["questions"][5]
-    assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [0, 3]  # of the gold 4 the farthest is 1
+    assert missing["failures"] == [[], ["no answer"]] and missing["scores"] == [
+        0,
+        3,
+    ]  # 1 is the farthest from the gold rating 4
     [first, second] = texts[0]["answers"]
     assert (first["level"], [verdict[0] for verdict in first["verdicts"]]) == (True, [0, 0])
     assert list(texts[0]["unseen"]) == ["target"] and len(second["verdicts"]) == 2
 
 
 @needs_chromium
-def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_page):
+def test_errors_have_their_own_axis_and_worst_value(page_file, open_page):
     page = open_page(page_file)
     ends = page.run("[...document.querySelectorAll('.panel')].map((one) => [...one.querySelectorAll('.axis text')]"
                     ".map((tick) => Number(tick.textContent)))")  # fmt: skip
@@ -77,5 +80,5 @@ def test_errors_have_an_axis_of_their_own_and_their_own_worst(page_file, open_pa
 
 def test_datasets_of_two_tasks_are_refused(made, tmp_path):
     other = save(read_sample("LaMP-2"), tmp_path / "other.json")
-    with pytest.raises(UserError, match="records of 'LaMP-3' and of 'LaMP-2'; one file is of one task"):
+    with pytest.raises(UserError, match="has records of 'LaMP-3' and 'LaMP-2'; give one file per task"):
         report.main([*made[:2], str(other), *made[2:], "--output_addr", str(tmp_path / "r.html")])

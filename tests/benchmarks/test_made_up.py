@@ -1,4 +1,4 @@
-"""A benchmark that is one file, made_up/trivia.py with its prompts, goes through all commands as it stands."""
+"""A benchmark in a single file, made_up/trivia.py with its prompts, works with all commands."""
 
 import json
 import re
@@ -50,7 +50,7 @@ def dataset(tmp_path):
 
 
 def reply(request):
-    """It knows what the notes say, and but for one answers with a guess without them."""
+    """Answer from the notes; without them, guess all answers but one."""
     text = request["messages"][1]["content"]
     told = [line.split()[-1][:-1] for line in text.splitlines() if line.startswith("My name for")]
     return Reply(told[0] if told else "Heron" if "noreh" in text else "no idea at all" if "erhco" in text else "grey")
@@ -58,7 +58,7 @@ def reply(request):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Call a script; --rag and its like go to a server on loopback."""
+    """Call a script; those with a model use a server on loopback."""
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     with serve(reply) as server:
 
@@ -70,7 +70,7 @@ def run(tmp_path, monkeypatch):
         yield run_script
 
 
-def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
+def test_all_commands_work_with_it(run, dataset, tmp_path, capsys):
     ranked, none, rag = (tmp_path / name for name in ("ranked.json", "none.json", "rag.json"))
     run(rank_dataset, "--ranker", "bm25", "--input_dataset_addr", dataset, "--output_dataset_addr", ranked)
     for record in json.loads(ranked.read_text()):
@@ -85,7 +85,7 @@ def test_it_goes_through_all_commands(run, dataset, tmp_path, capsys):
     judge = ["--inputs_addr", dataset, "--response_addr", none, rag, "--score_addr", *scores]
     assert run(evaluate_responses, *judge) == 0
     out = capsys.readouterr().out
-    # Without notes one of five is right and one gets no answer; with them all are.
+    # Without notes, one of five is right and one gets no answer; with them, all are right.
     assert "score 0.2000 over 5 questions (macro: 0.2500 over 2 groups); 1 of them without an answer" in out
     assert "score 1.0000 over 5 questions (macro: 1.0000 over 2 groups)" in out
     found = json.loads(scores[0].read_text())
@@ -124,7 +124,7 @@ def test_the_example_of_the_docs_is_this_file():
         ({"kind": 5}, "field 'kind': Expected `str`, got `int`"),
     ],
 )
-def test_a_question_of_no_group_is_refused_before_anything_is_scored(dataset, changed, message, tmp_path):
+def test_a_question_without_a_group_is_refused_before_scoring(dataset, changed, message, tmp_path):
     records = json.loads(dataset.read_text())
     records[1] = {key: value for key, value in (records[1] | changed).items() if value is not None}
     bad, answers = tmp_path / "bad.json", tmp_path / "answers.json"

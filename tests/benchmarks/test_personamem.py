@@ -1,4 +1,4 @@
-"""PersonaMem on the sample in its own format: downloaded, ranked, asked (to the message), read, scored."""
+"""PersonaMem on the sample in its own format: download, rank, ask (checking each message), parse, score."""
 
 import csv
 import io
@@ -41,7 +41,7 @@ ROWS = {row["question_id"]: row for row in read_table()}
 
 
 def save(folder, rows=None, lines=LINES):
-    """The original files with these rows and lines."""
+    """Write the original files with these rows and lines."""
     folder.mkdir()
     rows = list(ROWS.values()) if rows is None else rows
     text = io.StringIO()
@@ -84,7 +84,7 @@ def server(monkeypatch):
 
 
 def ask(server, dataset, output, *more, code=0):
-    """Run baselines.py with a store of the output's own; the messages of each request, in the order they came."""
+    """Run baselines.py with a separate store, and return the messages of each request in order of arrival."""
     server.requests.clear()
     flags = ["--model_addr", "m", "--openai", "--base_url", server.url, "--max_concurrency", 1]
     flags += ["--inputs_addr", dataset, "--output_addr", output, "--completions", f"{output}.completions"]
@@ -94,7 +94,7 @@ def ask(server, dataset, output, *more, code=0):
 
 
 def question_of(messages):
-    """The row that the last message asks."""
+    """Return the row of the question in the last message."""
     [row] = [row for row in ROWS.values() if messages[-1]["content"].startswith(row["user_question_or_message"])]
     return row
 
@@ -104,7 +104,7 @@ def before(row):
 
 
 def asked(row):
-    """The last message, in full."""
+    """Return the expected last message."""
     options = [option[4:] for option in eval(row["all_options"], {})]
     return load_prompt("personamem/choice").messages(
         question=row["user_question_or_message"], options=options_text(options)
@@ -128,31 +128,31 @@ def test_older_files_give_the_same_records(dataset, tmp_path):
 
 
 def with_twins():
-    """The rows, two of them with the longest text twice: of the first it is right, of the second it is not."""
+    """Return the rows; two have their longest option twice, which is right in the first and wrong in the second."""
     texts = "['(a) yes', '(b) a longer answer than the others', '(c) no', '(d) a longer answer than the others']"
     first, second, *others = ROWS.values()
     return [first | {"all_options": texts, "correct_answer": "(d)"},
             second | {"all_options": texts, "correct_answer": "(a)"}, *others]  # fmt: skip
 
 
-def test_a_download_is_left_alone_and_made_anew_where_its_contexts_are_gone(tmp_path, capsys):
+def test_a_finished_download_is_skipped_unless_its_contexts_are_missing(tmp_path, capsys):
     path = download(DATA, tmp_path)
     contexts = tmp_path / "PersonaMem_32k_contexts.jsonl"
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes()
     first = path.read_bytes()
     download(DATA, tmp_path)
-    assert "already there, left alone" in capsys.readouterr().out
+    assert "already exists, left alone" in capsys.readouterr().out
     contexts.unlink()
     download(DATA, tmp_path)
     assert contexts.read_bytes() == (DATA / CONTEXTS).read_bytes() and path.read_bytes() == first
     contexts.write_text("mine")
-    with pytest.raises(UserError, match="exists, and holds other contexts\n  --overwrite replaces it"):
+    with pytest.raises(UserError, match="exists, but has other contexts\n  give --overwrite to replace it"):
         download(DATA, tmp_path)
     assert contexts.read_text() == "mine"
 
 
 def change(**columns):
-    """The rows, the first of them with other columns."""
+    """Return the rows, with changed columns in the first."""
     first, *others = ROWS.values()
     return [{**first, **columns}, *others]
 
@@ -166,7 +166,10 @@ FIRST = next(iter(ROWS))
         (change(shared_context_id="gone"), rf"id '{FIRST}': .*{CONTEXTS} has no context 'gone'"),
         (change(end_index_in_shared_context="-1"), rf"id '{FIRST}': end_index_in_shared_context is -1.*\n.*--skip"),
         (change(all_options="__import__('os').system('touch hacked')"), "is not a Python list of strings"),
-        (change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"), r"it must hold four, with \(a\) to \(d\) ahead"),
+        (
+            change(all_options="['(b) x', '(a) y', '(c) z', '(d) z']"),
+            r"it must have four, starting with \(a\) to \(d\)",
+        ),
         (change(correct_answer="(e)"), r"correct_answer '\(e\)' is not one of \(a\)"),
         (change(question_type="other"), "question_type 'other' is not one of recall_user_shared_facts"),
     ],
@@ -183,19 +186,19 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     rows[3] = {**rows[3], "end_index_in_shared_context": "9999"}
     path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
     told = capsys.readouterr().out
-    assert "22 questions; 2 left out, which end at none of their messages" in told
-    assert "2 have two identical options, 1 of them with the right one;" in told
+    assert "22 questions; 2 skipped, because their history ends at a message that does not exist" in told
+    assert "2 have two identical options, in 1 one of them is the right option;" in told
     records = json.loads(path.read_text())
     assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
     manifest = read_manifest(path)
     assert (manifest["skipped"], manifest["identical_options"], manifest["identical_to_right"]) == (2, 2, 1)
-    records[0]["profile"]["end"] = -3  # which Python would count from behind
+    records[0]["profile"]["end"] = -3  # which Python would count from the end
     path.write_text(json.dumps(records))
     with pytest.raises(UserError, match=r"field 'profile.end': Expected `int` >= 1"):
         read_dataset(path, needs=["profile"])
 
 
-def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
+def test_a_ranked_file_also_refers_to_its_histories(ranked, dataset, tmp_path):
     records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
     for unit, its in records.items():
         for record, read in zip(its, read_dataset(ranked[unit], needs=["profile"]), strict=True):
@@ -205,11 +208,11 @@ def test_a_ranked_file_refers_too(ranked, dataset, tmp_path):
     records["message"][0]["profile"]["order"] = [0, 1]
     path = ranked["message"].with_name("broken.json")
     path.write_text(json.dumps(records["message"]))
-    with pytest.raises(UserError, match="its 'order' is of 2 items, but its history has"):
+    with pytest.raises(UserError, match="its 'order' has 2 items, but its history has"):
         list(read_dataset(path, needs=["profile"])[0]["profile"])
 
 
-def test_the_whole_history_before_the_question_and_nothing_else(dataset, server, tmp_path):
+def test_the_prompt_has_exactly_the_history_before_the_question(dataset, server, tmp_path):
     requests = ask(server, dataset, tmp_path / "out.json")
     assert len(requests) == 24
     for messages in requests:
@@ -219,13 +222,13 @@ def test_the_whole_history_before_the_question_and_nothing_else(dataset, server,
     assert order == [record["id"] for record in json.loads(dataset.read_text())]
     for messages in ask(server, dataset, tmp_path / "none.json", "--rag", "--num_contexts", 0):
         assert messages == [asked(question_of(messages))]
-    # A change of a prompt changes every number measured with it.
+    # A changed prompt changes every number measured with it.
     digest = "10cb3bd198894cf4bb6823851fe4ec9c47e3998a5b10fe6d5b3f53823e949717"
     assert load_prompt("personamem/choice").digest == digest
 
 
 @pytest.mark.parametrize("unit", ["message", "session"])
-def test_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
+def test_the_prompt_has_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
     profiles = {one["id"]: one["profile"] for one in read_dataset(ranked[unit], needs=["profile"])}
     for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3):
         row = question_of(messages)
@@ -236,7 +239,7 @@ def test_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
         assert len(places) == min(3, len(profiles[row["question_id"]]))
 
 
-WAYS = {  # the unit by which the dataset is ranked, and flags
+WAYS = {  # the unit of the ranked dataset, and flags
     "whole": (None, ["--num_generated_outputs", 2]),
     "none": (None, ["--rag", "--num_contexts", 0]),
     "messages": ("message", ["--rag", "--num_contexts", 3, "--unranked"]),
@@ -245,7 +248,7 @@ WAYS = {  # the unit by which the dataset is ranked, and flags
 
 
 def with_other_secrets(path):
-    """A copy beside a dataset, where all that a prompt may not tell is another: the letter, the type, the distance."""
+    """Copy a dataset with changes in everything that a prompt must not reveal: letter, type, distance."""
     records, kept = json.loads(path.read_text()), {"task", "id", "question", "options", "profile", "group", "target"}
     for record in records:
         record |= dict.fromkeys(record.keys() - kept, "another")
@@ -257,7 +260,7 @@ def with_other_secrets(path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset, ranked, server, tmp_path):
+def test_scorer_only_fields_do_not_change_the_prompts(way, dataset, ranked, server, tmp_path):
     unit, flags = WAYS[way]
     path = ranked.get(unit, dataset)
     first, bodies = ask(server, path, tmp_path / "one.json", *flags), list(server.requests)
@@ -266,7 +269,7 @@ def test_what_only_the_scorer_may_see_changes_nothing_that_is_asked(way, dataset
     assert server.requests == bodies
 
 
-def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, server, tmp_path, capsys):
+def test_over_budget_the_oldest_turns_are_dropped_but_never_the_card(dataset, server, tmp_path, capsys):
     flags = ["--limit", 8, "--max_model_len", 900, "--max_tokens", 50]
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, *flags, code=1)  # half are unusable
@@ -289,7 +292,7 @@ def test_what_is_over_the_budget_goes_oldest_first_and_never_the_card(dataset, s
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
 
-def test_options_in_another_order_are_read_back(dataset, server, tmp_path):
+def test_answers_to_reordered_options_are_mapped_back(dataset, server, tmp_path):
     out = tmp_path / "out.json"
     requests = ask(server, dataset, out, "--num_generated_outputs", 2, "--seed", 7)
     texts = [messages[-1]["content"] for messages in requests]
@@ -350,7 +353,7 @@ def small_model(tmp_path_factory):
 
 @pytest.fixture
 def choose(warm, small_model, dataset, tmp_path):
-    """Begin a run with --choose likelihood; the requests are in log.txt."""
+    """Start a run with --choose likelihood; log.txt has the requests."""
 
     def start(output, *more, path=dataset):
         code = INSTEAD_OF_VLLM.format(log=str(tmp_path / "log.txt"))
@@ -368,7 +371,7 @@ def take_log(folder):
 
 
 @pytest.mark.parametrize("way", ["whole", "messages"])
-def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, dataset, ranked, choose, tmp_path):
+def test_likelihoods_cover_only_the_options_after_history_and_question(way, dataset, ranked, choose, tmp_path):
     unit, flags = WAYS[way]
     path, flags = ranked.get(unit, dataset), [flag for flag in flags if way != "whole"]
     assert choose(tmp_path / "one.json", *flags, path=path).wait() == 0
@@ -386,7 +389,7 @@ def test_likelihoods_are_of_the_options_alone_behind_history_and_question(way, d
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
 
 
-def test_no_option_is_chosen_whose_text_another_has(choose, tmp_path):
+def test_an_option_with_a_duplicate_text_is_not_chosen(choose, tmp_path):
     path = download(save(tmp_path / "source", with_twins()), tmp_path / "out")
     output, scores = tmp_path / "out.json", tmp_path / "scores.json"
     assert choose(output, path=path).wait() == 0
@@ -429,14 +432,14 @@ LAST_SYSTEM_FIRST = (
             Accepts(False, False, False, False),
             "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question",
         ),
-        (  # as DeepSeek's: the last system message stands first, in place of all others
+        (  # like DeepSeek's: the last system message comes first, instead of all others
             LAST_SYSTEM_FIRST,
             Accepts(system=True, later_system=False, repeats=True, assistant_first=True),
             "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question",
         ),
     ],
 )
-def test_turns_are_folded_for_a_template_that_does_not_take_them_all(template, accepts, text):
+def test_turns_are_merged_if_the_template_does_not_support_them(template, accepts, text):
     def refuse(text):
         raise TemplateError(text)
 
@@ -448,21 +451,21 @@ def test_turns_are_folded_for_a_template_that_does_not_take_them_all(template, a
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory):
-    """A tokenizer as today's models have, and no weights."""
+    """A tokenizer like current models', without weights."""
     folder = tmp_path_factory.mktemp("chat")
     make_tokenizer().save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 4096}))
     return LocalChat(str(folder))
 
 
-def test_a_history_has_the_tokens_of_its_whole_text(chat):
+def test_a_history_has_the_same_tokens_as_its_whole_text(chat):
     for messages in HISTORIES.values():
         turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
         text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
+def test_a_profile_is_read_only_when_needed(dataset, tmp_path):
     for record in read_dataset(dataset, needs=["profile"]):
         row, profile = ROWS[record["id"]], record["profile"]
         assert profile.messages == before(row)
@@ -473,12 +476,12 @@ def test_a_profile_is_read_where_it_is_needed(dataset, tmp_path):
         assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
     alone = tmp_path / "moved.json"
     shutil.copy(dataset, alone)
-    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # who scores needs no histories
-    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; it holds the histories"):
+    assert isinstance(read_dataset(alone)[0]["profile"], dict)  # scoring needs no histories
+    with pytest.raises(UserError, match=r"PersonaMem_32k_contexts\.jsonl: no such file; copy the histories"):
         read_dataset(alone, needs=["profile"])
     (tmp_path / "PersonaMem_32k_contexts.jsonl").write_text(LINES[0] + "\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"not the file that .*moved\.json was made with"):
         read_dataset(alone, needs=["profile"])
     flags = ["--ranker", "random", "--random_profile", "--input_dataset_addr", dataset]
-    with pytest.raises(UserError, match="--random_profile: of PersonaMem-32k several questions share a user's history"):
+    with pytest.raises(UserError, match="--random_profile: PersonaMem-32k's questions share histories"):
         rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", tmp_path / "random.json"])))

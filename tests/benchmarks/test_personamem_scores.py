@@ -49,9 +49,9 @@ def write(path, content):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The sample with distances from near to very far (two not given), five unequal personas, and two systems.
+    """The sample with distances from near to very far (two missing), five unequal personas, and two systems.
 
-    The texts of users and models are hostile.
+    Texts of users and models are hostile.
     """
     folder = tmp_path_factory.mktemp("scores")
     rows = [{**row, "distance_to_ref_in_tokens": str(100 * 2**number)} for number, row in enumerate(ROWS.values())]
@@ -168,7 +168,7 @@ def test_the_mean_over_orders_is_shown_beside_the_accuracy_of_first_answers(data
     assert "score_over_orders" not in score(dataset, write(tmp_path / "one.json", one), tmp_path / "one_s.json")
 
 
-def test_an_exported_table_gets_the_scores_of_its_response_file(folder, dataset, tmp_path):
+def test_an_exported_table_scores_the_same_as_its_response_file(folder, dataset, tmp_path):
     flags = ["--inputs_addr", dataset, "--output_dir", tmp_path, "--overwrite", "--response_addr"]
     run(export_predictions, *flags, folder / "worst.json")
     for more in ([], ["--reading", "official"]):
@@ -207,7 +207,7 @@ def results(rows):
 
 
 def test_tables_of_the_public_baselines_are_read_without_the_right_letter(dataset, tmp_path, capsys):
-    """In them `answer` is the right letter, and `p` is the one that the system chose."""
+    """There, `answer` is the right letter, and `p` is the system's."""
     rows = [{"question_id": key, "answer": RIGHT[key], "p": WRONG[key], "r": "[3 1]"} for key in ROWS]
     rows[3]["p"], rows[4]["p"], rows[5]["p"] = "", RIGHT[rows[4]["question_id"]].upper(), f"({rows[5]['answer']})"
     found = score(dataset, write(tmp_path / "p.csv", results(rows)), tmp_path / "scores.json")
@@ -231,11 +231,14 @@ def bad(**changed):
     ("rows", "message"),
     [
         (bad(p="e"), r"bad\.csv: record 2 \(id '.*'\): column 'p' holds 'e', not one of the letters a, b, c, d$"),
-        (bad(question_id="nobody"), r"bad\.csv: its ids are not the dataset's.*\n.* 1 questions without.*\n.*'nobody'"),
-        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also record 0's; one answer each$"),
+        (
+            bad(question_id="nobody"),
+            r"bad\.csv: its ids do not match the dataset.*\n.* 1 questions without.*\n.*'nobody'",
+        ),
+        (bad(question_id=next(iter(ROWS))), r"record 2: id '.*' is also in record 0; give one answer per question$"),
         (
             [{"question_id": key, "answer": "a"} for key in ROWS],
-            r"none of the columns model_response, .*\n  'answer' is",
+            r"has none of the columns with a run's answer: model_response, .*\n  column 'answer' is",
         ),
     ],
 )
@@ -288,7 +291,7 @@ def test_the_cited_place_is_where_its_share_of_the_text_is():
 
 
 @needs_chromium
-def test_the_cited_message_is_open_and_no_text_becomes_markup(page_file, open_page):
+def test_the_evidence_message_is_expanded_and_texts_are_escaped(page_file, open_page):
     page = open_page(page_file)
     wanted = "questions.findIndex((one, place) => textsOf(place).turns.shown.length < textsOf(place).turns.total)"
     page.go(f"#{page.run(f'questions[{wanted}].id')}")
@@ -326,12 +329,12 @@ def test_score_files_with_a_wrong_or_missing_persona_are_refused(folder, systems
     assert {entry["id"]: entry["cluster"] for entry in content["per_question_scores"]} == PERSONAS
     content["per_question_scores"][3]["cluster"] = "another"
     other = write(tmp_path / "other.json", content)
-    with pytest.raises(UserError, match=r"not what was judged in .* under the same ids: '[^']*'\n"):
+    with pytest.raises(UserError, match=r"other questions than in .* with the same ids: '[^']*'\n"):
         run(make_table, *systems, "--system", "other", other, "--baseline", "best")
     del content["per_question_scores"][3]["cluster"]
-    with pytest.raises(UserError, match=r"no field 'cluster'; it must be the question's persona_id\n  run eval"):
+    with pytest.raises(UserError, match=r"has no field 'cluster' with the question's persona_id\n  run eval"):
         run(make_table, "--system", "other", write(other, content))
-    with pytest.raises(UserError, match=r"^--by 'persona': .* PersonaMem-32k cannot be divided by it; it has to"):
+    with pytest.raises(UserError, match=r"^--by 'persona': not supported for PersonaMem-32k; use to"):
         run(make_table, *systems, "--by", "persona")
 
 

@@ -1,4 +1,4 @@
-"""PersonaMem-v2 on a made-up folder of its layout: downloaded, ranked, asked, scored, put into tables."""
+"""PersonaMem-v2 on a made-up folder in its layout: download, rank, ask, score, make tables."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ def history(persona, size):
 
 
 def row(number):
-    """Questions 0 to 13, two of each type, to personas 0, 1 and 2; every fourth is of others, every fifth updated."""
+    """Return one of questions 0 to 13: two per type, personas 0 to 2, every fourth on others, every fifth updated."""
     found = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
     found |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
     for size, distance in (("32k", 2000), ("128k", "n/a")):
@@ -48,7 +48,7 @@ ROWS = [row(number) for number in range(14)]
 
 
 def save(folder, rows=ROWS, files=None):
-    """A folder of the published layout, with these rows, and these files too."""
+    """Write a folder in the published layout with these rows and additional files."""
     files = {"benchmark/multimodal/benchmark.csv": "not ours", TABLE: "", **(files or {})}
     for size, persona in ((size, persona) for size in ("32k", "128k") for persona in "012"):
         content = json.dumps({"metadata": {"persona_id": persona}, "chat_history": history(persona, size)})
@@ -88,7 +88,7 @@ def test_records(dataset, tmp_path):
     large = read_json(download(save(tmp_path / "large"), tmp_path, "128k"))
     assert {one["id"]: one["options"] for one in large} == {one["id"]: one["options"] for one in records}
     assert {one["profile"]["end"] for one in large} == {5} and large[0]["distance_to_ref_in_tokens"] == "n/a"
-    # Neither the order of rows nor of options changes a record; a row that is there twice gets an id of its own.
+    # Neither the order of rows nor of options changes a record; a duplicate row gets its own id.
     turned = [{**one, "incorrect_answers": json.dumps(json.loads(one["incorrect_answers"])[::-1])} for one in ROWS]
     path = download(save(tmp_path / "source", turned[::-1] + turned[:1]), tmp_path / "out")
     first, second = ({one["id"]: one for one in read_json(one)} for one in (dataset, path))
@@ -109,7 +109,7 @@ def test_the_longest_end_of_a_link_counts(tmp_path):
     assert found == {link: histories[f"{name}p0.json"] for link, name in links.items()}
 
 
-def test_the_hub_gives_the_same_and_a_finished_file_is_left_alone(dataset, tmp_path):
+def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_path):
     source, home = save(tmp_path / "source"), {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home")}
     files = {path.relative_to(source).as_posix(): path.read_bytes() for path in source.rglob("*.*")}
     command = [sys.executable, download_datasets.__file__, "--dataset", "PersonaMem-v2-32k", "--output_dir", tmp_path]
@@ -121,13 +121,13 @@ def test_the_hub_gives_the_same_and_a_finished_file_is_left_alone(dataset, tmp_p
 
 
 def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
-    """The server knows the right option; to a question without history it says (a)."""
+    """The server knows the right option; without a history, it answers (a)."""
     records, systems = read_json(dataset), []
     targets = {one["question"]: one["target"] for one in records}
     letter = lambda its: targets[its[-1]["content"].split("\n")[0]] if len(its) > 1 else "a"  # noqa: E731
     server.reply = lambda request: Reply(f"<final_answer>({letter(request['messages'])})")
     ways = {"none": (dataset, 1, ["--rag", "--num_contexts", 0]), "whole": (dataset, 5, [])}
-    for unit, size in (("message", 3), ("session", 5)):  # messages: the card, what was chosen, the question
+    for unit, size in (("message", 3), ("session", 5)):  # messages: the card, the chosen ones, the question
         ways[unit] = tmp_path / f"{unit}.json", size, ["--rag", "--num_contexts", 1, "--unranked"]
         flags = ["--ranker", "bm25", "--unit", unit, "--input_dataset_addr", dataset]
         run(rank_dataset, *flags, "--output_dataset_addr", ways[unit][0])
@@ -161,7 +161,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         ({"user_query": "__import__('os').system('touch hacked')"}, None, "0: user_query .* is not a Python dict"),
         ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
-        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the whole"),
+        ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
         (
             {},

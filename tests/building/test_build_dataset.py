@@ -1,4 +1,4 @@
-"""utils/build_dataset.py, from made-up dumps to files that every command reads; a server stands for the model."""
+"""utils/build_dataset.py, from made-up dumps to files that every command reads, with a server as the model."""
 
 import json
 import re
@@ -29,7 +29,7 @@ def flags(dump, out, url, *more):
 
 
 def files_of(out):
-    """What a run leaves, by name, but for what tells of the run itself."""
+    """Return a run's files by name, without the parts about the run itself."""
     ours = [path for path in out.iterdir() if path.suffix in (".json", ".html") and "manifest" not in path.name]
     return {path.name: path.read_bytes() for path in ours}
 
@@ -48,7 +48,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
-    """Three communities, 10,000 posts; and what was put into them."""
+    """Three communities with 10,000 posts, and the counts of their difficult cases."""
     folder = tmp_path_factory.mktemp("dumps")
     return folder, make_dumps(folder, 10_000)
 
@@ -61,7 +61,7 @@ def built(dump, server, tmp_path_factory):
     return out
 
 
-def test_the_dataset_holds_what_it_must(dump, built):
+def test_the_dataset_is_complete_and_consistent(dump, built):
     made, split_of, found = dump[1], {}, 0
     for (_, split), records in dataset_of(built).items():
         for record in records:
@@ -81,7 +81,7 @@ def test_the_dataset_holds_what_it_must(dump, built):
                 by = r"CC BY-SA [234]\.[05], by User <\d+> & Söhne \(https://\S+\), https://\S+"
                 assert re.fullmatch(by, item["licence"])
             dates = [item["date"] for item in record["profile"]]
-            assert dates == sorted(dates)  # the latest one last, which --ranker recency goes by
+            assert dates == sorted(dates)  # the latest one last, as --ranker recency expects
             assert len({item["id"] for item in record["profile"]}) == len(dates)
             at = f"https://{record['category']}.stackexchange.com/q/{record['id'].split('_')[1]}"
             assert record["licence"].endswith(at)
@@ -110,19 +110,19 @@ def test_the_counts_add_up(dump, built):
     questions = Counter()
     for of_input in counts["posts"].values():
         questions.update(of_input)
-    assert questions["no author"] == made.deleted and questions["a number that was there before"] == made.repeated
+    assert questions["without author"] == made.deleted and questions["with a repeated number"] == made.repeated
     assert questions.total() == made.rows
     assert sum(counts["candidates"].values()) == questions["questions"]
-    assert counts["candidates"]["a copy of an earlier post"] >= made.copies * 0.9
+    assert counts["candidates"]["copies of earlier posts"] >= made.copies * 0.9
     assert sum(counts["factoid_filter"].values()) == counts["candidates"]["candidates"]
     assert sum(counts["aspects"].values()) == counts["factoid_filter"]["need personalization"]
-    evidence, dropped = counts["evidence"], "questions without any aspect left, dropped"
+    evidence, dropped = counts["evidence"], "questions without remaining aspects, dropped"
     assert evidence["questions"] + evidence[dropped] == counts["aspects"]["with aspects"]
     assert sum(counts["splits"].values()) == evidence["questions"]
     assert sum(of_file["questions"] for of_file in counts["files"].values()) == evidence["questions"]
 
 
-def test_a_finished_run_is_left_alone(dump, built, server, capsys):
+def test_a_finished_run_is_skipped(dump, built, server, capsys):
     before, asked = files_of(built), len(server.requests)
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
@@ -131,8 +131,8 @@ def test_a_finished_run_is_left_alone(dump, built, server, capsys):
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
 
-def test_every_command_takes_it(built, server, tmp_path):
-    """Ranked, answered in two ways, judged."""
+def test_every_command_accepts_the_dataset(built, server, tmp_path):
+    """Rank, answer in two ways, judge."""
     data = built / "Lifestyle_and_Personal_Development_test.json"
     (tmp_path / "key.txt").write_text("sk-test")
     api = ["--openai", "--api_key_addr", f"{tmp_path}/key.txt", "--base_url", server.url]
@@ -150,7 +150,7 @@ def test_every_command_takes_it(built, server, tmp_path):
     assert told["num_questions"] == len(read_dataset(data)) and told["num_unscored"] == 0
 
 
-def test_a_killed_run_goes_on_to_the_same_bytes(dump, built, server, warm_api, tmp_path):
+def test_a_resumed_run_writes_the_same_bytes(dump, built, server, warm_api, tmp_path):
     arguments, whole, asked = flags(dump[0], tmp_path / "out", server.url), files_of(built), len(server.requests)
     run = warm_api.start("utils.build_dataset", arguments)
     server.wait_for(asked + len(json.loads(whole["factoid_filter.json"])) * 3 // 2)  # in the aspects
@@ -161,7 +161,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(dump, built, server, warm_api, t
     assert done.returncode == 0, done.errors
     assert files_of(tmp_path / "out") == whole
     times = Counter(json.dumps(request) for request in server.requests[asked:])
-    assert sum(count > 1 for count in times.values()) <= 32  # what was under way when it was killed, and nothing else
+    assert sum(count > 1 for count in times.values()) <= 32  # only the requests in flight when it was killed
 
 
 def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, server, tmp_path, capsys):
@@ -184,7 +184,7 @@ def small(tmp_path_factory):
 LENIENT = ("--min_profile_posts", "2", "--min_body_words", "10", "--validation_share", "0.3", "--test_share", "0.3")
 
 
-def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_path):
+def test_adding_a_community_requests_only_its_posts(small, server, tmp_path):
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT)
     one = [word for word in arguments if "law.stackexchange.com" not in word]
     others = len(server.requests)  # of other tests
@@ -198,8 +198,8 @@ def test_with_another_community_only_what_is_new_is_asked(small, server, tmp_pat
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
-    """Other splits and shorter profiles ask nothing again, and what nothing is left for goes."""
+def test_steps_without_a_model_follow_changed_flags(small, server, tmp_path, capsys):
+    """Other splits and shorter profiles request nothing again, and empty files are deleted."""
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
     before, asked = dataset_of(out), len(server.requests)
@@ -207,7 +207,9 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
     assert build_dataset.main([*changed, "--split_seed", "3", "--max_profile_posts", "2"]) == 0
     assert len(server.requests) == asked
     after = dataset_of(out)
-    assert "this run has no content for it" in capsys.readouterr().err and after.keys() < before.keys()
+    assert (
+        "deleted, because this run has no questions for it" in capsys.readouterr().err and after.keys() < before.keys()
+    )
     ids = [sorted(record["id"] for records in of.values() for record in records) for of in (before, after)]
     assert ids[0] == ids[1]
     latest = {record["id"]: record["profile"][-2:] for records in before.values() for record in records}
@@ -215,8 +217,8 @@ def test_what_no_model_makes_follows_its_flags(small, server, tmp_path, capsys):
         assert all(record["profile"] == latest[record["id"]] for record in records)
 
 
-def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, capsys):
-    """Else `*_train.json` would be of two datasets, whose splits differ."""
+def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys):
+    """Otherwise `*_train.json` would match two datasets with different splits."""
     out, own = tmp_path / "out", tmp_path / "mine.toml"
     own.write_text('[Food]\ncommunities = ["cooking"]\n')
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
@@ -224,12 +226,12 @@ def test_the_files_of_categories_that_are_no_more_go(small, server, tmp_path, ca
     mine = out / "my_train.json"
     mine.write_text("[]")
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--communities_addr", own)) == 0
-    mine.unlink()  # somebody else's stays
+    mine.unlink()  # another program's file is kept
     assert {category for category, _ in dataset_of(out)} == {"Food"} and not list(out.glob("Lifestyle*"))
-    assert capsys.readouterr().err.count("this run has no content for it") == len(before)
+    assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 
 
-def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, capsys):
+def test_requests_that_the_server_failed_are_retried(small, server, tmp_path, capsys):
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
 
     def fail_some(request):
@@ -243,7 +245,7 @@ def test_what_a_server_failed_to_say_is_asked_again(small, server, tmp_path, cap
         assert build_dataset.main(arguments) == 1
     finally:
         server.reply = default_reply
-    assert "missing because the server failed; the same command asks for them again" in capsys.readouterr().err
+    assert "missing because the server failed; run the same command again to retry them" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
     before = len(server.requests)
     assert build_dataset.main(arguments) == 0
@@ -258,18 +260,18 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path, capsys):
+def test_a_community_without_a_category_is_used_in_profiles_only(small, server, tmp_path, capsys):
     own = tmp_path / "mine.toml"
     own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking", "coking", "baking"]\n')
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
     assert build_dataset.main(arguments) == 0
     found = dataset_of(tmp_path / "out")
     assert {name for name, _ in found} == {"Food"}
-    notes = [line for line in capsys.readouterr().err.splitlines() if "posts of" in line]
+    notes = [line for line in capsys.readouterr().err.splitlines() if "communities with" in line]
     absent = "'baking', 'coking'"
     assert notes == [
-        "note: in no category, so in profiles alone: posts of 'law'",
-        f"note: {own}: the inputs have no posts of {absent}",
+        "note: communities without a category, used in profiles only: 'law'",
+        f"note: {own}: communities without posts in the inputs: {absent}",
     ]
     records = [record for records in found.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
@@ -282,34 +284,34 @@ def test_a_community_of_no_category_only_serves_profiles(small, server, tmp_path
         ("[a\n", "not TOML: "),
         ("a = " + "[" * 5000, "nested too deeply"),
         ('[a]\ncommunities = "law"\n', "field 'a.communities': Expected `array`, got `str`"),
-        ("", "no category; a table needs a name and communities = "),
-        ('["a/b"]\ncommunities = ["law"]\n', "a table is named as its file"),
+        ("", "has no tables; add one per category, with communities = "),
+        ('["a/b"]\ncommunities = ["law"]\n', "table 'a/b': not a valid file name"),
         ('[a]\ncommunities = ["law"]\n[b]\ncommunities = ["law"]\n', "'law' is in two tables"),
         ('[a]\ncommunities = ["law", "coo\\u0000king"]\n', "field 'a.communities[1]': Expected `str` matching regex"),
-        ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "'a\\x1b[2Jb': a table is named as its file"),
+        ('["a\\u001B[2Jb"]\ncommunities = ["law"]\n', "table 'a\\x1b[2Jb': not a valid file name"),
     ],
 )
-def test_a_wrong_map_of_communities_is_refused(text, said, small, server, tmp_path):
+def test_an_invalid_communities_file_is_refused(text, said, small, server, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
     assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
 
 
-def test_a_run_that_leaves_no_question_says_what_became_of_them(small, server, tmp_path):
+def test_a_run_without_remaining_questions_reports_the_counts(small, server, tmp_path):
     told = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
-    assert re.match(r"no post can become a question: 0 candidates, .*\d+ of fewer than 5000 words", told)
+    assert re.match(r"no post qualifies as a question: 0 candidates, .*\d+ with fewer than 5000 words", told)
     for reply, said in (
         ('{"needs_personalization": true, "enough_details": false}',
-         "9 need personalization; 9 without enough details, dropped\n  aspects.json has what the model wrote"),
-        ('{"needs_personalization": false}', "9 factoid, dropped\n  factoid_filter.json has what the model wrote"),
+         "9 need personalization; 9 without enough details, dropped\n  see the model's outputs in aspects.json"),
+        ('{"needs_personalization": false}', "9 factoid, dropped\n  see the model's outputs in factoid_filter.json"),
     ):  # fmt: skip
         with serve(lambda request, reply=reply: Reply(reply)) as other:
             out = tmp_path / str(len(said))
             assert refusal(*flags(small[0], out, other.url, *LENIENT, "--limit", "9")).endswith(said)
 
 
-def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(tmp_path, capsys):
-    """The newest post is the question; one of the two before it is the same with a line less."""
+def test_a_reposted_question_is_not_in_its_own_profile(tmp_path, capsys):
+    """The newest post is the question; one of the two before it is the same without one line."""
     first = "We need a quiet flat near the station, cheap, for two old cats, and none of us has a car. "
     bodies = ["How long does dough keep in a cellar that is warm?", first, f"{first} Nobody has answered this so far."]
     rows = "".join(
@@ -329,8 +331,8 @@ def test_a_question_asked_again_does_not_have_its_first_version_in_its_profile(t
     assert [item["id"] for item in record["profile"]] == ["cooking_1"]
     counts = json.loads((tmp_path / "out" / "counts.json").read_text())["files"]
     error = capsys.readouterr().err
-    assert "note: no author is in train or validation, so there are no such files; add posts, or " in error
-    assert "in no category" not in error
+    assert "note: no authors in train or validation, so these files are not written; add posts, or " in error
+    assert "without a category" not in error
     assert [*counts.values()] == [{"questions": 1, "posts in profiles": 1, "reposts of their question, dropped": 1}]
 
 

@@ -39,7 +39,7 @@ POST = "I don’t own a car.\n\n“Two  weeks” is all I have (or less); it's 5
         (" \n", ("", "nowhere")),
     ],
 )
-def test_evidence_is_the_posts_own_words(evidence, found):
+def test_evidence_quotes_the_post(evidence, found):
     assert find_evidence(evidence, POST) == found
     assert all(part in POST for part in found[0].split(" [...] "))
 
@@ -55,7 +55,7 @@ def test_all_text_on_the_page_is_escaped_and_overlapping_evidence_is_marked_once
 
 
 def test_evidence_is_found_for_the_eleven_aspects_printed_in_the_paper():
-    """Figures 8 and 9. Counted by hand, the evidence of five is not one span of the post: the model left out words."""
+    """Figures 8 and 9. Counted by hand, the evidence of five is not a single span, because the model left out words."""
     records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
     kinds = {}
     for name in ("parenting_40127", "academia_60115"):
@@ -74,7 +74,7 @@ def test_a_split_depends_only_on_author_and_seed():
     assert shares == pytest.approx([0.7, 0.2, 0.1], abs=0.01)
     assert drawn != [split_of(f"a{i}", 1, 0.2, 0.1) for i in range(20_000)]
     assert split_of("a", 0, 0.2, 0.1) == split_of("a", 0, 0.2, 0.1)
-    # A larger share for test takes nobody out of test.
+    # A larger test share keeps every author in test.
     assert all(split_of(f"a{i}", 0, 0.2, 0.3) == "test" for i, split in enumerate(drawn) if split == "test")
 
 

@@ -1,4 +1,4 @@
-"""Posts as they are read from dumps and from SE-PQA, and found again by author."""
+"""Posts are read from dumps and SE-PQA, and found by author."""
 
 import json
 import sqlite3
@@ -62,7 +62,7 @@ def test_a_question_of_a_dump(tmp_path):
     assert (post.title, post.body, counts) == ("A & b", "1 < 2", {})
     at = "https://cooking.stackexchange.com"
     assert post.licence == f"CC BY-SA 4.0, by Ann <b> ({at}/users/5), {at}/q/7"
-    # Without its account an author is of one community.
+    # Without an account, an author belongs to one community.
     rows = question(1) + question(2, ContentLicense="CC BY-SA 3.0")
     first, second = read_dump(write_dump(tmp_path, rows, "askubuntu.com"), {5: User(None, "")}, Counter())
     assert first.author == second.author == "askubuntu.com:5" and second.licence.startswith("CC BY-SA 3.0, by user 5 ")
@@ -73,11 +73,11 @@ def test_a_question_of_a_dump(tmp_path):
     [("2011-04-07T23:59:59.999", "2.5"), ("2011-04-08T00:00:00.000", "3.0"), ("2018-05-01T23:59:59.999", "3.0"),
      ("2018-05-02T00:00:00.000", "4.0")],
 )  # fmt: skip
-def test_the_licence_goes_by_the_date(date, version):
+def test_the_licence_depends_on_the_date(date, version):
     assert licence_of(date) == f"CC BY-SA {version}"
 
 
-def test_what_is_no_usable_question_is_counted(tmp_path):
+def test_unusable_posts_are_counted(tmp_path):
     rows = [
         question(1, PostTypeId=2), question(2, OwnerUserId=None), question(3, OwnerUserId=-1), question(4, Title="  "),
         question(5, CreationDate="yesterday"), question(6, Id="six"), question(7, Body=None), question(8),
@@ -85,7 +85,7 @@ def test_what_is_no_usable_question_is_counted(tmp_path):
     counts = Counter()
     posts = list(read_dump(write_dump(tmp_path, "\n".join(rows)), {}, counts))
     assert [(post.number, post.body) for post in posts] == [(7, ""), (8, "Body of number 8.")]
-    expected = {"no question, but an answer or the like": 1, "no author": 2, "no title, date or number": 3}
+    expected = {"answers and other posts": 1, "without author": 2, "without title, date or number": 3}
     assert counts == expected
 
 
@@ -97,12 +97,12 @@ BOMB = "<!DOCTYPE posts [<!ENTITY a 'aaaaaaaaaa'>" + "".join(
 @pytest.mark.parametrize(
     ("head", "rows", "said"),
     [
-        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "declares a document type, which no dump does"),
-        ("", '<row Id="1"', "no whole XML: "),
-        ("", '<row Id="1" Title="&i;"/>', "no whole XML: "),
+        (f"{BOMB}]>", '<row Id="1" Title="&i;"/>', "has a DOCTYPE, which dumps do not have"),
+        ("", '<row Id="1"', "incomplete or invalid XML: "),
+        ("", '<row Id="1" Title="&i;"/>', "incomplete or invalid XML: "),
     ],
 )
-def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
+def test_dangerous_or_incomplete_xml_is_refused(head, rows, said, tmp_path):
     path = write_dump(tmp_path, question(1) + rows, head=head)
     tracemalloc.start()
     with pytest.raises(UserError) as error:
@@ -112,8 +112,8 @@ def test_xml_that_is_dangerous_or_cut_is_refused(head, rows, said, tmp_path):
     assert str(error.value).startswith(f"{path}: {said}") and peak < 10_000_000
 
 
-def test_a_reference_to_no_character_is_left_out(tmp_path):
-    """Real dumps have a few, such as that of apple.stackexchange.com of 2024, and no parser takes them."""
+def test_a_reference_to_an_invalid_character_is_left_out(tmp_path):
+    """Real dumps have a few, such as apple.stackexchange.com's of 2024, and no parser accepts them."""
     body = "Press &#x0E;⌘-1 &amp;amp; &#xB;&#xfffe;&#xD83D;twice&#xA;&#x9;now, &#xE9;."
     [post] = read_dump(write_dump(tmp_path, question(1, Body=body)), {}, Counter())
     assert post.body == "Press ⌘-1 & twice\n\tnow, é."
@@ -131,12 +131,12 @@ def test_a_question_of_sepqa(tmp_path):
     path.write_text(sepqa() + "".join(wrong))
     post, last = read_sepqa(path, counts)
     assert (post.id, post.author, post.date) == ("law_3", "account:77", "2011-03-13T07:06:40.000")
-    assert (post.title, post.body, last.body) == ("May I?", "1 < 2 <b>", "")  # it has no markup any more
+    assert (post.title, post.body, last.body) == ("May I?", "1 < 2 <b>", "")  # its markup is already removed
     link = "https://stackexchange.com/users/77"
     assert post.licence == f"CC BY-SA 2.5, by account 77 ({link}), https://law.stackexchange.com/q/3"
-    assert counts == {"no author": 2, "no title, date or number": 3}
+    assert counts == {"without author": 2, "without title, date or number": 3}
     path.write_text(sepqa() + "[]")
-    with pytest.raises(UserError, match=r"data.jsonl: line 2: no question of SE-PQA"):
+    with pytest.raises(UserError, match=r"data.jsonl: line 2: not a question of SE-PQA"):
         list(read_sepqa(path, Counter()))
 
 
@@ -158,7 +158,7 @@ def made_index(tmp_path, rows):
 AUTHOR = "cooking:5"
 
 
-def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
+def test_a_profile_has_the_newest_earlier_posts_latest_last(tmp_path):
     same_time = question(9, CreationDate="2019-01-06T00:00:00.000")
     index = made_index(tmp_path, "".join(map(question, (3, 1, 2, 6, 8))) + same_time + question(4, OwnerUserId=6))
     profile, num_reposts = profile_of(index, AUTHOR, "2019-01-06T00:00:00.000", "", 2)
@@ -167,13 +167,13 @@ def test_a_profile_is_what_came_before_newest_kept_latest_last(tmp_path):
     assert profile[0]["text"] == "Title 2 Body of number 2." and profile[0]["category"] == "cooking"
 
 
-def test_copies_count_once_whoever_wrote_them(tmp_path):
+def test_copies_count_once_even_across_authors(tmp_path):
     rows = [question(1, Body="Twice  the same"), question(2, Body="TWICE the\nsame", OwnerUserId=6)]
     rows += [question(3, Body="")]
     rows += [question(4, Body=""), question(5, Body="twice the same"), question(6)]
     index = made_index(tmp_path, "".join(rows))
     _, counts = choose(index, {"cooking"}, Terms(1, 0, 9))
-    assert counts == {"candidates": 2, "a copy of an earlier post": 2, "of fewer than 1 words": 2}
+    assert counts == {"candidates": 2, "copies of earlier posts": 2, "with fewer than 1 words": 2}
     ids = [item["id"] for item in profile_of(index, AUTHOR, "2030", "", 9)[0]]
     assert ids == ["cooking_1", "cooking_3", "cooking_4", "cooking_6"]  # posts without a body are not copies
 
@@ -184,7 +184,7 @@ BODY = "I moved here in May and need a quiet flat that takes two old cats"  # 15
 @pytest.mark.parametrize(
     ("earlier", "is_dropped"),
     [
-        (f"Nobody has answered. {BODY}", True),  # the first version, or one with another line
+        (f"Nobody has answered. {BODY}", True),  # the first version, or one with an additional line
         ("MOVED  here in May and need a\nquiet flat", True),  # a part of it
         ("he moved here in May and needed a quiet flat that takes two old cats", False),  # 5 of its 11 runs are shared
         ("I moved here in May and needed a quiet flat that takes two old cats", True),  # 6 of 11
@@ -199,17 +199,17 @@ def test_a_repost_of_the_question_is_not_in_its_profile(earlier, is_dropped, tmp
     assert ([item["id"] for item in profile], num_reposts) == (kept, is_dropped)
 
 
-def test_an_input_that_is_refused_leaves_nothing(tmp_path):
+def test_a_refused_input_leaves_nothing_behind(tmp_path):
     good, bad = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2) + "<row", "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
-    with pytest.raises(UserError, match="no whole XML"):
+    with pytest.raises(UserError, match="incomplete or invalid XML"):
         index.fill([good, bad])
     assert not index.counts() and not list(index.authors_posts())
     for given, told in (
         (write_dump(tmp_path, question(1, PostTypeId=2), "rpg"), "no question with title, author and date"),
         (tmp_path / "nowhere" / "Posts.xml", "cannot be read"),
-        (good.parent, "a folder, give the Posts"),
-        (write_dump(tmp_path, ROW, "my dump"), "called as its community is"),
+        (good.parent, "is a folder; give the unpacked Posts"),
+        (write_dump(tmp_path, ROW, "my dump"), "rename its folder to the community's name"),
     ):
         with pytest.raises(UserError, match=told):
             index.fill([good, given])
@@ -220,12 +220,12 @@ def test_candidates_are_an_authors_newest_after_enough_posts(tmp_path):
     places, counts = choose(index, {"cooking"}, Terms(1, 3, 2))
     assert [post.number for post in index.posts(places)] == [7, 6]
     assert counts == {
-        "candidates": 2, "not among the newest 2 of its author": 2, "after fewer than 3 posts of its author": 4,
+        "candidates": 2, "over the limit of 2 per author": 2, "with fewer than 3 earlier posts by the author": 4,
     }  # fmt: skip
-    assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in a community of no category": 8})
+    assert choose(index, {"law"}, Terms(1, 0, 2)) == ([], {"candidates": 0, "in communities without a category": 8})
 
 
-def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
+def test_inputs_are_read_again_only_if_changed(tmp_path, capsys):
     one, two = write_dump(tmp_path, question(1), "law"), write_dump(tmp_path, question(2), "rpg")
     index = PostIndex(tmp_path / "posts.sqlite")
     index.fill([one, two])
@@ -234,11 +234,11 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     identity = index.identity()
     write_dump(tmp_path, question(2) + question(3), "rpg")
     index.fill([one, two])
-    assert "is of other inputs, and made again" in capsys.readouterr().err
+    assert "was made from other inputs, rebuilding it" in capsys.readouterr().err
     assert index.identity() != identity and index.counts()["rpg/Posts.xml"] == {"questions": 2}
     one.with_name("Users.xml").write_text('<users><row Id="5" AccountId="77"/></users>')
     index.fill([one, two])
-    assert "made again" in capsys.readouterr().err
+    assert "rebuilding it" in capsys.readouterr().err
     assert [row[1] for row in index.authors_posts()] == ["account:77", "rpg:5", "rpg:5"]
 
 
@@ -246,10 +246,10 @@ def test_what_was_read_is_not_read_again_unless_it_changed(tmp_path, capsys):
     ("change", "said"),
     [
         ("DROP TABLE posts", "cannot be read or written: no such table: posts\n  if it is damaged, delete it"),
-        ("", "cannot be used as the file of all posts: .*; move it away"),
+        ("", "cannot be used as the posts index: .*; move it away"),
     ],
 )
-def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
+def test_a_damaged_index_is_refused(tmp_path, change, said):
     made_index(tmp_path, "".join(question(number % 28 + 1, Id=number) for number in range(400))).close()
     path = tmp_path / "posts.sqlite"
     if change:
@@ -263,11 +263,11 @@ def test_an_index_whose_content_is_damaged_is_refused(tmp_path, change, said):
         list(index.authors_posts())
 
 
-def test_somebody_elses_database_is_left_alone(tmp_path):
+def test_another_programs_database_is_not_changed(tmp_path):
     with sqlite3.connect(tmp_path / "posts.sqlite") as theirs:
         theirs.execute("CREATE TABLE posts (text)")
         theirs.execute("INSERT INTO posts VALUES ('theirs')")
-    with pytest.raises(UserError, match="cannot be used as the file of all posts: made by something else; move it"):
+    with pytest.raises(UserError, match="cannot be used as the posts index: another program created it; move it"):
         PostIndex(tmp_path / "posts.sqlite")
     assert theirs.execute("SELECT * FROM posts").fetchall() == [("theirs",)]
     (tmp_path / "link.sqlite").symlink_to("theirs")

@@ -39,7 +39,7 @@ ARRAY = {  # of --array=5-8, the third task
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch):
-    """No task of a SLURM array, even where the tests are one."""
+    """Outside of a SLURM array, even if the tests run in one."""
     for name in ARRAY:
         monkeypatch.delenv(name, raising=False)
 
@@ -59,7 +59,7 @@ def run(*command, **more):
 
 @pytest.fixture(scope="module")
 def without_heavy_packages(tmp_path_factory):
-    """An environment in which importing any of `HEAVY` fails."""
+    """Return an environment in which importing any of `HEAVY` fails."""
     folder = tmp_path_factory.mktemp("blocked")
     for name in HEAVY:
         (folder / f"{name}.py").write_text(f"raise ImportError('{name} is blocked')")
@@ -70,7 +70,7 @@ def without_heavy_packages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_help_needs_no_package_that_takes_long_to_import(script, without_heavy_packages):
+def test_help_imports_no_slow_packages(script, without_heavy_packages):
     result = run(script, "--help", env=without_heavy_packages)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith(f"usage: {Path(script).name} ")
@@ -104,7 +104,7 @@ def options_of(parser):
 
 @pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
+def test_every_option_has_a_help_text_with_its_default(script, parser_of):
     parser = parser_of(script)
     assert all(action.option_strings for action in parser._actions)  # flags only
     for flag, action in options_of(parser).items():
@@ -114,7 +114,7 @@ def test_every_option_has_a_help_text_that_says_its_default(script, parser_of):
 
 
 def shared_parser():
-    """Every flag that utils/cli/arguments.py offers."""
+    """Return a parser with every flag of utils/cli/arguments.py."""
     parser = cli.make_parser("")
     cli.add_engine_arguments(parser, "--model_addr", "")
     cli.add_sampling_arguments(parser, temperature_default=0.1, max_tokens=2048, max_model_len="")
@@ -131,7 +131,7 @@ DERIVED = [
     )
 ]  # fmt: skip
 DIFFERENT_ON_PURPOSE = {
-    "--model_addr": SCRIPTS,  # which model that is, each script says in its own words
+    "--model_addr": SCRIPTS,  # each script describes its own model
     "--max_model_len": SCRIPTS,  # likewise its default
     "--temperature": ["evaluate_responses.py", "utils/build_personamem.py"],  # a judge is greedy; inventing is not
     "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
@@ -141,14 +141,14 @@ DIFFERENT_ON_PURPOSE = {
         "utils/human_evaluation.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
-    "--overwrite": [  # what asks no model keeps no completions; a table or figure has no settings
+    "--overwrite": [  # commands without a model store no completions; tables and figures have no settings
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],
     "--weight_decay": ["utils/train_generator.py"],
     "--lora_rank": ["utils/train_generator.py"],  # without it there is no adapter
-    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # nothing is asked
+    "--dry_run": ["train_planner.py", "utils/train_generator.py", "retrieval/rank_dataset.py"],  # no model is used
     "--planner_target": ["planpers.py"],  # what the planner was trained with
 }  # fmt: skip
 
@@ -222,12 +222,12 @@ def test_a_bad_value_ends_with_exit_code_2_and_names_the_flag(flag, value, capsy
 @pytest.mark.parametrize(
     ("flag", "key", "why"),
     [
-        *(("--extra_body", key, "is set by this program, or by a flag of that name")
+        *(("--extra_body", key, "is set by this program, or by the flag of that name")
           for key in ("temperature", "max_completion_tokens", "response_format", "stream", "chat_template_kwargs")),
         *(("--chat_template_kwargs", key, "is set by this program") for key in ("tokenize", "add_generation_prompt")),
     ],
 )  # fmt: skip
-def test_a_key_that_is_ours_is_refused(flag, key, why, capsys):
+def test_reserved_json_keys_are_refused(flag, key, why, capsys):
     message = refusal_of(shared_parser(), ["--model_addr", "m", flag, json.dumps({"mine": 1, key: 1})], capsys)
     assert message == f"error: argument {flag}: {key}: {why}; --help lists the flags\n"
 
@@ -236,7 +236,7 @@ def test_a_key_that_is_ours_is_refused(flag, key, why, capsys):
 
 
 def refusal_of(parser, words, capsys):
-    """What a parser says on stderr; it ends with exit code 2."""
+    """Return a parser's message on stderr; it must exit with code 2."""
     with pytest.raises(SystemExit) as ending:
         parser.parse_args(words)
     assert ending.value.code == 2
@@ -246,7 +246,7 @@ def refusal_of(parser, words, capsys):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of, capsys):
+def test_a_misspelt_flag_gets_a_one_line_suggestion(script, parser_of, capsys):
     parser = parser_of(script)
     for flag in options_of(parser):
         for words in ([f"{flag}x"], [f"{flag}x", "4"], [f"{flag}x=4"]):  # alone, so the required ones are missing too
@@ -271,12 +271,12 @@ def test_a_misspelt_flag_is_one_line_that_suggests_the_nearest(script, parser_of
          "unrecognized arguments: --temprature, --seeds; did you mean --temperature, --seed?"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(words, message, capsys):
+def test_a_mistake_is_reported_in_one_line(words, message, capsys):
     assert refusal_of(shared_parser(), ["--model_addr", "m", *words], capsys) == f"error: {message}\n"
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parser_of, capsys):
+def test_a_wrong_value_or_missing_flag_is_named_in_one_line(script, parser_of, capsys):
     parser = parser_of(script)
     wrong = {flag: [flag, "no such value"] for flag, action in options_of(parser).items()
              if action.choices or action.type not in (None, str)}  # fmt: skip
@@ -293,11 +293,11 @@ def test_a_wrong_value_or_a_missing_flag_is_one_line_that_names_it(script, parse
 
 
 def name_of(action):
-    """A flag as argparse writes it, with all its spellings."""
+    """Return a flag with all its spellings, as argparse shows it."""
     return "/".join(action.option_strings)
 
 
-# Flags without effect. By script: flags that make a mode, flags that have no effect in it, and what is said of them.
+# Flags without effect. By script: flags of a mode, flags without effect in it, and the message.
 
 COPIES = "--tensor_parallel_size 2 --data_parallel_size 2"
 ENGINE = f"--cache_dir d {COPIES} --gpu_memory_utilization 0.5 --dtype float16 --enforce_eager"
@@ -305,7 +305,7 @@ API = "--api_key_addr k --base_url http://h/v1 --model_id m"
 API += ' --extra_body {"stop":"x"} --price_in 1 --price_out 2 --price_cached 0.5'
 UNDER_WAY = "--max_concurrency 3 --request_timeout 9"  # of any API, a planner's too
 NO_API = "without --openai, because the model is local\n  give --openai, or leave {} out"
-NO_ENGINE = "with --openai, because no model is loaded here\n  leave {} out"
+NO_ENGINE = "with --openai, because no model is loaded locally\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
@@ -317,11 +317,11 @@ WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
      " --constrained_decoding never --num_generated_outputs 2",
-     "with --choose, for no text is generated\n  leave out --choose, or leave {} out"),
+     "with --choose, which generates no text\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
-     "without --rag, for the prompt has no posts\n  give --rag, or leave {} out"),
+     "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),
     ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items",
-     "with --method, which decides itself what to ask\n  leave {} out"),
+     "with --method, because the method itself decides what to ask\n  leave {} out"),
     ("baselines.py", "", "--model critic=m --set n=4", "without --method\n  give --method, or leave {} out"),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "", UNDER_WAY, NO_API),
@@ -340,7 +340,7 @@ WITHOUT_EFFECT = [
     ("evaluate_responses.py", "--verdicts probability",
      "--num_verdicts 3 --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
      " --max_retries 2 --constrained_decoding never",
-     "with --verdicts, for no text is generated\n  leave out --verdicts, or leave {} out"),
+     "with --verdicts, which generates no text\n  leave out --verdicts, or leave {} out"),
     ("evaluate_responses.py", "--openai", ENGINE, NO_ENGINE),
     ("utils/build_dataset.py", "", API, NO_API),
     ("utils/build_dataset.py", "", UNDER_WAY, NO_API),
@@ -349,7 +349,7 @@ WITHOUT_EFFECT = [
     ("utils/build_personamem.py", "", UNDER_WAY, NO_API),
     ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
-     "without --validation_addr, for nothing is evaluated\n  give --validation_addr, or leave {} out"),
+     "without --validation_addr, because nothing is evaluated\n  give --validation_addr, or leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
     ("utils/train_generator.py", "", "--patience 3",
@@ -362,7 +362,7 @@ WITHOUT_EFFECT = [
      "with --source_dir\n  leave {} out"),
     ("utils/download_datasets.py", "--dataset LaMP-4", "--dataset_name d --revision r",
      "for files on a server\n  leave {} out"),
-    ("utils/download_datasets.py", "", "--skip_invalid", "for such a dataset\n  leave {} out"),
+    ("utils/download_datasets.py", "", "--skip_invalid", "for this dataset\n  leave {} out"),
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
@@ -370,7 +370,7 @@ WITHOUT_EFFECT = [
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
-     "with --collect, for the study is made\n  leave {} out"),
+     "with --collect, because the study already exists\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--key_addr k", "without --collect\n  give --collect, or leave {} out"),
     ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
@@ -378,7 +378,7 @@ WITHOUT_EFFECT = [
     ("utils/select_responses.py", "--split_dir d",
      "--score_addr s --output_addr o --worst_addr w --min_score 0.5",
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
-    *(("utils/make_figures.py", f"--figure {other}", flags, f"but in figure {figures}\n  leave {{}} out")
+    *(("utils/make_figures.py", f"--figure {other}", flags, f"except in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
           ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
@@ -390,13 +390,13 @@ def flags_of(words):
 
 
 def required_words(parser):
-    """A value for each flag that a parser requires."""
+    """Return a value for each required flag of a parser."""
     required = [action for action in parser._actions if action.required]
     return [word for one in required for word in (one.option_strings[0], (one.choices or ["value"])[0])]
 
 
 @pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)
-def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, parser_of, capsys):
+def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_of, capsys):
     parser = parser_of(script)
     command = [*required_words(parser), *mode.split()]
     parser.parse_args(command)
@@ -411,13 +411,13 @@ def test_a_flag_that_has_no_effect_is_refused(script, mode, flags, message, pars
         assert several == f"error: {', '.join(flags_of(flags))}: have no effect {message.format('them')}\n"
 
 
-def test_every_such_rule_is_tried_and_is_of_flags_that_are_there(parser_of):
+def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):
     ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
     assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 
 
-def test_what_the_environment_says_is_no_contradiction(monkeypatch, parser_of):
+def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_of):
     for name, value in ARRAY.items():
         monkeypatch.setenv(name, value)
     for script in ("baselines.py", "evaluate_responses.py"):
@@ -458,7 +458,9 @@ def test_the_api_address_can_come_from_the_environment(monkeypatch):
     ("num_shards", "shard_index", "last"), [(1, 1, 0), (4, 4, 3), (4, -1, 3), (0, 0, 0), (-2, -1, 0)]
 )
 def test_a_shard_out_of_range(num_shards, shard_index, last):
-    expected = f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it goes from 0 to {last}"
+    expected = (
+        f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} it must be from 0 to {last}"
+    )
     with pytest.raises(UserError, match=f"^{expected}$"):
         check_shard(num_shards, shard_index)
 
@@ -490,15 +492,15 @@ def run_main(body, **more):
         ("return 3", 3, ""),
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
-        # What a server, a file or a model wrote does not steer the terminal.
+        # Texts of servers, files and models do not control the terminal.
         (r"raise UserError('a\x1b[2J\x9b1m\r\x07é\n  b\u202e')", 2, "error: a\\x1b[2J\\x9b1m\\r\\x07é\n  b\\u202e\n"),
         (
             r"raise OSError(28, 'full', 'a\x1b[2J')",
             2,
-            "error: a\\x1b[2J: full\n  free some space on its disk; what is finished "
-            "is kept, run the same command again\n",
+            "error: a\\x1b[2J: full\n  free some space on its disk; finished work "
+            "is kept, run the same command again to resume\n",
         ),
-        ("raise KeyboardInterrupt", 130, "interrupted; what is finished is kept, run the same command again\n"),
+        ("raise KeyboardInterrupt", 130, "interrupted; finished work is kept, run the same command again to resume\n"),
         ("raise KeyboardInterrupt('stopped after step 3')", 130, "stopped after step 3\n"),
     ],
 )
@@ -515,7 +517,7 @@ def test_a_bug_shows_its_traceback():
 
 
 def run_into(target, body):
-    """Run a main() with its output going to `target`, a file or "nobody": a pipe that nobody reads."""
+    """Run a main() with its output in `target`: a file, or "nobody" for a pipe that nobody reads."""
     script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
     if target == "nobody":
         read, write = os.pipe()
@@ -537,7 +539,7 @@ def run_into(target, body):
         ("print('x'); sys.exit(0)", 0, b""),  # as argparse's --help
     ],
 )
-def test_an_output_that_nobody_reads_any_more(body, code, stderr):
+def test_output_into_a_closed_pipe(body, code, stderr):
     result = run_into("nobody", body)
     assert (result.returncode, result.stderr) == (code, stderr)
 
@@ -557,17 +559,20 @@ run_script(main)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_closes_what_is_open_and_says_how_to_go_on(number):
+def test_a_signal_closes_open_files_and_prints_how_to_resume(number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", WAITING], cwd=ROOT, text=True, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(number)
         stdout, stderr = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert (stdout, stderr) == ("closed\n", "interrupted; what is finished is kept, run the same command again\n")
+    assert (stdout, stderr) == (
+        "closed\n",
+        "interrupted; finished work is kept, run the same command again to resume\n",
+    )
 
 
-# What every script that asks a model does first
+# The first steps of every script with a model
 
 
 def run_arguments(*flags):
@@ -590,7 +595,7 @@ def shard(*flags):
 
 
 def note_of(capsys, *flags):
-    """What is said of the shard."""
+    """Return the note about the shard."""
     cli.prepare_run(run_arguments(*flags), ["out.json"], [])
     out, err = capsys.readouterr()
     assert out == ""
@@ -624,13 +629,13 @@ def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last,
         (4, 0, 3, "-1"),
     ],
 )
-def test_an_array_with_gaps_or_without_figures_is_none(monkeypatch, capsys, values):
+def test_an_array_with_gaps_or_without_numbers_is_ignored(monkeypatch, capsys, values):
     slurm(monkeypatch, *values)
     assert shard() == (1, 0)
     assert note_of(capsys) == ""
 
 
-def test_flags_win_over_the_array(monkeypatch, capsys):
+def test_flags_override_the_array(monkeypatch, capsys):
     slurm(monkeypatch, 4, 0, 3, 2)
     assert shard("--num_shards", "8", "--shard_index", "5") == (8, 5)
     assert note_of(capsys, "--num_shards", "8", "--shard_index", "5") == ""
@@ -646,7 +651,7 @@ SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_of, monkeypatch):
+def test_model_scripts_get_their_shard_from_the_array(script, parser_of, monkeypatch):
     slurm(monkeypatch, 4, 5, 8, 7)
     options = options_of(parser_of(script))
     found = [options[flag].default for flag in ("--num_shards", "--shard_index") if flag in options]
@@ -657,12 +662,12 @@ def test_in_an_array_the_scripts_that_ask_a_model_have_its_shard(script, parser_
 
 
 @pytest.mark.parametrize(("rank", "stderr"), [("0", "error: d.json: no such file\n"), ("1", ""), ("15", "")])
-def test_of_several_processes_the_first_tells_the_error(rank, stderr):
+def test_only_the_first_process_prints_the_error(rank, stderr):
     result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
     assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
 
 
-def test_a_signal_that_a_finalizer_swallows_ends_the_process_all_the_same():
+def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():
     code = (
         "import os, signal, weakref\n"
         "from utils import cli\n"

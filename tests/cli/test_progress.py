@@ -31,7 +31,7 @@ def test_lines_are_printed_at_the_start_every_30_seconds_and_at_the_end(clock, c
     assert capsys.readouterr().err == "10/10 texts, 10/min, took 0:01:00\n"
 
 
-def test_what_an_earlier_run_finished_does_not_count_toward_the_rate(clock, capsys):
+def test_work_of_earlier_runs_does_not_count_toward_the_rate(clock, capsys):
     progress = Progress(100, "questions", initial=90)
     clock["seconds"] += 3600
     progress.update(5, retries=2, failed=0)
@@ -56,7 +56,7 @@ def test_a_rate_is_per_second_per_minute_or_per_hour(clock, capsys, pieces, seco
     assert capsys.readouterr().err.splitlines()[-1].split(", ")[1] == rate
 
 
-def test_no_eta_before_half_of_what_runs_at_once_is_finished(clock, capsys):
+def test_no_eta_before_half_of_the_concurrent_work_is_finished(clock, capsys):
     """The first of 94 verdicts requested at once arrives after 30 s; extrapolated, all would take 47 minutes."""
     progress = Progress(94, "verdicts", at_once=256)
     clock["seconds"] += 30

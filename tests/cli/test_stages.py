@@ -1,4 +1,4 @@
-"""Two commands side by side in the demos: what they print, what becomes of a failure, and of Ctrl-C."""
+"""Two parallel commands in the demos: their output, failures, and Ctrl-C."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def demo(body: str, **environment: str) -> subprocess.Popen:
     )
 
 
-def test_what_runs_aside_is_shown_when_both_have_ended():
+def test_background_output_is_shown_when_both_have_ended():
     body = 'other() { run echo second "$OMP_NUM_THREADS"; }; aside other; run echo first; together'
     run = demo(body + '; echo "${OMP_NUM_THREADS-none}"')
     output, _ = run.communicate(timeout=600)
@@ -37,7 +37,7 @@ def test_what_runs_aside_is_shown_when_both_have_ended():
     ("visible", "seen"),
     [(None, "0"), ("2,3", "2"), ("GPU-a,GPU-b", "GPU-a"), ("", None), ("-1", None)],
 )
-def test_on_a_gpu_one_runs_after_the_other_on_the_first_gpu(tmp_path, visible, seen):
+def test_on_a_gpu_both_run_in_turn_on_the_first_gpu(tmp_path, visible, seen):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100'\necho 'GPU 1: NVIDIA H100'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     which = f"export CUDA_VISIBLE_DEVICES={visible}" if visible is not None else "unset CUDA_VISIBLE_DEVICES"
@@ -47,7 +47,7 @@ def test_on_a_gpu_one_runs_after_the_other_on_the_first_gpu(tmp_path, visible, s
     assert lines == ([f"{seen} 5", "front"] if seen else ["front", f"{visible} 5"]) and run.returncode == 0
 
 
-def test_a_failure_aside_ends_the_run_after_its_output():
+def test_a_background_failure_ends_the_run_after_its_output():
     run = demo("other() { echo why; false; echo on; }; aside other; run echo first; together; echo never")
     output, _ = run.communicate(timeout=600)
     assert "first" in output and output.endswith("why\n") and run.returncode == 1
@@ -55,8 +55,8 @@ def test_a_failure_aside_ends_the_run_after_its_output():
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_nothing_is_left_running(fails):
-    """The run itself fails, or the terminal's Ctrl-C comes to all of it."""
-    # The command in front says itself that it runs: a signal that comes before it began does not reach it.
+    """The run itself fails, or Ctrl-C reaches all processes."""
+    # The foreground command reports its start, because an earlier signal would not reach it.
     ends = "; false" if fails else "; exec sleep 1000"
     run = demo(f"other() {{ sleep 1000; }}; aside other; sh -c 'echo begun{ends}'")
     assert run.stdout.readline() == "begun\n"

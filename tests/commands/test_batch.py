@@ -1,4 +1,4 @@
-"""utils/batch.py against a server on loopback that speaks OpenAI's batch interface: runs as users start them."""
+"""utils/batch.py with a loopback server that has OpenAI's batch interface."""
 
 import hashlib
 import json
@@ -64,8 +64,8 @@ def usable(number, body):
     return Reply(json.dumps({"personalized_answer": f"Drawn {drawn(body)}."}))
 
 
-def test_answers_with_posts_are_those_of_ordinary_requests(server, tmp_path, capsys):
-    """Texts that can't be used go with another seed in the next batches, and the fourth try by itself."""
+def test_batch_answers_equal_those_of_ordinary_requests(server, tmp_path, capsys):
+    """Unusable texts are retried with other seeds in the next batches, and a fourth time alone."""
     inputs = make_questions(tmp_path / "in.json", 300)
     more = ["--rag", "--unranked", "--num_contexts", "1", "--constrained_decoding", "never"]
     assert baselines.main(flags(server, inputs, tmp_path / "plain/out.json", *more)) == 0
@@ -94,7 +94,7 @@ def test_plans_and_then_the_answers_by_them(server, tmp_path):
     assert server.paid == plain and sizes_of(server)[:2] == [40, 40]
 
 
-def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, tmp_path):
+def test_expired_or_failed_requests_are_sent_again_and_finally_alone(server, tmp_path):
     def outcome(number, body):
         if drawn(body) % 2 and (number == 0 or drawn(body) % 4 == 1):
             return EXPIRED if number == 0 else Reply("Out of order.", status=500)
@@ -109,8 +109,8 @@ def test_what_expired_or_failed_is_sent_again_and_in_the_end_by_itself(server, t
     assert len(json.loads((tmp_path / "out.json").read_text())) == 40 and set(server.paid.values()) == {1}
 
 
-def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_path):
-    """And what it refuses for its content is asked once."""
+def test_a_single_request_finds_what_the_api_accepts(server, tmp_path):
+    """A prompt refused for its content is sent once."""
 
     def outcome(number, body):
         if "response_format" in body:
@@ -130,7 +130,7 @@ def test_what_the_api_takes_is_found_out_by_one_for_the_next_batch(server, tmp_p
 
 
 @pytest.mark.parametrize("line", [b"<html>", b"[" * 100_000, b'{"custom_id": $ID, "response": {"body": {}}}'])
-def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
+def test_a_malformed_line_is_sent_again(server, tmp_path, line):
     keep, met = server.keep, []
 
     def damage(content):
@@ -145,15 +145,15 @@ def test_a_line_of_another_shape_is_sent_again(server, tmp_path, line):
     assert sizes_of(server) == [5, 1] and len(json.loads((tmp_path / "out.json").read_text())) == 5
 
 
-def test_what_the_queue_has_no_room_for_is_sent_in_halves(server, tmp_path):
+def test_a_batch_too_large_for_the_queue_is_halved(server, tmp_path):
     """A batch is also found if the API's reply was lost."""
     server.room, server.lose, server.outcome = 6, 1, usable
     assert answer(server, make_questions(tmp_path / "in.json", 20), tmp_path / "out.json") == 0
     assert sizes_of(server) == [20, 10, 5, 5, 10, 5, 5] and set(server.paid.values()) == {1}
 
 
-def test_a_run_that_is_ended_finds_its_batch(warm_api, server, tmp_path):
-    """Also with further questions, and where the API lists nothing."""
+def test_an_interrupted_run_finds_its_batch(warm_api, server, tmp_path):
+    """Also with more questions, and if the API lists no batches."""
     inputs, output = make_questions(tmp_path / "in.json", 10), tmp_path / "out.json"
     server.held, server.outcome = True, usable
     run = begin(warm_api, server, inputs, output)
@@ -161,17 +161,17 @@ def test_a_run_that_is_ended_finds_its_batch(warm_api, server, tmp_path):
         time.sleep(0.02)
     run.send(signal.SIGTERM)
     run.wait()
-    assert "if you stop here, the same command again waits for it" in run.errors
+    assert "if you stop now, run the same command again to wait for it" in run.errors
     server.held = False
     server.batches[0]["metadata"] = None
     again = begin(warm_api, server, make_questions(tmp_path / "in.json", 14), output)
-    assert again.wait() == 0 and "batch_0 was sent before\n" in again.errors
+    assert again.wait() == 0 and "batch_0: already sent by an earlier run\n" in again.errors
     assert sizes_of(server) == [10, 4] and set(server.paid.values()) == {1}
 
 
 @pytest.mark.slow
 def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, server, tmp_path):
-    """It is killed as soon as each of its requests is answered, in turn, and started again."""
+    """Kill it after each answered request in turn, and start it again."""
     server.polls = 1
     inputs = make_questions(tmp_path / "in.json", 12)
     assert answer(server, inputs, tmp_path / "whole.json") == 0
@@ -190,11 +190,11 @@ def test_a_run_killed_between_any_two_requests_pays_for_nothing_twice(warm_api, 
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [({"create": lambda asked: {}}, "returned a batch without an id\n  the same"),
-     ({"has_interface": False}, "is it one with a batch interface? if not, run the command without utils/batch.py"),
+    [({"create": lambda asked: {}}, "returned a batch without an id\n  run the same"),
+     ({"has_interface": False}, "this API may not support batches; then run the command without utils/batch.py"),
      ({"invalid": "No such model."}, "): No such model."), ({"room": 0}, "): Enqueued token limit reached for m.")],
 )  # fmt: skip
-def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tmp_path, monkeypatch, change, told):
+def test_a_server_without_batches_gets_no_full_price_requests(server, tmp_path, monkeypatch, change, told):
     server.outcome = usable
     inputs, output = make_questions(tmp_path / "in.json", 3), tmp_path / "out.json"
     with monkeypatch.context() as patch:
@@ -207,7 +207,7 @@ def test_a_server_that_refuses_batches_is_not_asked_at_the_full_price(server, tm
     assert answer(server, inputs, output) == 0 and server.requests == []
 
 
-def test_no_batch_is_over_the_limits(monkeypatch):
+def test_no_batch_exceeds_the_limits(monkeypatch):
     bodies = {str(i): {"text": "x" * 1000} for i in range(10)}
     assert list(map(len, batches.parts_of(bodies))) == [10]
     monkeypatch.setattr(batches, "MOST_REQUESTS", 4)
@@ -217,7 +217,7 @@ def test_no_batch_is_over_the_limits(monkeypatch):
 
 
 def begin(zygote, server, inputs, output, setup=""):
-    """A run of its own process."""
+    """Start a run in a new process."""
     code = f"import os\nos.environ['OPENAI_API_KEY'] = '{KEY}'\n"
     code += "from utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
     return zygote.start("utils.batch", ["baselines.py", *flags(server, inputs, output)], do=code + setup)

@@ -17,14 +17,14 @@ ORDERS = {"win": ["first"] * 2, "loss": ["second"] * 2, "tie": ["first", "second
 
 
 class Study:
-    """Score files, choices and what the script makes of them, in a folder."""
+    """A folder with score files, choices and the script's results."""
 
     def __init__(self, folder, capsys):
         self.folder, self.capsys = folder, capsys
         self.output = folder / "evaluators.json"
 
     def write(self, name, content, **fingerprint):
-        """A JSON file, and a manifest beside it if it is said how it was judged."""
+        """Write a JSON file, and a manifest beside it if the judge is given."""
         path = self.folder / name
         path.write_text(json.dumps(content), encoding="utf-8")
         if fingerprint:
@@ -33,7 +33,7 @@ class Study:
         return path
 
     def scores(self, strategy, name, found, **judged):
-        """A score file from the scores, or the results of pairs, by question; with two aspects a question."""
+        """Write a score file from scores, or from results of pairs, by question; questions have two aspects."""
         details = {
             "aspect": lambda one: [{"aspect": f"aspect {i}", "score": its} for i, its in enumerate(ASPECTS[one])],
             "direct": lambda one: [{"score": one}],
@@ -56,20 +56,20 @@ class Study:
         return self.write("human.json", choices)
 
     def change(self, path, question_id, **more):
-        """Another content of one question's entry."""
+        """Change one question's entry."""
         scores = json.loads(path.read_text())
         next(entry for entry in scores["per_question_scores"] if entry["id"] == question_id).update(more)
         path.write_text(json.dumps(scores))
         return path
 
     def run(self, *arguments):
-        """What is printed, and the figures."""
+        """Return the printed output and the figures."""
         arguments = [*map(str, arguments), "--output_addr", str(self.output), "--overwrite"]
         assert main(arguments) == 0
         return self.capsys.readouterr().out, json.loads(self.output.read_text(encoding="utf-8"))
 
     def row(self, human, *files):
-        """The figures of one evaluator against the humans."""
+        """Return the figures of one evaluator against the humans."""
         [row] = self.run("--human_addr", human, "--evaluator", "A", *files)[1]["evaluators"]
         return row
 
@@ -144,21 +144,21 @@ class TestByHand:
         assert told in out
         assert "- Humans, 1 rater: first 4, second 2, tie 2.\n" in out
         unknown = ", ".join(map(str, [*files, pairs]))
-        assert f"- Not known by which judge and prompt: {unknown} (no manifest beside it" in out
+        assert f"- Judge and prompt unknown: {unknown} (no manifest, or" in out
 
     def test_evaluators_with_each_other(self, study):
         one = study.pairwise("one.json", dict(zip("abcdx", ["win", "win", "tie", "loss", "win"], strict=True)))
         first = study.direct("first.json", {"a": 1, "b": 0, "c": 0, "d": 0.25, "y": 0.5, "z": None})
         second = study.direct("second.json", {"a": 0, "b": 0.25, "c": 0, "d": 1, "y": 0.5, "z": 1})
         out, figures = study.run("--evaluator", "one", one, "--evaluator", "other", first, second)
-        # x and y are scored by one only. Win, win, tie, loss and 1, -0.25, 0, -0.75: three agree; chance 2 * 1 + 1 * 1
+        # x and y are scored by only one. Win, win, tie, loss and 1, -0.25, 0, -0.75: three agree; chance 2 * 1 + 1 * 1
         # + 1 * 2 of 16. Ranks less 2.5: 1, 1, -0.5, -1.5 and 1.5, -0.5, 0.5, -1.5; products 1.5 - 0.5 - 0.25 + 2.25,
         # squares 4.5 and 5: (12 - 5) / (16 - 5), and 3 / sqrt(4.5 * 5).
         assert "| one | other | 4 | 2 | 0.7500 | +0.6364 | +0.6325 |\n" in out
         assert figures["human"] is None
 
 
-def test_what_is_not_compared_is_counted_and_shown(study):
+def test_skipped_questions_are_counted_and_shown(study):
     # Compared: a. b lacks the second's score, c is only in the first's file, d and e in none; f is not rated.
     human = study.human({"a": "first", "b": "first", "c": "second", "d": "tie", "e": "tie"})
     files = [study.aspect("1.json", {"a": 1, "b": 1, "c": 1, "f": 0.5})]
@@ -179,14 +179,14 @@ class TestHumans:
     @pytest.mark.parametrize(
         ("raters", "said"),
         [
-            (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties for lack of a majority. "
+            (["Ann", "Bo"], "Humans, 2 raters: first 1, second 1, tie 3; 2 of the ties because there is no majority. "
              "Cohen's kappa of the two raters: +0.4118 (the paper's two raters: 0.726)."),
             (["Ann", "Bo", "Cy"], "Humans, 3 raters, at most 2 per question: first 1, second 1, tie 3; 2 of the ties "
-             "for lack of a majority. Raters differ by question: utils/human_evaluation.py --collect has the "
-             "agreement of each two."),
+             "because there is no majority. Raters differ by question: utils/human_evaluation.py --collect has the "
+             "agreement of each pair."),
         ],
     )  # fmt: skip
-    def test_two_raters_have_a_kappa_and_differ_to_a_tie(self, study, raters, said):
+    def test_two_raters_get_a_kappa_and_a_tie_if_they_disagree(self, study, raters, said):
         files = [study.direct("1.json", {**dict.fromkeys("abce", 0.5), "d": 0})]
         files += [study.direct("2.json", dict.fromkeys("abcde", 0.5))]
         choices = ["first first", "first tie", "tie tie", "second second", "second first"]
@@ -206,22 +206,22 @@ class TestHumans:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one file or two"),
-        ("HUMANS --evaluator A a.json", "--evaluator 'A': a.json of aspect; at a time it takes one pairwise file, or"),
-        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': p.json and q.json of pairwise; at a time it takes "),
-        ("AB --evaluator A p.json", "--evaluator 'A': p.json of aspect and pairwise; at a time it takes one pairwise "),
+        ("HUMANS --evaluator a.json", "--evaluator 'a.json': no score file; give a name, then one or two files"),
+        ("HUMANS --evaluator A a.json", "--evaluator 'A': found a.json of strategy aspect, expected one pair"),
+        ("HUMANS --evaluator A p.json q.json", "--evaluator 'A': found p.json and q.json of strategy pairwise, "),
+        ("AB --evaluator A p.json", "--evaluator 'A': found p.json of strategy aspect and pairwise, expected "),
         ("HUMANS --evaluator A a.json j.json", "j.json: judged differently from a.json\n  judge "),
-        ("AB --evaluator A x.json y.json", "x.json: question 'c' is twice in the files of --evaluator 'A'"),
-        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; every file stands once"),
-        ("HUMANS --evaluator A a.json other.json", "other.json: not what was judged in a.json under the same ids: 'a'"),
+        ("AB --evaluator A x.json y.json", "x.json: question 'c' is repeated in the files of --evaluator 'A'"),
+        ("HUMANS --evaluator A a.json link.json", "link.json: is given twice; give each file once"),
+        ("HUMANS --evaluator A a.json other.json", "other.json: other questions than in a.json with the same ids: 'a'"),
         ("--human_addr others.json --evaluator A a.json b.json",
-         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the choices on"),
-        ("--human_addr none.json --evaluator A a.json b.json", "none.json: not an object {question id: "),
-        ("--evaluator A a.json b.json", "--evaluator: one alone has nothing to be compared with; give another"),
-        ("AB --evaluator P p.json", "p.json: its first system's responses are the second system's in b.json\n  give "),
+         "others.json: has no question in common with --evaluator 'A' (a.json, b.json)\n  give the human choices"),
+        ("--human_addr none.json --evaluator A a.json b.json", "none.json: must be a non-empty object {question id: "),
+        ("--evaluator A a.json b.json", "--evaluator: a single evaluator has nothing to compare with; add another"),
+        ("AB --evaluator P p.json", "p.json: its first system is the second system in b.json\n  give "),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_and_the_output_left_alone(study, monkeypatch, words, message):
+def test_a_mistake_is_named_and_the_output_is_unchanged(study, monkeypatch, words, message):
     monkeypatch.chdir(study.folder)
     for name, scores in {"x": {"x": 1, "c": None}, "y": {"x": 1}}.items():
         study.aspect(f"{name}.json", scores)
@@ -248,7 +248,7 @@ def test_the_majority_is_more_than_half(choices, expected):
     assert majority(choices) == expected
 
 
-def test_a_pair_that_nobody_judged_for_an_answer_is_missing_is_a_preference_and_no_swap(study):
+def test_a_pair_with_a_missing_answer_is_a_preference_without_swap(study):
     pairs = study.pairwise("pairs.json", {"a": "win", "b": "tie", "c": "tie"})
     study.change(pairs, "c", answered=[False, False], details=[])
     human = study.human({"a": "first", "b": "tie", "c": "tie"})

@@ -1,4 +1,4 @@
-"""dataset_statistics.py on datasets written by hand; the bars of the figure are compared with the counts."""
+"""dataset_statistics.py on hand-written datasets; the figure's bars are compared with the counts."""
 
 import json
 from collections import Counter
@@ -14,13 +14,13 @@ from utils.tables.dataset_counts import Column, communities_figure
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests" / "data" / "mini_lampqa"
 METHOD = (
-    "Mean ± population standard deviation over a file's questions; a word is what white space separates. "
-    "The paper says neither which deviation it prints nor what its lengths are counted in."
+    "Mean ± population standard deviation over a file's questions; words are separated by white space. "
+    "The paper does not say which standard deviation it prints, nor the unit of its lengths."
 )
 
 
 def record(number, words=3, narrative_words=5, posts=1, aspects=2, category="rpg", **more):
-    """A question with fields of these sizes."""
+    """Return a question with fields of these sizes."""
     return {
         "id": f"q{number}",
         "question": " ".join(["Why"] * words),
@@ -53,7 +53,7 @@ def dataset(tmp_path):
 
 
 def table(capsys, *arguments):
-    """The head, the rows by label (rows of the paper by their place), and the notes of the Markdown table."""
+    """Return the header, the rows by label (the paper's by position), and the notes of the Markdown table."""
     capsys.readouterr()
     assert main(["--inputs_addr", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -68,8 +68,8 @@ def refusal(*arguments):
     return str(error.value)
 
 
-def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
-    """By hand: posts 0, 1 and 4 hold the narrative, posts 3 and 4 a reason; 4 holds both reasons and counts once."""
+def test_posts_that_leak_judged_texts_are_counted(dataset, capsys):
+    """By hand: posts 0, 1 and 4 contain the narrative, posts 3 and 4 a reason; 4 has both reasons and counts once."""
     reasons = ["They have a dog.", "It is their first time."]
     posts = [
         "Which flat? I need  a quiet\nflat. They have", "Where? So: I need a quiet flat. Thanks", "I need a quiet",
@@ -80,12 +80,12 @@ def test_posts_that_give_away_what_is_judged_are_counted(dataset, capsys):
         "rubric_aspects": [{"aspect": "a", "evidence": "quiet", "reason": reason} for reason in reasons],
         "profile": [{"id": str(i), "text": text} for i, text in enumerate(posts)],
     }
-    # Another question's narrative, what is empty and what is not as it must be is nothing of this question's.
+    # Another question's narrative, empty texts and invalid values do not count.
     other = record(2, narrative="", rubric_aspects=["a"], profile=[{"text": posts[0]}, {"text": 5}, "I need"])
     _, _, notes = table(capsys, dataset("own.json", own, other))
     assert [note for note in notes if "word for word" in note] == [
-        "own.json: the narrative is word for word in 3 of 9 profile posts, though only the judge may see it.",
-        "own.json: an aspect's reason is word for word in 2 of 9 profile posts, though only the judge may see it.",
+        "own.json: 3 of 9 profile posts contain the narrative word for word, though only the judge may see it.",
+        "own.json: 2 of 9 profile posts contain an aspect's reason word for word, though only the judge may see it.",
     ]
 
 
@@ -97,25 +97,25 @@ def test_missing_fields_are_left_out_of_the_mean_and_empty_ones_count_0(dataset,
     # (0.5625 * 3 + 5.0625) / 4 = 1.6875, which is 1.30; posts and narratives as without these two.
     assert [row[1] for row in rows] == ["4", "2.3 ± 2.1", "2.5 ± 2.5", "3.8 ± 1.3", "25.0 ± 15.0"]
     assert notes[1:] == [
-        "own.json: no 'rubric_aspects' in 1 of 4 questions, left out of its mean.",
-        "own.json: an empty 'rubric_aspects' in 1 of 4 questions, counted as 0.",
-        "own.json: no 'profile' in 2 of 4 questions, left out of its mean.",
-        "own.json: an empty 'profile' in 1 of 4 questions, counted as 0.",
-        "own.json: no 'narrative' in 2 of 4 questions, left out of its mean.",
-        "own.json: no 'category' in 2 of 4 questions.",
+        "own.json: 1 of 4 questions have no 'rubric_aspects' and are left out of its mean.",
+        "own.json: 1 of 4 questions have an empty 'rubric_aspects', counted as 0.",
+        "own.json: 2 of 4 questions have no 'profile' and are left out of its mean.",
+        "own.json: 1 of 4 questions have an empty 'profile', counted as 0.",
+        "own.json: 2 of 4 questions have no 'narrative' and are left out of its mean.",
+        "own.json: 2 of 4 questions have no 'category'.",
     ]
 
 
 def test_a_file_counts_once(dataset):
     path = dataset("own.json", *TWO)
-    assert refusal(path, path) == f"--inputs_addr {path}: given twice; give a file once"
+    assert refusal(path, path) == f"--inputs_addr {path}: is given twice; give each file once"
 
 
 LABELS = ["Questions (users)", "Aspects per question", "Profile size (posts)", "Question length (words)",
           "Narrative length (words)"]  # fmt: skip
 
 
-def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys):
+def test_means_and_deviations_are_above_the_papers(dataset, capsys):
     own = dataset("own.json", *TWO)
     path = dataset(
         "Society_and_Culture_test.json", *(r | {"category": c} for r, c in zip(TWO, ("law", "diy"), strict=True))
@@ -127,7 +127,7 @@ def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys)
     assert rows[1::2] == [["– in the paper", cell, ""] for cell in printed]
     assert notes[0] == METHOD
     assert notes[1] == "Society & Culture, test: 2 questions; the paper's Table 1 says 1074."
-    assert "own.json: an empty 'profile' in 1 of 2 questions, counted as 0." in notes
+    assert "own.json: 1 of 2 questions have an empty 'profile', counted as 0." in notes
     other = "utils/benchmarks/lampqa_communities.toml has another category for 'diy'."
     assert f"Society & Culture, test: {other}" in notes
 
@@ -139,7 +139,7 @@ def test_means_and_deviations_stand_above_what_the_paper_prints(dataset, capsys)
         ("narrative", ["a", "b"], "field 'narrative' is ['a', 'b']; it must be a text or missing"),
     ],
 )
-def test_a_field_of_another_kind_is_refused(dataset, field, value, expected):
+def test_a_field_of_the_wrong_type_is_refused(dataset, field, value, expected):
     path = dataset("own.json", TWO[0], record(2, **{field: value}))
     assert refusal(SAMPLE / "test.json", path) == f"{path}: record 1 (id 'q2'): {expected}"
 

@@ -1,6 +1,6 @@
 """The download from a hub on loopback, with the hub's real client, and from local folders; faults, kills.
 
-Most runs are forks of a process that has imported what they need (zygote.py).
+Most runs are forks of a process with the needed imports (zygote.py).
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def environment(server, tmp_path_factory):
-    """The environment of this hub's client."""
+    """Return the environment of this hub's client."""
     home = {"HF_HOME": str(tmp_path_factory.mktemp("home")), "HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN}
     return home | {"HF_HUB_DOWNLOAD_TIMEOUT": "600", "HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_OFFLINE": "0"}
 
@@ -52,13 +52,13 @@ def zygote(environment, tmp_path_factory):
 
 @pytest.fixture
 def hub(server):
-    """The hub as it is at first."""
+    """The hub in its initial state."""
     server.commits.clear()
     server.branches.clear()
     server.commit(FILES)
     forget(server)
     yield server
-    assert server.strangers == []  # nobody but the hub has been sent the token
+    assert server.strangers == []  # only the hub received the token
 
 
 def forget(hub):
@@ -70,21 +70,21 @@ def forget(hub):
 
 
 class Download:
-    """The command of one user, who runs it again and again."""
+    """One user's command, run repeatedly."""
 
     def __init__(self, folder, zygote, environment):
         self.folder, self.data, self.cache = folder, folder / "data", folder / "cache"
         self._zygote, self._environment = zygote, environment
 
     def refuse(self, *flags, **setup):
-        """What an error says; nothing half-made stays."""
+        """Return the error message; no incomplete file may stay."""
         errors = self.run(*flags, code=2, **setup)[1]
         assert errors.count("\n") <= 3 + errors.count("note: ")
         assert not list(self.data.glob("*.tmp"))
         return errors
 
     def run_process(self, code=0, **environment):
-        """Its stdout and stderr, as a process of its own with this environment."""
+        """Run it as a new process with this environment; return stdout and stderr."""
         command = [sys.executable, "utils/download_datasets.py", "--dataset_save_directory", self.data]
         environment = {**os.environ, **self._environment, **environment}
         command += ["--cache_dir", self.cache]
@@ -93,7 +93,7 @@ class Download:
         return done.stdout, done.stderr
 
     def finished(self):
-        """Every file that is in place, with its bytes."""
+        """Return every finished file with its bytes."""
         paths = [self.data / f"{category}_{split}.json" for category, split in QUESTIONS]
         return {path.name: path.read_bytes() for path in paths if path.exists()}
 
@@ -105,7 +105,7 @@ class Download:
         return self._zygote.start("utils.download_datasets", flags, **setup)
 
     def run(self, *flags, code=0, **setup):
-        """Its stdout and stderr."""
+        """Run it, and return stdout and stderr."""
         run = self.start(*flags, **setup)
         assert run.wait() == code, run.errors
         printed = run.printed
@@ -119,7 +119,7 @@ def download(tmp_path, zygote, environment):
 
 
 def expected(files):
-    """What is to be in the nine files, for these in the dataset."""
+    """Return the expected content of the nine files for these dataset files."""
     return {
         f"{category}_{split}.json": (json.dumps(json.loads(files[path]), ensure_ascii=False, indent=4) + "\n").encode()
         for (category, split), path in PATHS.items()
@@ -127,14 +127,14 @@ def expected(files):
 
 
 def changed(number):
-    """The files of the dataset with another one for Art_and_Entertainment, train."""
+    """Return the dataset's files with another one for Art_and_Entertainment, train."""
     return FILES | {
         ART: json.dumps([{"id": f"new{i}", "question": "Which?", "profile": []} for i in range(number)]).encode()
     }
 
 
-def test_nine_files_with_the_records_as_they_are(hub, download):
-    assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both ways a file comes
+def test_nine_files_with_unchanged_records(hub, download):
+    assert {len(FILES[path]) >= LFS_FROM for path in PATHS.values()} == {True, False}  # both kinds of transfer
     printed, errors = download.run()
     assert download.finished() == expected(FILES) and errors == ""
     commit = hub.branches["main"]
@@ -150,17 +150,17 @@ def test_nine_files_with_the_records_as_they_are(hub, download):
     assert sorted(hub.fetched) == sorted([*PATHS.values(), "README.md"])
 
 
-def test_a_second_run_fetches_only_what_is_missing(hub, download):
+def test_a_second_run_downloads_only_missing_files(hub, download):
     download.run()
     forget(hub)
     printed, _ = download.run()
-    assert printed.count(": already there, left alone\n") == 9
+    assert printed.count(": already exists, left alone\n") == 9
     assert hub.fetched == []
     assert ("GET", f"/api/datasets/{NAME}/revision/main") in hub.requests  # is it still the newest?
     download.file().unlink()
     shutil.rmtree(download.cache)
     printed, _ = download.run()
-    assert printed.count(": already there, left alone\n") == 8 and download.finished() == expected(FILES)
+    assert printed.count(": already exists, left alone\n") == 8 and download.finished() == expected(FILES)
     assert hub.fetched == ["README.md", ART]
 
 
@@ -172,7 +172,7 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
     forget(hub)
     assert download.refuse() == (
         f"error: {download.file()}: made from commit {old}; {NAME} is at {new} (7 more files differ too)\n"
-        f"  --revision {old} continues with that one, --overwrite makes all of them again\n"
+        f"  use --revision {old} to continue with that commit, or --overwrite to make all files again\n"
     )
     assert hub.fetched == [] and len(download.finished()) == 8
     hub.branches["v1"] = old
@@ -189,32 +189,32 @@ def test_another_commit_is_named_and_not_mixed(hub, download):
 def test_without_the_hub(hub, download, away):
     cannot = f"{NAME}: cannot be downloaded: the hub cannot be reached (ConnectError)\n"
     is_offline = "HF_HUB_OFFLINE" in away
-    nothing = f"{NAME}: not whole in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
+    nothing = f"{NAME}: incomplete in --cache_dir {download.cache}, and HF_HUB_OFFLINE is set" if is_offline else cannot
     _, errors = download.run_process(code=2, **away)
     assert errors.startswith(f"error: {nothing}") and errors.count("\n") == 2 and download.finished() == {}
     download.run()
     shutil.rmtree(download.data)
     _, errors = download.run_process(**away)
     assert download.finished() == expected(FILES)
-    assert errors == "" if is_offline else errors.startswith(f"note: {cannot}  going on with the commit ")
+    assert errors == "" if is_offline else errors.startswith(f"note: {cannot}  continuing with the commit ")
     shutil.rmtree(download.cache)
     printed, errors = download.run_process(**away)
     assert errors.startswith(f"note: {NAME}: ")
-    assert printed == f"{download.data}: all files are there, left alone; not compared with the hub\n"
+    assert printed == f"{download.data}: all files exist, left alone; not compared with the hub\n"
 
 
-IN_TROUBLE = {  # where, what, the command's further flags, and what is said
+IN_TROUBLE = {  # where, which fault, more flags, and the message
     "no dataset": ("", Fault(404, "RepoNotFound"), [], "no such folder, and no such dataset on the hub, or a private"),
     "no token": ("", Fault(401, "GatedRepo"), [], "a gated dataset; ask for access on its page, then `hf auth login`"),
-    "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub answers 403; is the token right"),
-    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file came with another size than the hub "),
+    "a refused file": ("/cdn/", Fault(403), [], "cannot be downloaded: the hub returned status 403; check the token"),
+    "another size": ("/data/", Fault(more=5), [], "cannot be downloaded: a file has another size than the hub "),
     "no branch": ("", FINE, ["--revision", "nix"], "has no such branch, tag or commit\n"),
     "no folder": ("", FINE, ["--dataset_name", "./none"], "--dataset_name ./none: no such folder\n"),
 }
 
 
 @pytest.mark.parametrize("case", IN_TROUBLE)
-def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
+def test_errors_are_short_and_a_retry_succeeds(hub, download, case):
     place, fault, flags, message = IN_TROUBLE[case]
     hub.fault = lambda method, path: fault if place in path else FINE
     errors = download.refuse(*flags)
@@ -225,22 +225,22 @@ def test_trouble_is_told_in_few_lines_and_passes(hub, download, case):
     assert download.finished() == expected(FILES)
 
 
-def test_a_file_of_the_users_own_is_left_alone(hub, download):
+def test_the_users_own_file_is_kept(hub, download):
     download.data.mkdir()
     download.file().write_text('[{"id": "mine"}]\n')
     printed, _ = download.run()
-    assert printed.startswith(f"{download.file()}: already there, left alone; without a manifest nothing is known of")
+    assert printed.startswith(f"{download.file()}: already exists, left alone; its origin is unknown")
     assert download.file().read_text() == '[{"id": "mine"}]\n' and len(download.finished()) == 9
 
 
-def test_the_token_stays_out_of_everything(hub, download):
+def test_the_token_is_shown_nowhere(hub, download):
     shown = "".join(download.run_process(HF_HUB_VERBOSITY="debug", HF_DEBUG="1"))
     assert TOKEN not in shown and "Authorization" not in shown
     files = [path for path in download.folder.rglob("*") if path.is_file()]
     assert len(files) > 9 and not [path for path in files if TOKEN.encode() in path.read_bytes()]
 
 
-def test_killed_in_the_middle_of_a_file(hub, download):
+def test_resume_after_a_kill_in_the_middle_of_a_file(hub, download):
     content = (
         b"[" + b",".join(b'{"id": "%d", "question": "Why?", "profile": []}' % number for number in range(60_000)) + b"]"
     )
@@ -260,7 +260,7 @@ def test_killed_in_the_middle_of_a_file(hub, download):
 
 @pytest.fixture
 def copy(tmp_path):
-    """A folder with a copy of the dataset, and how to write a file of it."""
+    """A folder with a copy of the dataset, and a function that writes one of its files."""
 
     def write(path, content):
         (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -279,7 +279,7 @@ def test_a_folder_needs_no_hub(hub, download, copy):
     assert printed.startswith(f"{download.file()}: 8 questions; the paper's Table 1 says 9349\n")
     assert read_manifest(download.file())["settings"]["sha256"] == [hashlib.sha256(FILES[ART]).hexdigest()]
     moved = folder.rename(folder.with_name("moved"))
-    (moved / "README.md").unlink()  # without a card it is read by its layout
+    (moved / "README.md").unlink()  # without a card, the layout decides
     assert download.run("--dataset_name", moved)[0].count("left alone") == 9
     (moved / ART).write_bytes(changed(3)[ART])
     told = download.refuse("--dataset_name", moved)

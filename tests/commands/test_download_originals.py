@@ -1,6 +1,6 @@
 """The download of LaMP and LongLaMP: from folders, from a web server and a hub on loopback; faults, kills, bad input.
 
-Runs are forks of a process that has imported what they need (zygote.py).
+Runs are forks of a process with the needed imports (zygote.py).
 """
 
 import json
@@ -52,7 +52,7 @@ def zygote(hubs, tmp_path_factory):
 
 @pytest.fixture
 def server(web):
-    """LaMP's server as it is at first."""
+    """LaMP's server in its initial state."""
     web.files, web.tells, web.trouble = dict(ORIGINALS), True, lambda path: FINE
     web.asked.clear()
     web.released.set()
@@ -68,27 +68,27 @@ def hub(hubs):
 
 
 class Download:
-    """The command of one user, who runs it again and again."""
+    """One user's command, run repeatedly."""
 
     def __init__(self, folder, zygote, url):
         self.data, self.cache = folder / "data", folder / "cache"
         self._zygote, self._url = zygote, url
 
     def start(self, name, *flags, **setup):
-        """Of LaMP from the server on loopback, if the flags name no other place."""
+        """Start it, with LaMP from the loopback server unless the flags name another source."""
         if not flags and name in NAMES and name.startswith("LaMP") and name not in LICENSED:
             flags = ("--source_url", self._url)
         words = ["--dataset", name, "--output_dir", self.data, "--cache_dir", self.cache, *flags]
         return self._zygote.start("utils.download_datasets", words, **{"do": HURRY, **setup})
 
     def run(self, name="LaMP-4", *flags, code=0, **setup):
-        """Its stdout and stderr."""
+        """Run it, and return stdout and stderr."""
         run = self.start(name, *flags, **setup)
         assert run.wait() == code, run.errors
         return run.printed, run.errors
 
     def refuse(self, name="LaMP-4", *flags, **setup):
-        """What an error says; what was there is as it was."""
+        """Return the error message; existing files must not change."""
         before = self.content()
         errors = self.run(name, *flags, code=2, **setup)[1]
         told = errors[errors.index("error: ") :]
@@ -132,11 +132,11 @@ def test_from_a_folder(download, name):
         manifest = read_manifest(path)
         assert manifest["questions"] == len(records) and manifest["output_sha256"] == file_hash(path)
         assert manifest["source_sha256"] == {file: file_hash(folder / file) for file in manifest["source_sha256"]}
-    assert download.run(name, "--source_dir", folder)[0].count(": already there, left alone\n") == 3
+    assert download.run(name, "--source_dir", folder)[0].count(": already exists, left alone\n") == 3
 
 
 @pytest.mark.parametrize("name", ["LaMP-2", "LongLaMP-topic"])
-def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
+def test_the_published_source_gives_the_same_files(download, server, hub, name):
     assert download.run(name)[1] == ""
     for split in splits_of(name):
         assert download.records(name, split=split) == sample(name, split)
@@ -151,14 +151,14 @@ def test_from_where_it_is_published_comes_the_same(download, server, hub, name):
         assert [path for path, _ in server.asked] == asked
     server.asked.clear()
     hub.fetched.clear()
-    assert download.run(name)[0].count(": already there, left alone\n") == 3
+    assert download.run(name)[0].count(": already exists, left alone\n") == 3
     shutil.rmtree(download.data)
-    download.run(name)  # what is in the cache is not fetched again
+    download.run(name)  # cached files are not downloaded again
     assert (server.asked, hub.fetched) == ([], [])
 
 
 def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
-    """Its plain folder has the news categories. What lies deeper than on the server may be another task's."""
+    """Its plain folder has the news categories. Files in deeper folders may belong to another task."""
     news = json.loads(ORIGINALS["LaMP_2/new/dev/dev_questions.json"])
     news[0]["profile"][0]["category"] = "sports"
     for path, content in {**ORIGINALS, "LaMP_2/dev/dev_questions.json": json.dumps(news).encode()}.items():
@@ -167,18 +167,21 @@ def test_a_copy_of_the_whole_server_has_lamp_2_twice(download, tmp_path):
     download.run("LaMP-2", "--source_dir", tmp_path)
     assert download.records("LaMP-2") == sample("LaMP-2", "dev")
     told = download.refuse("LaMP-4", "--source_dir", tmp_path.parent)
-    assert told.startswith(f"{tmp_path.parent}: no file {TRAIN} in it, nor one of that name in a folder above\n")
+    assert told.startswith(f"{tmp_path.parent}: has no file {TRAIN}, nor one in a parent folder\n")
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("LaMP-4 --setting temporal", "--setting temporal: LaMP-4 has no such setting; its settings: user and time\n"),
-        ("LaMP-4 --source_url ciir.cs", "--source_url ciir.cs: not an address; it begins with http:// or https://\n"),
-        ("LaMP-6", "LaMP-6_user: its texts are of the Avocado corpus, which needs a licence, so nobody may publish "),
+        (
+            "LaMP-4 --source_url ciir.cs",
+            "--source_url ciir.cs: not an address; it must begin with http:// or https://\n",
+        ),
+        ("LaMP-6", "LaMP-6_user: its texts are from the Avocado corpus, which needs a licence and cannot be "),
     ],
 )
-def test_flags_that_cannot_be_followed(download, flags, message):
+def test_invalid_flags(download, flags, message):
     name, *others = flags.split()
     assert download.refuse(name, *others).startswith(message)
     published = {(name, setting): part for name in NAMES for setting, [part] in tasks()[name].published().items()}
@@ -190,7 +193,7 @@ def test_flags_that_cannot_be_followed(download, flags, message):
 
 @pytest.fixture
 def originals(tmp_path):
-    """A folder with LaMP's files, and how to change the JSON in one of them."""
+    """A folder with LaMP's files, and a function that changes the JSON in one of them."""
     shutil.copytree(LAMP, tmp_path / "originals")
 
     def change(path, function):
@@ -203,7 +206,7 @@ def originals(tmp_path):
 
 
 def put(name, value):
-    """A change of the first question's field."""
+    """Return a change of a field in the first question."""
     return lambda questions: [{**questions[0], name: value}, *questions[1:]]
 
 
@@ -213,17 +216,17 @@ def put(name, value):
         ("LaMP_2/dev_outputs.json", lambda golds: json.loads(json.dumps(golds).replace('"comedy"', '"western"')),
          r"LaMP_2/dev_questions\.json: record 0 \(id '20'\): field 'target': Invalid enum value 'western'"),
         ("LaMP_2/dev_questions.json", put("profile", [{"id": "1", "text": "t", "category": "sports"}]),
-         r"LaMP_2/dev_questions\.json: record 0: of the news categories that LaMP-2 was before; this is movie tagg"),
+         r"LaMP_2/dev_questions\.json: record 0: from LaMP-2's old version, news categories; this task is movie"),
         ("LaMP_6/dev_questions.json", put("input", "038-000512-EM"),
-         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id: the texts are not "),
+         r"LaMP_6/dev_questions\.json: record 0: field 'input' is '038-000512-EM', a message's id instead of its"),
     ],
 )  # fmt: skip
-def test_bad_input_is_told_and_nothing_replaced(download, originals, path, change, told):
+def test_bad_input_is_reported_and_nothing_is_replaced(download, originals, path, change, told):
     name = path.partition("/")[0].replace("_", "-")
     flags = ("--source_dir", originals.folder)
     download.run(name, *flags)
     originals(path, change)
-    # What was made of the files as they were is not replaced unasked.
+    # Outputs of the earlier files are not replaced without a flag.
     assert download.refuse(name, *flags).startswith(f"{download.file(name)}: was made with other settings")
     assert re.match(f"{originals.folder}/{told}", download.refuse(name, *flags, "--overwrite"))
 
@@ -233,8 +236,8 @@ def test_a_server_that_recovers(download, server):
     errors = download.run(do=f"{HURRY}; w.SILENCE = 1")[1]
     assert download.records() == sample("LaMP-4", "dev")
     assert [line.rpartition(";")[0] for line in errors.splitlines()] == [
-        "train_questions.json: the server answers 503",
-        "train_questions.json: the server answers 429",
+        "train_questions.json: the server returned status 503",
+        "train_questions.json: the server returned status 429",
         "train_questions.json: the connection failed (RemoteProtocolError)",
         "train_questions.json: the connection failed (RemoteProtocolError)",
         "train_questions.json: the connection failed (ReadTimeout)",
@@ -247,15 +250,19 @@ def test_a_server_that_recovers(download, server):
 @pytest.mark.parametrize(
     ("trouble", "tries", "message"),
     [
-        (Trouble(503), 6, "cannot be downloaded: the server answers 503\n  run it again later, or copy the files "),
-        (Trouble(404), 1, "the server answers 404; is the address right?\n"),
-        (Trouble(page=b"\n <!doctype html>"), 1, "the server sends a web page, not JSON; is the address right?\n"),
+        (
+            Trouble(503),
+            6,
+            "cannot be downloaded: the server returned status 503\n  try again later, or copy the files ",
+        ),
+        (Trouble(404), 1, "the server returned status 404; check the address\n"),
+        (Trouble(page=b"\n <!doctype html>"), 1, "the server returned a web page instead of JSON; check the address\n"),
     ],
 )
-def test_a_server_that_does_not(download, server, trouble, tries, message):
+def test_a_server_that_does_not_recover(download, server, trouble, tries, message):
     server.trouble = lambda path: trouble if path == DEV else FINE
     errors = download.run(code=2)[1].replace("error: ", "")
-    told = "".join(line for line in errors.splitlines(keepends=True) if "; again in " not in line)
+    told = "".join(line for line in errors.splitlines(keepends=True) if "; retrying in " not in line)
     assert told.startswith(f"{server.url}/{DEV}: {message}") and told.count("\n") <= 2
     assert [path for path, _ in server.asked].count(DEV) == tries
     assert download.file(split="train").exists() and not download.file().exists()
@@ -275,7 +282,7 @@ def test_a_password_in_the_address_is_not_shown_or_kept(download, server):
 
 
 @pytest.mark.parametrize("tells", [True, False])
-def test_a_file_that_was_changed_meanwhile_is_begun_anew(download, server, tells):
+def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(download, server, tells):
     server.tells = tells
     newer = json.loads(ORIGINALS[TRAIN])
     newer[0]["input"] += " changed"

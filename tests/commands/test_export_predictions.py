@@ -1,4 +1,4 @@
-"""Answers as files for LaMP's leaderboard and scorers: what they read, what is refused, what never gets there."""
+"""Answers as files for LaMP's leaderboard and scorers."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def sample(write):
-    """Dataset and responses of a task; every answer names its question."""
+    """Return dataset and responses of a task; every answer names its question."""
 
     def write_sample(name, split="test", answer="an answer to {}: é 漢"):
         records = read_sample(name, split)
@@ -45,7 +45,7 @@ def export(folder, inputs, responses, *more):
 
 
 @pytest.mark.parametrize(("name", "split"), [(name, "test") for name in ("LaMP-1", "LaMP-4", "LongLaMP-topic")])
-def test_what_is_exported_is_read_as_the_benchmark_s_own_file(name, split, sample, tmp_path, capsys, write):
+def test_an_export_is_read_like_the_benchmarks_own_file(name, split, sample, tmp_path, capsys, write):
     dataset, addr, responses = sample(name, split)
     marked = write("marked.json", [record | {"target": "c0ffee", "more": "c0ffee"} for record in read(dataset)])
     assert export(tmp_path / "export", [marked], [addr]) == 0
@@ -56,7 +56,7 @@ def test_what_is_exported_is_read_as_the_benchmark_s_own_file(name, split, sampl
     assert content.keys() == {"task", "golds"} and content["task"] == path.stem
     assert all(gold.keys() == {"id", "output"} for gold in content["golds"])
     assert [gold["id"] for gold in content["golds"]] == list(responses)
-    # The right answers never get there.
+    # The export never has the right answers.
     assert [path for path in (tmp_path / "export").iterdir() if b"c0ffee" in path.read_bytes()] == []
 
 
@@ -64,25 +64,30 @@ def read(path):
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
-def test_what_is_refused(sample, write, tmp_path):
+def test_invalid_input_is_refused(sample, write, tmp_path):
     dataset, addr, _ = sample("LaMP-4")
     _, of_dev, _ = sample("LaMP-4", "dev")
     folder = tmp_path / "export"
     lampqa = str(ROOT / "tests/data/mini_lampqa/test.json")
     own = write("LaMP_4.json", read_sample("LaMP-4", "test"))
     for where, inputs, responses, told in (
-        (folder, [dataset], [of_dev], r"dev_responses\.json: its ids are not the dataset's"),
-        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give as many of each"),
-        (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: of the same task as one before it"),
+        (folder, [dataset], [of_dev], r"dev_responses\.json: its ids do not match the dataset"),
+        (folder, [dataset, dataset], [addr], "2 --inputs_addr, 1 --response_addr: give the same number of each"),
+        (folder, [dataset, dataset], [addr, addr], r"LaMP-4_test\.json: has the same task as an earlier file"),
         (tmp_path, [own], [addr], r"LaMP_4\.json: is an input too"),
-        (folder, [lampqa], ["none.json"], r"test\.json: LaMP-QA has no file for answers but the responses themselves$"),
+        (
+            folder,
+            [lampqa],
+            ["none.json"],
+            r"test\.json: LaMP-QA has no format for predictions; use the response file itself$",
+        ),
     ):
         with pytest.raises(UserError, match=told):
             export(where, inputs, responses)
     assert not folder.exists()
 
 
-def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path, capsys):
+def test_a_missing_answer_is_exported_empty_and_counted(sample, write, tmp_path, capsys):
     dataset, _, responses = sample("LaMP-3", "dev")
     first, second, third, *_ = responses
     responses[first], responses[second] = [{"output": None, "reason": "no rating"}], [{"output": " "}]
@@ -90,18 +95,20 @@ def test_an_answer_that_is_missing_is_empty_and_counted(sample, write, tmp_path,
     export(tmp_path, [dataset], [write("gaps.json", responses)])
     captured = capsys.readouterr()
     assert captured.out == f"{tmp_path / 'LaMP_3.json'}: 6 answers, 3 of them empty\n"
-    assert captured.err.endswith(f"gaps.json: has no response to 1 of the 6 questions: {third!r}\n")
+    assert captured.err.endswith(f"gaps.json: no response to 1 of the 6 questions, exported as empty: {third!r}\n")
     exported = read_golds(tasks()["LaMP-3"], tmp_path / "LaMP_3.json")
     assert [exported[one] for one in (first, second, third)] == ["", " ", ""]
     assert len(exported) == 6
 
 
-def test_what_was_selected_by_its_score_says_so_when_it_is_read_again(sample, write, tmp_path, capsys):
+def test_an_export_remembers_that_answers_were_selected(sample, write, tmp_path, capsys):
     dataset, _, responses = sample("LaMP-4", "dev")
     for number, [first, *_] in enumerate(responses.values()):
         first |= {"sample": 3, "score": 0.5} if number else {"sample": 3}  # a sample alone was not selected
     export(tmp_path, [dataset], [write("best.json", responses)])
-    assert capsys.readouterr().out.endswith("0 of them empty, 5 selected by their scores: no fair system's\n")
+    assert capsys.readouterr().out.endswith(
+        "0 of them empty, 5 selected by their scores, so not comparable with other systems\n"
+    )
     flags = ["--inputs_addr", dataset, "--response_addr", tmp_path / "LaMP_4.json", "--score_addr", tmp_path / "s.json"]
     assert evaluate_responses.main(list(map(str, flags))) == 0
     assert json.loads((tmp_path / "s.json").read_text())["num_selected"] == 5

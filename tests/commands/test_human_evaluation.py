@@ -1,4 +1,4 @@
-"""Asking people: what is drawn, the raters' page in Chromium with real clicks and keys, and what is collected."""
+"""Human evaluation: the draw, the raters' page in Chromium with real clicks and keys, and the collected results."""
 
 import json
 import random
@@ -25,7 +25,7 @@ COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of 
 
 
 class Study:
-    """A dataset of ninety questions with two aspects each, two systems that answer it, and a study on these."""
+    """A dataset of ninety questions with two aspects each, two systems' answers, and a study of them."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -41,7 +41,7 @@ class Study:
         return {"id": question_id, **texts, "category": community, "rubric_aspects": aspects, "profile": []}
 
     def cut(self, number):
-        """Keep the first questions, as many."""
+        """Keep the first questions."""
         self.records = self.records[:number]
         self.responses = {name: self.respond(name) for name in self.responses}
 
@@ -60,7 +60,7 @@ class Study:
         return json.loads(self.key_addr.read_text())
 
     def result(self, by, decisions, name=None, **more):
-        """A result file as the page writes it: decisions by question and slot, as they are shown."""
+        """Write a result file like the page: decisions by question and slot, as shown."""
         key = json.loads(self.key_addr.read_text())
         answers = [
             {"id": i, "decisions": {slot: {"value": value, "seconds": 2.5} for slot, value in its.items()},
@@ -70,7 +70,7 @@ class Study:
         return self.write(name or f"{by}.json", content)
 
     def choose(self, rater, choices, name=None):
-        """A result of pairs by {question: first, second or tie}."""
+        """Write a result of pairs from {question: first, second or tie}."""
         questions = json.loads(self.key_addr.read_text())["questions"]
         numbers = {"first": (1, 2), "second": (2, 1), "tie": (0, 0)}
         shown = {i: {"choice": numbers[choice][questions[i]["swapped"]]} for i, choice in choices.items()}
@@ -103,7 +103,7 @@ def refusal(*words):
 
 
 class Rater:
-    """Somebody at the page, with a mouse and a keyboard."""
+    """A rater at the page, with mouse and keyboard."""
 
     def __init__(self, page, folder):
         self.page, self.folder = page, folder
@@ -133,7 +133,7 @@ class Rater:
         return path
 
     def decide(self, plan, by="digits"):
-        """Choose the answer of the planned system, by what the answers say; the page says not whose they are."""
+        """Choose the planned system's answer by its text, because the page does not name systems."""
         question = self.question()
         first, second = self.page.texts(".answer .written")
         wanted = {"first": f"A-answer to {question}", "second": f"B-answer to {question}"}
@@ -146,7 +146,7 @@ class Rater:
         return question
 
     def load(self, path):
-        """Load a file where it is not yet known who rates, and wait for what the page makes of it."""
+        """Load a file before a rater is chosen, and wait for the page."""
         self.page.run("say('')")
         root = self.page.send("DOM.getDocument")["root"]["nodeId"]
         node = self.page.send("DOM.querySelector", nodeId=root, selector="#load")["nodeId"]
@@ -159,7 +159,7 @@ class Rater:
             self.page.send("Input.dispatchKeyEvent", type=kind, **event)
 
     def wait(self, find):
-        """What is found, once it is there."""
+        """Wait for an element and return it."""
         for _ in range(3000):
             if found := find():
                 return found
@@ -191,7 +191,7 @@ def test_two_tabs_do_not_lose_each_others_decisions(study, open_page):
     assert values == [1, 2, 0, 1]
 
 
-def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study, capsys):
+def test_two_raters_with_a_part_each_and_compare_evaluators(study, capsys):
     key = study.make("--draw", 40, "--overlap", 20)
     rng = random.Random(0)
     choices = {name: {i: rng.choice(["first", "second", "tie"]) for i in ids} for name, ids in key["raters"].items()}
@@ -216,7 +216,7 @@ def test_two_raters_of_a_part_each_and_what_compare_evaluators_makes_of_it(study
     # It has the hashes of the answers that people saw, so scores of others are refused.
     settings = {"responses": [file_hash(study.responses["Alpha"]), "another's"]}
     study.write("pairs.json.manifest.json", {"settings": settings, "output_sha256": file_hash(pairs)})
-    with pytest.raises(UserError, match="scores other answers than the humans of"):
+    with pytest.raises(UserError, match="scores other answers than those in"):
         compare_evaluators.main(words)
 
 
@@ -241,14 +241,14 @@ def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
     )
 
 
-def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(study, capsys):
+def test_verdicts_of_two_raters_are_medians_with_a_seeded_choice(study, capsys):
     key = study.make("--draw", 90, ask="verdicts")
     pairs = [(0, 2), (1, 1), (0, 1), (1, 2)]
     given = [{i: {"0": pairs[n % 4][k], "1": 2} for n, i in enumerate(key["questions"])} for k in range(2)]
     last = list(key["questions"])[-1]
-    del given[0][last], given[1][last]["1"]  # nobody's verdict on its second aspect: it is left out
+    del given[0][last], given[1][last]["1"]  # no verdict on its second aspect, so it is left out
     collected = study.collect(*map(study.result, ("Ann", "Bo"), given))
-    assert "of 44 between two verdicts one of these, by a coin that is fixed." in capsys.readouterr().out
+    assert "medians; 44 fell between two verdicts, and a fixed seed chose one." in capsys.readouterr().out
     assert collected["responses"] == file_hash(study.responses["Alpha"])
     assert collected["verdicts"].keys() == key["questions"].keys() - {last}
     for n, (one, other) in enumerate(pairs):
@@ -258,7 +258,7 @@ def test_verdicts_of_two_raters_are_their_middle_and_a_coin_decides_between_two(
 
 
 @needs_chromium
-def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, capsys):
+def test_pairs_are_rated_closed_resumed_and_collected(study, open_page, capsys):
     key = study.make("--draw", 6)
     assert "Alpha" not in study.page.read_text() and "Beta" not in study.page.read_text()
     cells = [("first", "first"), ("first", "first"), ("tie", "tie"), ("second", "second"), ("first", "tie")]
@@ -271,7 +271,7 @@ def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, c
     ann.click("#main button")
     assert ann.status() == "Ann: question 1, 0 of 6 done"
     seen = [ann.decide(plans[0], by) for by in ("mouse", "arrows")]
-    # What is decided by mistake is undone, twice and with key and mouse; a comment takes digits and keys as text.
+    # Wrong decisions are undone twice, by key and mouse; in a comment, digits and keys are text.
     wrong = ann.question()
     ann.press("1")
     ann.press("0")
@@ -297,11 +297,11 @@ def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, c
     anns = ann.download()
     assert page.complaints() == [] and {url.split(":")[0] for url in page.requests()} <= {"file", "blob"}
 
-    bo = Rater(open_page(study.page), study.folder / "bo")  # a profile of its own: another browser
+    bo = Rater(open_page(study.page), study.folder / "bo")  # a separate profile, like another browser
     bo.click("#main button", 1)
     bo.decide(plans[1])
     half = bo.download()
-    bo = Rater(open_page(study.page), study.folder / "bo again")  # on another day, in a browser that knows nothing
+    bo = Rater(open_page(study.page), study.folder / "bo again")  # on another day, in a new browser
     bo.load(half)
     assert bo.status() == "Bo: question 2, 1 of 6 done"
     for _ in range(5):
@@ -319,7 +319,7 @@ def test_pairs_are_rated_closed_taken_up_again_and_collected(study, open_page, c
 
 
 @needs_chromium
-def test_what_models_and_users_wrote_stays_text(study, open_page):
+def test_texts_of_models_and_users_are_escaped(study, open_page):
     study.cut(2)
     for record in study.records:
         record |= {"question": NASTY, "narrative": NASTY}
@@ -337,7 +337,7 @@ def test_what_models_and_users_wrote_stays_text(study, open_page):
         assert page.complaints() == [] and len(page.requests()) == 1
 
 
-def test_what_is_drawn_has_the_groups_in_proportion_and_half_of_a_groups_pairs_swapped():
+def test_draws_are_proportional_to_groups_with_half_of_the_pairs_swapped():
     groups = {f"{name}_{i}": name for name, count in COMMUNITIES.items() for i in range(count)}
     drawn = draw(groups, 100, seed=3)
     assert sorted(drawn) == sorted(groups)
@@ -379,16 +379,18 @@ def test_a_study_of_several_raters(study, capsys):
             assert (list(question["details"]), len(question["aspects"])) == (details, aspects)
     study.make("--overwrite", ask="verdicts")
     assert "left out: 1 without aspects, 2 without an answer" in capsys.readouterr().out
-    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith("--raters 'Ann' 'Ann': give every rater a name")
+    assert refusal(*study.words("--raters", "Ann", " Ann")).startswith(
+        "--raters 'Ann' 'Ann': give each rater a unique name"
+    )
 
 
-def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys):
+def test_two_files_of_one_rater_are_joined_if_they_agree(study, capsys):
     key = study.make("--draw", 6)
     ids = key["raters"]["Ann"]
     one = study.choose("Ann", dict.fromkeys(ids[:4], "first"), "one.json")
     assert study.collect(one)["choices"] == {i: ["first"] for i in ids[:4]}
     out = capsys.readouterr().out
-    assert "| Ann | 6 | 4 |" in out and "- No file of Bo." in out
+    assert "| Ann | 6 | 4 |" in out and "- No file from Bo." in out
     other = study.choose("Ann", dict.fromkeys(ids[2:], "first"), "other.json")
     assert study.collect(one, other)["choices"] == {i: ["first"] for i in ids}
     wrong = study.choose("Ann", {ids[0]: "tie"}, "wrong.json")
@@ -396,7 +398,7 @@ def test_two_files_of_one_rater_are_joined_where_they_say_the_same(study, capsys
     assert message.startswith(f"{wrong}: id '{ids[0]}': 'choice' is 0, but ")
 
 
-def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
+def test_coefficients_match_krippendorffs_example_and_scikit_learn():
     """Krippendorff 2011, example C and D: four observers, twelve units, missing values."""
     rows = ("111", "2232", "3333", "3333", "2222", "1234", "4444", "1121", "2222", "555", "11", "3")
     questions = [[[int(value) for value in row]] for row in rows]
@@ -409,7 +411,7 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
         assert value == pytest.approx(cohen_kappa_score(*zip(*pairs, strict=True), weights=weights), abs=1e-12)
         assert low < value < high
     assert cohens_kappa([]) == cohens_kappa([[(1, 1)], [(1, 1)]]) == (None, None)
-    # That ten questions show no disagreement does not say that there is none: there is no interval.
+    # Ten questions without disagreement do not prove that there is none, so there is no interval.
     alike = [[(i % 3, i % 3)] for i in range(10)]
     for coefficient in (cohens_kappa, krippendorffs_alpha):
         assert coefficient(alike) == (1, None) and coefficient([*alike[1:], [(0, 1)]]).interval is not None
@@ -418,16 +420,16 @@ def test_the_coefficients_are_krippendorffs_own_example_and_scikit_learns():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"study": "0" * 64}, "of another study, '00000000'; this key is of "),
-        ({"rater": "Cy"}, "of rater 'Cy', whom the study does not have"),
-        ({"answers": None}, "not a result that the page of a study has written"),
+        ({"study": "0" * 64}, "is of study '00000000', but the key is of study "),
+        ({"rater": "Cy"}, "is of rater 'Cy', who is not in the study"),
+        ({"answers": None}, "not a result file of a study's page"),
         ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),
-        ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result that the page of a study has"),
+        ({"answers": [{"decisions": {"choice": {"value": "\ud800"}}}]}, "not a result file of a study's page"),
         ({"answers": [{"decisions": {"choice": {"value": 3, "seconds": 1}}}]}, "'choice': 3 is not a possible value"),
     ],
 )
-def test_a_file_that_is_no_result_of_the_study_is_refused(study, change, message):
+def test_a_file_that_is_not_a_result_of_the_study_is_refused(study, change, message):
     key = study.make("--draw", 4)
     for answer in change.get("answers") or ():
         answer.setdefault("id", key["raters"]["Ann"][0])
@@ -441,7 +443,7 @@ def test_the_key_of_a_study_is_not_replaced(study):
     key = study.make("--draw", 4)
     before = study.key_addr.read_bytes(), study.page.read_bytes()
     message = refusal(*study.words("--draw", 5, "--raters", "Ann", "Bo"))
-    told = f"{study.key_addr}: is the key of another study, without which its raters' results are lost"
+    told = f"{study.key_addr}: is the key of another study, whose results are useless without it"
     assert message.startswith(told)
     result = study.choose("Ann", {key["raters"]["Ann"][0]: "first"})
     words = ["--collect", result, "--key_addr", str(study.key_addr), "--output_addr", study.page]
@@ -449,7 +451,7 @@ def test_the_key_of_a_study_is_not_replaced(study):
     assert (study.key_addr.read_bytes(), study.page.read_bytes()) == before
 
 
-def test_a_key_that_was_changed_is_refused(study):
+def test_a_changed_key_is_refused(study):
     study.cut(3)
     key = study.make("--overlap", 3)
     words = ["--collect", study.result("Ann", {}), "--key_addr", study.key_addr]

@@ -1,4 +1,4 @@
-"""utils/import_prompts.py on a made-up clone: names and shapes of the public code's, texts of our own."""
+"""utils/import_prompts.py on a made-up clone, with the public code's names and structure but other texts."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def create_eval_prompt(question, details, response, aspect, tokenizer):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """The folder of a clone, which is the working folder's LaMP-QA."""
+    """The folder of a clone, LaMP-QA in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name, text in ((FORMATTERS, FORMATTERS_TEXT), (EVALUATOR, EVALUATOR_TEXT)):
         path = tmp_path / "LaMP-QA" / name
@@ -155,7 +155,7 @@ def change(path, old, new):
 
 
 def refusal(clone):
-    """What is said of a clone that lacks something; nothing may be written."""
+    """Return the error for an incomplete clone; nothing may be written."""
     before = sorted(clone.parent.rglob("*"))
     with pytest.raises(UserError) as raised:
         run()
@@ -186,13 +186,13 @@ def contents(messages):
         ("no_personalization", [], "Just reply.\n - shortly", "Why {plan}?"),
         ("rag", [], 'Greet like a neighbour.\n  Reply as {"personalized_answer": ...}.\n',
          "\n~ Earlier ~\n\n~ Now ~\nWhy {plan}? {sic}\n"),
-        ("planner", ["First.\n\nIts body {profile}.", "Second."], "List what matters.\n\n",  # asked as RAG is
+        ("planner", ["First.\n\nIts body {profile}.", "Second."], "List what matters.\n\n",  # asked like RAG
          "\n~ Earlier ~\nFirst.\n\nIts body {profile}.\n\nSecond.\n~ Now ~\nWhy {plan}? {sic}\n"),
         ("planpers", ["First."], "Greet like a neighbour, and mind the list. ",
          "\n~ Earlier ~\nFirst.\n\n~ Now ~\nWhy {plan}?\n~ To cover ~\n- Cost\n- Time\n\n"),
     ],
 )  # fmt: skip
-def test_a_prompt_is_to_the_character_what_the_code_asks(clone, name, posts, system, user):
+def test_a_prompt_matches_the_code_exactly(clone, name, posts, system, user):
     run()
     values = {"question": QUESTION, "profile": join_posts(posts), "plan": "- Cost\n- Time\n"}
     prompt = load_prompt(f"lampqa/{name}", "prompts_paper")
@@ -200,7 +200,7 @@ def test_a_prompt_is_to_the_character_what_the_code_asks(clone, name, posts, sys
     assert contents(prompt.messages(**needed)) == (system, user)
 
 
-def test_the_judge_and_the_planners_target_are_to_the_character_the_codes(clone):
+def test_judge_and_planner_target_match_the_code_exactly(clone):
     run()
     prompt = load_prompt("lampqa/aspect_judge", "prompts_paper")
     first, second = (aspect_messages(prompt, RECORD, ["It {aspect}."], i) for i in range(2))
@@ -223,13 +223,15 @@ def test_it_writes_the_five_prompts_once_and_runs_nothing_of_the_clone(clone, ca
     assert run() == 0
     out, err = capsys.readouterr()
     assert out == "prompts_paper: no_personalization, rag, planpers, planner, aspect_judge\n"
-    assert err == "note: not in the words of commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    assert (
+        err == "note: wording differs from commit 504410d: no_personalization, rag, planpers, planner, aspect_judge\n"
+    )
     assert sorted(path.name for path in Path("prompts_paper").iterdir()) == [f"{name}.txt" for name in NAMES]
     assert sorted(path.name for path in clone.parent.iterdir()) == ["LaMP-QA", "prompts_paper"]  # and nothing ran
     assert run() == 0
-    assert capsys.readouterr().out == "prompts_paper: holds these prompts already, left alone\n"
+    assert capsys.readouterr().out == "prompts_paper: already has these prompts, left alone\n"
     Path("prompts_paper/rag.txt").write_text("mine")
-    assert refusal(clone).startswith("prompts_paper: exists, and does not hold these prompts\n")
+    assert refusal(clone).startswith("prompts_paper: exists, but does not have these prompts\n")
     assert Path("prompts_paper/rag.txt").read_text() == "mine"
 
 
@@ -250,11 +252,11 @@ def test_titles_are_read_without_the_lead_in(text, cut, titles, how):
     assert (parsed.value, parsed.how) == (titles, how)
 
 
-def test_what_cannot_be_read_at_all(clone):
+def test_unreadable_files(clone):
     (clone / FORMATTERS).write_bytes(FORMATTERS_TEXT.replace("neighbour", "voisin bien aimé").encode("latin-1"))
     assert refusal(clone).startswith(f"LaMP-QA/{FORMATTERS}: not UTF-8 text (byte ")
     (clone / FORMATTERS).unlink()
-    remedy = "the prompts are read as in commit 504410d: git -C LaMP-QA checkout 504410d"
+    remedy = "use the supported commit: git -C LaMP-QA checkout 504410d"
     assert "no such file" in refusal(clone) and refusal(clone).endswith(f"\n  {remedy}")
 
 
@@ -266,16 +268,16 @@ def test_what_cannot_be_read_at_all(clone):
          "has no constant _PLANNER_PROMPT"),
         (EVALUATOR, "def create_eval", "def eval", "has no function create_eval_prompt"),
         (EVALUATOR, '"Weigh it.\\n"', 'open("x").read() +', "is not a text"),
-        (FORMATTERS, "{profile}\n~ Now", "~ Now", "must hold each of {profile}, {question} exactly once"),
+        (FORMATTERS, "{profile}\n~ Now", "~ Now", "must contain each of {profile}, {question} exactly once"),
         (FORMATTERS, "{{sic}}", "{{sic}", "ValueError(\"Single '}'"),
         (FORMATTERS, "{{sic}}", "{other}", "KeyError('other')"),
-        (FORMATTERS, "{{sic}}", "{question}", "must hold each of {profile}, {question} exactly once"),
+        (FORMATTERS, "{{sic}}", "{question}", "must contain each of {profile}, {question} exactly once"),
         (EVALUATOR, '{aspect["reason"]}', '{why(aspect)}', "is not a text"),
         (FORMATTERS, '"role": "system"', '"role": "developer"', "KeyError('system')"),
-        (FORMATTERS, "def get_planner", "\0def get_planner", "cannot be read without running it: "),
+        (FORMATTERS, "def get_planner", "\0def get_planner", "without running the code: "),
     ],
 )  # fmt: skip
-def test_what_is_otherwise_is_named(clone, path, old, new, expected):
+def test_differences_in_the_code_are_named(clone, path, old, new, expected):
     change(clone / path, old, new)
     said = refusal(clone)
     assert said.startswith(f"LaMP-QA/{path}") and expected in said
@@ -284,7 +286,7 @@ def test_what_is_otherwise_is_named(clone, path, old, new, expected):
 EXACT = "[system]\n S \n\n\n[user]\n\n{question}\n\n\n[end]\n"
 
 
-def test_an_exact_prompt_is_all_that_stands_between_the_lines():
+def test_an_exact_prompt_is_everything_between_the_marker_lines():
     prompt = parse_prompt("lampqa/no_personalization", EXACT, "f")
     assert contents(prompt.messages(question="Q")) == (" S \n\n", "\nQ\n\n")
     assert contents(prompt.messages(question="")) == (" S \n\n", "\n\n\n")
@@ -292,8 +294,8 @@ def test_an_exact_prompt_is_all_that_stands_between_the_lines():
     assert (without.user, without.exact) == ("\n{question}", False)
     for name, target, told in (
         ("planner", "Here:\n{plan} and so on", r"\[assistant\] part must end with \{plan\}$"),
-        ("planner", "Here:", r"\[assistant\] part: must hold each of \{plan\} exactly once"),
-        ("rag", "Here:\n{plan}", r"a prompt is a line \[system\], its text, a line \[user\], its text$"),
+        ("planner", "Here:", r"\[assistant\] part: must contain each of \{plan\} exactly once"),
+        ("rag", "Here:\n{plan}", r"must have a \[system\] line with its text, then a \[user\] line with its text$"),
     ):
         text = f"[system]\nS\n[user]\n{{profile}}{{question}}\n[assistant]\n{target}\n[end]\n"
         with pytest.raises(UserError, match=f"^f: .*{told}"):

@@ -1,4 +1,4 @@
-"""make_controls.py: its files, and how they are judged."""
+"""make_controls.py: its files and their scores."""
 
 import json
 
@@ -51,14 +51,14 @@ def test_each_control_is_what_its_name_says(study, capsys):
 
 
 def judge(request):
-    """A sound one: 2 for the asker's wishes, 1 for a whole answer and for half of a long one."""
+    """A sound judge: 2 for what the asker wants, 1 for a complete answer and for half of a long one."""
     user = request["messages"][1]["content"]
     details = user.partition("details:\n")[2].partition("\n")[0]
     response = user.partition("response:\n")[2].partition("\n\naspect:")[0]
     return Reply(json.dumps({"match_score": 2 if response == details else int(response.endswith((".", "four")))}))
 
 
-def test_they_are_judged_as_any_system(study):
+def test_controls_are_judged_like_any_system(study):
     study.server.reply = judge
     study.responses("a", **{f"q{i}": f"{TEXT} {i}." for i in range(1, 6)})
     make(study.folder)
@@ -92,8 +92,8 @@ def test_no_question_has_its_own_answer_and_a_seed_draws_others():
     assert draw_others(ids, 0) == drawn[0] != drawn[1]
 
 
-def test_what_cannot_be_made_is_refused(study):
+def test_impossible_controls_are_refused(study):
     study.responses("one", q1=TEXT)
-    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; another's takes two at least"):
+    with pytest.raises(UserError, match=r"one\.json: answers 1 of the questions; swapping answers needs at least two"):
         make(study.folder, responses="one.json")
     assert not (study.folder / "controls").exists()

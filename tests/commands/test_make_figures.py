@@ -1,4 +1,4 @@
-"""make_figures.py on score files written by hand; what is drawn is read back from the figure."""
+"""make_figures.py on hand-written score files; drawn values are read back from the figure."""
 
 import itertools
 import json
@@ -25,7 +25,7 @@ ARTS, LIFESTYLE, SOCIETY, MACRO = GROUPS
 
 @pytest.fixture(autouse=True)
 def no_warnings():
-    """A layout that does not fit, or a character without a glyph, is only a warning."""
+    """Make warnings errors, such as a layout that does not fit or a missing glyph."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield
@@ -33,7 +33,7 @@ def no_warnings():
 
 @pytest.fixture
 def drawn(monkeypatch, tmp_path):
-    """Run the script; the figure that it puts into figure.png and figure.pdf, which this leaves out."""
+    """Run the script without writing figure.png and figure.pdf, and return the figure."""
 
     def run(*arguments):
         figures = []
@@ -72,14 +72,14 @@ def line_of(panel):
 
 
 def intervals_of(panel):
-    """Both ends of every upright bar, by its place."""
+    """Return both ends of each vertical bar, by position."""
     segments = itertools.chain(*(collection.get_segments() for collection in panel.collections))
     return {float(x): (pytest.approx(low), pytest.approx(high)) for (x, low), (_, high) in segments}
 
 
 @pytest.mark.parametrize("number", ["2", "16"])
 def test_the_score_by_the_number_of_posts(number, drawn, score_file):
-    # Files a category, pooled; the systems are not given in the order of k.
+    # One file per category, pooled; the systems are not in the order of k.
     ten = [score_file("10a.json", *scored("rpg", 0.0, 1.0)),
            score_file("10b.json", *scored("diy", 0.75, 0.75), *scored("law", 1.0, 1.0))]  # fmt: skip
     zero = score_file("0.json", *scored("rpg", 0.25, 0.25), *scored("diy", 0.5, 0.75), *scored("law", 0.5, 0.5))
@@ -99,7 +99,7 @@ def test_the_score_by_the_number_of_posts(number, drawn, score_file):
 
 
 def bars_of(figure):
-    """By legend: the heights, and the texts on the bars."""
+    """Return heights and labels of the bars, by legend entry."""
     [panel] = figure.axes
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     heights = [[bar.get_height() for bar in bars] for bars in panel.containers]
@@ -142,8 +142,8 @@ def test_the_trade_off_of_the_papers_end_points():
     assert panel.get_ylabel() == "agreement, score (0 to 1)"
 
 
-def test_a_training_is_drawn_as_far_as_it_went(tmp_path):
-    """With a last line that the run is still writing, and values that no axis can hold."""
+def test_an_unfinished_training_is_drawn(tmp_path):
+    """With an incomplete last line, and values that no axis can show."""
     entries = [{"step": 2, "loss": 2.5}, {"step": 1, "loss": 3.0}, {"step": 3, "loss": float("nan")}]
     entries += [{"step": 2, "eval_loss": 2.75, "eval_aspect_recall": 0.25}, {"step": 4, "loss": 1e300}]
     (tmp_path / "training_log.jsonl").write_text("\n".join(map(json.dumps, entries)) + '\n{"step": 5, "lo')
@@ -177,14 +177,14 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("3 TWO --by topic", "--by: has no effect but in figure groups"),
-        ("3 --system A a.json", "--system: given 1 time; figure 3 has 2 to 6 systems"),
-        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect but in figure 4"),
+        ("3 TWO --by topic", "--by: has no effect except in figure groups"),
+        ("3 --system A a.json", "--system: given 1 time; figure 3 takes 2 to 6 systems"),
+        ("2 --agreement_addr e.json TWO", "--agreement_addr: has no effect except in figure 4"),
         (
             "4 --agreement_addr e.json --unscored_as_zero",
-            "--unscored_as_zero: has no effect but in figure 2, 3, 16, groups",
+            "--unscored_as_zero: has no effect except in figure 2, 3, 16, groups",
         ),
-        ("16 --system 4 a.json", "--system: given 1 time; figure 16 has 2 to 9999 systems"),
+        ("16 --system 4 a.json", "--system: given 1 time; figure 16 takes 2 to 9999 systems"),
         ("2 --system 10000 a.json --system 1 b.json", "--system '10000': not a number of posts"),
         ("3 --system A a.json --system B fewer.json", "--system 'B' (fewer.json) lacks 1 of"),
     ],

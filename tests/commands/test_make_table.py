@@ -1,4 +1,4 @@
-"""make_table.py on score files written by hand."""
+"""make_table.py on hand-written score files."""
 
 import csv
 import hashlib
@@ -25,7 +25,7 @@ JUDGED = {
 
 
 def question(question_id, category, *aspect_scores, **more):
-    """An entry as evaluate_responses.py writes it, its score worked out apart from the code under test."""
+    """Return an entry like those of evaluate_responses.py, with a score computed independently of the tested code."""
     score = None
     if aspect_scores and None not in aspect_scores:
         score = sum(aspect_scores) / 2 / len(aspect_scores)
@@ -52,7 +52,7 @@ def score_file(tmp_path):
 
 @pytest.fixture
 def complete(score_file):
-    """One file with a question a category: 3/4, 1/2 and 0, macro average 1.25/3."""
+    """One file with one question per category: 3/4, 1/2 and 0, macro average 1.25/3."""
     return score_file("a.json", question("1", "rpg", 2, 1), question("2", "diy", 1), question("3", "law", 0))
 
 
@@ -61,13 +61,13 @@ QUARTERS = {0.0: (0, 0), 0.25: (1, 0), 0.5: (1, 1), 0.75: (2, 1), 1.0: (2, 2), N
 
 
 def scored(community, *scores):
-    """A question a score, with two aspects."""
+    """Return one question per score, with two aspects."""
     return [question(f"{community}{i}", community, *QUARTERS[score]) for i, score in enumerate(scores)]
 
 
 @pytest.fixture
 def three(score_file):
-    """Score files of three categories, scored so."""
+    """Write score files of three categories with these scores."""
 
     def write(name, arts, lifestyle, society, **more):
         return score_file(name, *scored("rpg", *arts), *scored("diy", *lifestyle), *scored("law", *society), **more)
@@ -80,7 +80,7 @@ def systems_of(files):
 
 
 def table(capsys, *arguments):
-    """Run it; the cells of each row of the first table by its name, and the lines below that table."""
+    """Run it; return each row's cells in the first table by name, and the lines below the table."""
     assert main([str(argument) for argument in arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     end = lines.index("") if "" in lines else len(lines)
@@ -89,7 +89,7 @@ def table(capsys, *arguments):
 
 
 def csv_table(capsys, *arguments):
-    """The rows of the CSV, and the notes."""
+    """Return the rows of the CSV, and the notes."""
     main([*map(str, arguments), "--format", "csv"])
     captured = capsys.readouterr()
     return list(csv.DictReader(io.StringIO(captured.out))), captured.err
@@ -108,9 +108,9 @@ def test_seeds_become_their_mean_and_sample_deviation(score_file, capsys):
     main([*rows, "--seeds", "M", *(f"M, seed {i}" for i in range(3))])
     second = capsys.readouterr().out.partition("\n| Over seeds | ")[2]
     assert second.splitlines()[2] == f"| M | {7 / 12:.4f} ± {math.sqrt(7 / 48):.4f} | – | – | – | 3 |"
-    assert "--seeds 'M': no --system is called 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
-    assert "--seeds 'M': a spread needs two or more" in refusal(*rows, "--seeds", "M", "M, seed 0")
-    twice = "--seeds 'M': a spread needs two or more different rows, each given once"
+    assert "--seeds 'M': no --system has the name 'other'" in refusal(*rows, "--seeds", "M", "other", "M, seed 0")
+    assert "--seeds 'M': give two or more different rows" in refusal(*rows, "--seeds", "M", "M, seed 0")
+    twice = "--seeds 'M': give two or more different rows"
     assert refusal(*rows, "--seeds", "M", "M, seed 0", "M, seed 1", "M, seed 0") == twice
 
 
@@ -133,7 +133,7 @@ class TestNumbers:
         ("flags", "mean", "rule"),
         [([], "1.0000", "these questions are left out of its means"), ([AS_ZERO], "0.6875", "they count 0")],
     )
-    def test_an_unscored_question_is_left_out_or_its_aspects_are_zero(self, score_file, capsys, flags, mean, rule):
+    def test_an_unscored_question_is_left_out_or_counts_zero(self, score_file, capsys, flags, mean, rule):
         path = score_file("a.json", question("1", "rpg", 2), question("2", "rpg", 2, None, None, 1))
         rows, notes = table(capsys, "--system", "RAG", path, *flags)
         assert rows["RAG"] == [mean, "–", "–", "–", "2", "0", "2"]
@@ -147,17 +147,17 @@ class TestNotes:
             (scored("rpg", 1.0, 0.5), {}, ["0.7500", "2", "0"], []),
             ([*scored("rpg", 1.0, 0.5), question("3", "hsm", 0), question("4", None, 0), question("5", ["rpg"], 0)], {},
              ["0.7500", "2", "0"],
-             ["- Warning: 3 questions in no column, for no category is known for the community 'hsm', None, ['rpg']; "
-              "utils/benchmarks/lampqa_communities.toml has the communities."]),
+             ["- Warning: 3 questions in no column, because the category is unknown for community 'hsm', None, "
+              "['rpg']; utils/benchmarks/lampqa_communities.toml lists the communities."]),
             ([question("7", "rpg", 2), question("8", "rpg", 0, answered=False)], {"num_unanswered": 1},
              ["0.5000", "2", "1"], ["- RAG: 1 question without an answer, which counts 0."]),
             ([question("1", "rpg", 2), question("7", "rpg")], {}, ["1.0000", "1", "0"],
              ["- RAG: 1 question without aspects, not scored: 7."]),
             ([question("1", "rpg", 2)], {"partial": {"num_missing": 3}}, ["1.0000", "1", "0"],
-             ["- RAG: scored only in part in {path}."]),
+             ["- RAG: partly scored in {path}."]),
         ],
     )  # fmt: skip
-    def test_what_is_missing_is_named_and_nothing_else(self, score_file, capsys, questions, more, cells, told):
+    def test_only_missing_values_are_named(self, score_file, capsys, questions, more, cells, told):
         path = score_file("a.json", *questions, **more)
         rows, notes = table(capsys, "--system", "RAG", path)
         assert rows["RAG"] == [cells[0], "–", "–", "–", *cells[1:], "0"]
@@ -165,23 +165,21 @@ class TestNotes:
 
 
 class TestJudges:
-    """All score files of a table have to be one judge's, by the manifests beside them."""
+    """All score files of a table must have the same judge, according to their manifests."""
 
-    def test_a_file_whose_manifest_does_not_tell_the_judge_is_named(self, complete, three, capsys):
+    def test_a_file_with_an_unknown_judge_is_named(self, complete, three, capsys):
         unknown = three("b.json", [1.0], [1.0], [1.0])
         Path(unknown).write_text(Path(unknown).read_text() + " ")
         _, notes = table(capsys, "--system", "None", complete, "--system", "RAG", unknown, "--allow_partial")
-        assert (
-            notes[-1] == f"- Not known by which judge and prompt: {unknown} (no manifest beside it, or changed since)."
-        )
+        assert notes[-1] == f"- Judge and prompt unknown: {unknown} (no manifest, or changed since)."
 
     @pytest.mark.parametrize(("setting", "value"), [("judge", "judge@2"), ("temperature", 0.7), ("dtype", "float16")])
-    def test_what_changes_a_verdict_is_refused(self, complete, score_file, setting, value):
+    def test_differing_judge_settings_are_refused(self, complete, score_file, setting, value):
         unknown = score_file("b.json", question("1", "rpg", 2), judged=None)
         other = score_file("c.json", question("9", "rpg", 2), judged=JUDGED | {setting: value})
         assert refusal("--system", "A", unknown, "--system", "B", complete, "--system", "C", other) == (
             f"{other}: judged differently from {complete}\n  {setting} {value!r}, not {JUDGED[setting]!r}\n"
-            "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
+            "  these scores are not comparable: judge both alike, or keep them apart"
         )
         assert other in refusal("--system", "A", complete, other)  # of one system too
 
@@ -189,7 +187,7 @@ class TestJudges:
         for other in ({"question_sha256": "other"}, {"category": "law"}, {"cluster": "Ann"}):
             entries = question("1", "rpg", 2), question("2", "diy", 1) | other, question("3", "law", 0)
             said = refusal("--system", "A", complete, "--system", "B", score_file("b.json", *entries))
-            assert f"not what was judged in {complete} under the same ids: '2'\n" in said
+            assert f"other questions than in {complete} with the same ids: '2'\n" in said
 
 
 class TestBold:
@@ -202,7 +200,7 @@ class TestBold:
             ({"A": 0.0, "B": 0.0}, False, {"A", "B"}),
         ],
     )
-    def test_the_best_is_of_two_or_more_numbers_as_they_are_shown(self, means, is_error, best):
+    def test_the_best_is_chosen_among_numbers_as_shown(self, means, is_error, best):
         assert best_of([Row(name, {"x": mean}, {}) for name, mean in means.items()], "x", is_error) == best
 
 
@@ -218,7 +216,7 @@ UNSURE = (0.75, 0.25, 0.5)  # by 1/2, 0, 1/4: mean 1/4, variance 1/16, t = sqrt(
 
 @pytest.fixture
 def against(three):
-    """The flags that compare Ours with RAG, by the scores of each in the three categories."""
+    """Return the flags that compare Ours with RAG, from their scores in the three categories."""
 
     def flags(rag, ours):
         files = {"RAG": three("rag.json", *rag), "Ours": three("ours.json", *ours)}
@@ -227,14 +225,14 @@ def against(three):
     return flags
 
 
-def test_what_was_selected_by_scores_is_marked_and_never_the_best(three, against, capsys):
+def test_selected_responses_are_marked_and_never_the_best(three, against, capsys):
     best = three("c.json", *[BETTER] * 3, num_selected=9, num_truncated=2)
     words = [*against([BASE] * 3, [UNSURE] * 3), "--system", "Best of 4", best]
     rows, notes = table(capsys, *words)
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4 and rows["Ours"][0] == "**0.5000**"
-    told = "9 responses selected by their scores, so it gets no dagger and no bold."
+    told = "9 responses selected by their scores, so it is excluded from daggers and bold."
     assert f"- Best of 4: {told}" in notes
-    assert "- Best of 4: 2 answers cut at --max_tokens, scored like whole ones." in notes
+    assert "- Best of 4: 2 answers cut off at --max_tokens, scored like complete ones." in notes
     found, _ = csv_table(capsys, *words)
     assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "yes"}
 
@@ -245,19 +243,19 @@ class TestDaggers:
         words = systems_of({" RAG\n10 ": three("a.json", *[BASE] * 3), "Ours": three("b.json", *[BETTER] * 3)})
         rows, notes = table(capsys, *words, "--baseline", "RAG 10")  # names are in one line
         assert rows["Ours"][:4] == ["**0.6667**†"] * 4
-        tested = "(two-sided paired t-test, p < 0.05, not corrected for the 4 comparisons)."
+        tested = "(two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)."
         assert notes == [f"- †: better than RAG 10 {tested}"]
         rows, _ = table(capsys, *words, "--baseline", "RAG 10", "--holm")
         assert rows["Ours"][:4] == ["**0.6667**"] * 3 + ["**0.6667**†"]
 
-    def test_of_several_baselines_every_one_has_to_be_beaten(self, three, capsys):
+    def test_a_dagger_needs_a_win_over_every_baseline(self, three, capsys):
         scores = {"None": (BASE, BASE, BETTER), "RAG": (BASE, UNSURE, BASE), "A": [BETTER] * 3, "B": [BASE] * 3}
         files = {name: three(f"{name}.json", *its) for name, its in scores.items()}
         rows, notes = table(capsys, *systems_of(files), "--baseline", "RAG", "None")
         # A in Lifestyle: by 1/2, 1/2, 1/4 over None, but by 0, 1/2, 0 over RAG; in Society it ties with None.
         assert [cell.endswith("†") for cell in rows["A"][:3]] == [True, False, False]
         assert not any("†" in cell for name in ("None", "RAG", "B") for cell in rows[name])
-        comparisons = "not corrected for the 16 comparisons"  # 2 systems, 2 baselines, 4 columns
+        comparisons = "not corrected for 16 comparisons"  # 2 systems, 2 baselines, 4 columns
         assert notes == [f"- †: better than each of RAG, None (two-sided paired t-test, p < 0.05, {comparisons})."]
 
 
@@ -293,7 +291,7 @@ class TestIntervals:
 
 
 class TestPaper:
-    def test_its_number_and_the_difference_stand_beside_each_cell(self, three, capsys):
+    def test_the_papers_number_and_the_difference_are_beside_each_cell(self, three, capsys):
         file = three("a.json", BASE, UNSURE, BETTER)
         rows, notes = table(capsys, "--system", "PlanPers", file, "--paper", "Qwen 2.5 7B")
         assert rows["PlanPers"][:4] == [
@@ -303,7 +301,7 @@ class TestPaper:
             "0.4722 (0.4525†, +0.0197)",  # 17/36 - 0.4525
         ]
         title = "the paper's Table 2 (test set), Qwen 2.5 7B, with its own daggers"
-        assert notes[0] == f"- With each mean: {title}, and the difference to it."
+        assert notes[0] == f"- Beside each mean: {title}, and the difference from it."
         assert len(notes) == 2  # and the wordings
 
 
@@ -329,8 +327,8 @@ class TestForms:
             r"\end{tabular}",
         ]
 
-    def test_markdown_shows_any_name_as_it_is(self, complete, score_file, capsys):
-        """As another library reads it; in the notes too."""
+    def test_markdown_shows_any_name_unchanged(self, complete, score_file, capsys):
+        """As read by another library; in the notes too."""
         markdown_it = pytest.importorskip("markdown_it")
         path = score_file("b.json", question("1", "rpg", 2, None), judged=None)
         for name in (
@@ -346,7 +344,7 @@ class TestForms:
             assert kinds <= {"text", "text_special", "strong_open", "strong_close"}
 
     @pytest.mark.parametrize("form", ["markdown", "latex", "csv"])
-    def test_no_name_steers_the_terminal(self, score_file, capsys, form):
+    def test_names_cannot_control_the_terminal(self, score_file, capsys, form):
         entries = question("1", "rpg", 2, None), question("2", "odd\x1b]0;title\x07", 1)
         path = score_file("a.json", *entries, judged=None)
         main(["--system", "RAG\x1b[31m\x9b2J", path, "--format", form])
@@ -364,10 +362,10 @@ class TestRefusals:
             ("--system A a.json twice.json", "--system 'A': question '3' is in a.json and in twice.json; "),
             ("--system A a.json --system B less.json", "--system 'B' (less.json) lacks 2 of the 3 questions of "
              "all systems: '1', '2'\n  give score files of the same questions, or --allow_partial to compare"),
-            ("TWO --baseline a", "--baseline 'a': no --system has this name; there are 'A', 'B'"),
-            ("TWO --baseline B A", "--baseline: names every system; nothing is left to compare with them"),
+            ("TWO --baseline a", "--baseline 'a': no --system has this name; the names are 'A', 'B'"),
+            ("TWO --baseline B A", "--baseline: names every system, so there is nothing left to compare"),
             ("--system PlanPers a.json --paper Qwen", "--paper 'Qwen': the paper has no such model; its models are "),
-            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system is named as a method of the paper"),
+            ("--system Planpers a.json --paper GPT-4o-mini", "--paper: no --system has the name of a method"),
         ],
     )  # fmt: skip
     def test_a_mistake_is_named(self, complete, score_file, tmp_path, monkeypatch, words, message):

@@ -14,7 +14,7 @@ SCRIPT = ROOT / "utils/prepare_demo_models.py"
 
 
 def run(output, *options):
-    """The script as a user runs it; with `-I -S` Python sees no installed package."""
+    """Run the script like a user; with `-I -S`, Python finds no installed packages."""
     command = [sys.executable, *options, str(SCRIPT), "--output_dir", str(output)]
     return subprocess.run(command, capture_output=True, text=True, timeout=3600)
 
@@ -59,6 +59,6 @@ def test_a_folder_that_was_not_made_here_is_kept_and_refused(tmp_path):
     (tmp_path / "chat/mine.txt").write_text("mine")
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("chat", "link"):
-        with pytest.raises(UserError, match=rf"{name}: exists and was not made here"):
+        with pytest.raises(UserError, match=rf"{name}: exists, but this script did not make it"):
             is_finished(tmp_path / name)
     assert (tmp_path / "chat/mine.txt").read_text() == "mine"

@@ -18,7 +18,7 @@ NASTY = (
 
 
 class Files:
-    """A dataset of three questions and the files of systems, in a folder."""
+    """A folder with a dataset of three questions and the files of systems."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -43,7 +43,7 @@ class Files:
         return str(self.folder / name)
 
     def responses(self, name, outputs, inputs=None, **more):
-        """A response file, and its manifest where the hash of its dataset is given."""
+        """Write a response file, and its manifest if the hash of its dataset is given."""
         path = self.write(name, {i: [{"output": output, **more}] for i, output in outputs.items()})
         if inputs is not None:
             manifest = {"settings": {"inputs": inputs}, "output_sha256": file_hash(path)}
@@ -51,7 +51,7 @@ class Files:
         return path
 
     def scores(self, name, verdicts, **detail):
-        """A score file by {id: verdicts}; a question's score is their sum over twice their number."""
+        """Write a score file from {id: verdicts}; a question's score is their sum over twice their number."""
         entries = []
         for record in self.data:
             if record["id"] in verdicts:
@@ -66,13 +66,13 @@ class Files:
         return self.write(name, {"num_unanswered": 0, "per_question_scores": entries})
 
     def report(self, *arguments, inputs=None):
-        """Run it; the page, its index and its texts."""
+        """Run it; return the page, its index and its texts."""
         output = self.folder / "report.html"
         assert main(["--inputs_addr", *(inputs or [self.inputs]), "--output_addr", str(output), *arguments]) == 0
         return output
 
     def two_systems(self, **more):
-        """RAG, 3/4, 1/2 and 0, and Plan with an answer that failed: 1/4, none and unscored."""
+        """Write RAG with scores 3/4, 1/2 and 0, and Plan with a failed answer: 1/4, none and unscored."""
         inputs = file_hash(self.inputs)
         rag = self.responses("rag.json", {r["id"]: f"RAG on {r['id']}" for r in self.data}, inputs, num_contexts_used=2)
         rag_scores = self.scores("rag_s.json", {"rpg_1": [2, 1], "diy_2": [1], "law_3": [0, 0]}, raw="Judge says so.")
@@ -88,7 +88,7 @@ def files(tmp_path):
 
 
 def content(path):
-    """The index and the texts in a page, read as an HTML parser delimits them."""
+    """Return the index and the texts of a page, as an HTML parser finds them."""
     blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script', path.read_text("utf-8"), re.S)
     assert all(map(str.isascii, blocks)) and not set("<>&\0") & set("".join(blocks))  # no markup in them
     index, *texts = map(json.loads, blocks)
@@ -121,13 +121,13 @@ def test_table_and_questions_are_in_it(files):
     assert index["systems"] == ["Best (selected by score)"] == [row[0]["text"] for row in index["table"]["rows"]]
 
 
-def test_posts_are_those_of_the_dataset_that_was_answered_from(files):
+def test_posts_come_from_the_dataset_that_was_answered(files):
     turned = files.write("turned.json", [{**record, "profile": record["profile"][::-1]} for record in files.data])
     one = files.responses("one.json", {"rpg_1": "a"}, file_hash(files.inputs), num_contexts_used=2)
     two = files.responses("two.json", {"rpg_1": "b"}, file_hash(turned), num_contexts_used=2)
     _, texts = content(files.report("--system", "1", one, "--system", "2", two, inputs=[files.inputs, turned]))
     assert texts[0]["posts"] == ["Post 0 of rpg_1.", "Post 1 of rpg_1.", "Post 2 of rpg_1."]
-    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], [2, 1]]  # each text stands once
+    assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], [2, 1]]  # each text occurs once
     index, texts = content(files.report("--system", "1", one, "--system", "2", two))
     assert [answer["posts"] for answer in texts[0]["answers"]] == [[0, 1], None]
     assert any(note.startswith("2: the posts used in 1 answer are not shown") for note in index["notes"])
@@ -143,7 +143,7 @@ def test_notes_on_an_answer(files):
     answers = [text["answers"][0] for text in texts]
     assert [answer["notes"] for answer in answers] == [
         ['reason: {"code": 3}'],
-        ["answered without a plan: an empty plan", "cut at --max_tokens", "the first of 2 answers"],
+        ["answered without a plan: an empty plan", "cut off at --max_tokens", "the first of 2 answers"],
         ["read from damaged JSON", "3 posts left out for length"],
     ]
     assert [answer["plan"] for answer in answers] == [["7"], [], ["one", "two"]]
@@ -164,7 +164,7 @@ def test_nothing_a_model_wrote_ends_a_script_or_opens_a_comment(files):
     assert texts[1]["answers"][0]["output"] == "x" * 100_000
 
 
-def test_the_policy_lets_nothing_in_from_outside(files):
+def test_the_content_policy_blocks_outside_resources(files):
     page = files.two_systems().read_text()
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
@@ -178,15 +178,15 @@ def test_the_policy_lets_nothing_in_from_outside(files):
     [
         (["--system", "A", "scores"], r"--system 'A': no file of responses"),
         (["--system", "A", "answers", "--system", " A ", "others"], r"--system ' A ' is given twice"),
-        (["--system", "A", "answers", "data.json"], r"data\.json: holds neither responses nor scores nor plans"),
-        (["--system", "A", "answers", "answers"], r"answers: another file of this system has 'diy_2', 'rpg_1' too"),
+        (["--system", "A", "answers", "data.json"], r"data\.json: has neither responses nor scores nor plans"),
+        (["--system", "A", "answers", "answers"], r"answers: 'diy_2', 'rpg_1' are also in another file of this system"),
         (["--system", "A", "others"], r"others: 1 id is in no --inputs_addr: 'x'"),
         (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by other aspects"),
-        (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is another question"),
+        (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is a different ques"),
         (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is an input too"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, message):
+def test_mismatched_files_are_refused(files, monkeypatch, arguments, message):
     monkeypatch.chdir(files.folder)
     before = Path(files.responses("answers", {"rpg_1": "x", "diy_2": "y"})).read_bytes()
     files.responses("others", {"x": "x"})
@@ -202,7 +202,7 @@ def test_what_does_not_fit_together_is_refused(files, monkeypatch, arguments, me
 
 
 @needs_chromium
-def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
+def test_a_question_is_shown_with_all_its_parts(files, open_page):
     page = open_page(files.two_systems(), width=390)  # as on a phone
     assert page.texts(".scores tbody tr") == ["A RAG 0.7500 0.5000 0.0000 0.4167 3 0 0", "B Plan 0.2500 – – – 3 0 2"]
     page.go("#rpg_1")
@@ -226,7 +226,7 @@ def test_a_question_is_shown_with_all_that_belongs_to_it(files, open_page):
 
 @needs_chromium
 def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
-    """The first is the system's failure and counts 0, the second the judge's and counts nothing."""
+    """The first is the system's failure and counts 0; the second is the judge's and does not count."""
     path = files.responses("a.json", {"rpg_1": " \n", "diy_2": "x", "law_3": "y"})
     scores = json.loads(Path(files.scores("s.json", {"rpg_1": [0, 0], "diy_2": [None], "law_3": [2, 1]})).read_text())
     scores["per_question_scores"][0]["answered"] = False
@@ -245,7 +245,7 @@ def test_a_missing_answer_is_not_a_missing_verdict(files, open_page):
 
 
 @needs_chromium
-def test_figures_show_what_the_table_says(files, open_page):
+def test_figures_agree_with_the_table(files, open_page):
     page = open_page(files.two_systems())
     panels = [
         [title, *page.texts("tr:has(th)", f"document.querySelectorAll('.panel')[{number}]")]
@@ -297,14 +297,14 @@ def test_filters_search_and_keys(files, open_page):
 
 
 @needs_chromium
-def test_whatever_was_written_changes_nothing(files, open_page):
-    """Every text of the page is hostile, or huge; nothing runs, loads, or comes out of its place."""
+def test_hostile_texts_change_nothing(files, open_page):
+    """Every text of the page is hostile or huge; nothing runs, loads, or leaves its place."""
     files.data[0] |= {"question": NASTY, "narrative": NASTY}
     files.data[0]["rubric_aspects"] = [{"aspect": NASTY, "evidence": NASTY, "reason": NASTY}]
     files.data[2]["rubric_aspects"] = [{"aspect": "x" * 100_000, "evidence": "", "reason": ""}]
     other = files.scores("other.json", {"rpg_1": [1], "law_3": [2]})
     scores = files.scores("s.json", {"rpg_1": [None], "law_3": [1]}, raw=NASTY + "\ud800", reason=NASTY)
-    files.data[0]["category"] = NASTY  # in the score files it is one that is known
+    files.data[0]["category"] = NASTY  # the score files have a known one
     files.data[0]["profile"] = [{"id": "p", "text": NASTY}]
     files.data[1]["id"] = '"><img src=x onerror=alert(1)>'
     files.inputs = files.write("data.json", files.data)
@@ -334,7 +334,7 @@ def test_whatever_was_written_changes_nothing(files, open_page):
     assert page.requests() == [(files.folder / "report.html").as_uri()]
 
 
-def test_a_system_may_have_a_file_a_category_a_part_of_the_answers_and_no_scores(files):
+def test_a_system_may_have_partial_answers_and_no_scores(files):
     parts = [files.responses("a1.json", {"rpg_1": "x"}), files.responses("a2.json", {"diy_2": "y", "law_3": "z"})]
     parts += [files.scores("s1.json", {"rpg_1": [2, 2]}), files.scores("s2.json", {"diy_2": [1], "law_3": [0, 0]})]
     index, _ = content(files.report("--system", "A", *parts))
@@ -342,5 +342,5 @@ def test_a_system_may_have_a_file_a_category_a_part_of_the_answers_and_no_scores
     plans = files.write("plans.json", {"diy_2": [{"aspects": ["a"]}]})
     index, texts = content(files.report("--system", "A", parts[1], plans))
     assert index["table"] is None and [text["answers"][0] is None for text in texts] == [True, False, False]
-    assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored: nothing was to be
+    assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored, because there was nothing to score
     assert "A: its files have no plan for 1 question that it answers." in index["notes"]

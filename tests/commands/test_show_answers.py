@@ -22,7 +22,7 @@ def files(tmp_path):
     return [*inputs, "--score_addr", scores]
 
 
-def test_answers_stand_with_their_verdicts(files, capsys):
+def test_answers_are_shown_with_their_verdicts(files, capsys):
     assert show_answers.main(files) == 0
     assert capsys.readouterr().out == (
         "Which one?  [1]\n\n  | This \\x1b[31mone.\n  |\n  | Indeed.\n\n"

@@ -1,7 +1,7 @@
-"""A full disk, lost permissions and a damaged store: the final file is the undisturbed run's, or one error says why.
+"""A full disk, lost permissions and a damaged store: the final file equals an undisturbed run's, or one error says why.
 
-The error takes one to three lines, names the file and what to do, and ends the run with exit code 2; what is there
-already stays as it was.
+The error has one to three lines, names the file and a remedy, and ends the run with exit code 2; existing files do not
+change.
 """
 
 import random
@@ -17,12 +17,12 @@ from test_crashes import case, data, server, zygotes  # noqa: F401 (fixtures)
 pytestmark = pytest.mark.slow
 
 CASES = ["planpers", "rank_dataset"]
-KEPT = "what is finished is kept, run the same command again\n"
-PAGE = 4096  # bytes: what a tmpfs gives at a time
+KEPT = "finished work is kept, run the same command again to resume\n"
+PAGE = 4096  # bytes per page of a tmpfs
 
 
 def error_of(run):
-    """What a run said that its user can mend: after the program's notes and counts, one to three lines."""
+    """Return a run's user error: one to three lines after the program's notes and counts."""
     assert run.wait() == 2, run.errors
     assert "Traceback" not in run.errors and "ignored" not in run.errors, run.errors
     _, found, error = run.errors.rpartition("error: ")
@@ -31,7 +31,7 @@ def error_of(run):
 
 
 def check_unharmed(case, whole):
-    """No final file is anything but whole, and every file of a store ends with a whole line."""
+    """Check that final files are complete, and that every store file ends with a complete line."""
     assert all(not output.exists() or output.read_bytes() == whole.contents[output] for output in case.outputs)
     assert all(path.read_bytes()[-1:] in (b"", b"\n") for path in case.folder.glob("*/*/*.jsonl"))
 
@@ -64,7 +64,7 @@ def test_files_that_may_not_grow(case, zygotes):
 
 @contextmanager
 def small_disk(folder, pages):
-    """A file system of so many pages on a folder, by root alone."""
+    """Mount a file system with this many pages on a folder; only root can."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "tmpfs", folder], capture_output=True
     )
@@ -106,14 +106,14 @@ def test_a_full_disk(case, zygotes):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_folder_that_may_not_be_written(case, server, zygotes):
+def test_a_read_only_folder(case, server, zygotes):
     whole = run_whole(case, zygotes)
     case.folder.chmod(0o555)
     try:
         asked = len(server.requests)
         error = error_of(case.start(zygotes, obey_modes=None))
         assert error.startswith(f"{case.folder}/") and ": cannot be written: " in error
-        assert error.endswith("have it made writable, or give another path; what is finished is kept\n")
+        assert error.endswith("make it writable, or give another path; finished work is kept\n")
         assert len(server.requests) == asked and not list(case.folder.iterdir())
     finally:
         case.folder.chmod(0o755)
@@ -122,7 +122,7 @@ def test_a_folder_that_may_not_be_written(case, server, zygotes):
 
 
 @pytest.mark.parametrize("case", ["baselines", "evaluate_responses", "planpers"], indirect=True)
-def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
+def test_a_folder_that_becomes_read_only(case, server, zygotes):
     whole = run_whole(case, zygotes)
     allowed, before = threading.Event(), len(server.requests)
 
@@ -139,7 +139,7 @@ def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
         allowed.set()
         error = error_of(run)
         assert error.startswith(f"{case.folder}/") and ".json" in error
-        assert error.endswith("have it made writable, or give another path; what is finished is kept\n")
+        assert error.endswith("make it writable, or give another path; finished work is kept\n")
         check_unharmed(case, whole)
         assert case.place() != BEFORE
     finally:
@@ -152,7 +152,7 @@ def test_a_folder_that_may_not_be_written_any_more(case, server, zygotes):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_of_a_torn_last_line_alone_is_asked_again(case, zygotes, server):
+def test_only_a_torn_last_line_is_requested_again(case, zygotes, server):
     whole = run_whole(case, zygotes)
     case.finish(zygotes)
     dice, store = random.Random(case.name), largest_store(case)
@@ -170,7 +170,7 @@ def test_of_a_torn_last_line_alone_is_asked_again(case, zygotes, server):
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_a_damaged_line_is_named_and_what_is_left_without_it_is_enough(case, zygotes, server):
+def test_a_damaged_line_is_named_and_the_rest_is_reused(case, zygotes, server):
     whole = run_whole(case, zygotes)
     case.finish(zygotes)
     delete_outputs(case)
@@ -195,6 +195,6 @@ def largest_store(case):
 
 
 def delete_outputs(case):
-    """Delete them, but not the store beside them."""
+    """Delete the outputs, but not the store beside them."""
     for path in case.folder.glob("*.json*"):
         path.unlink()

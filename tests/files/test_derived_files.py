@@ -1,4 +1,4 @@
-"""The one rule for tables, comparisons, reports and figures, on every script that writes one."""
+"""The overwrite rule for tables, comparisons, reports and figures, for every script that writes one."""
 
 import errno
 import hashlib
@@ -28,7 +28,7 @@ COMMANDS = {  # what is written, and by what
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Everything that the commands read, of three questions that are not answered alike."""
+    """All inputs of the commands: three questions with different answers."""
     monkeypatch.chdir(tmp_path)
     everything = json.loads((SAMPLE / "test.json").read_text(encoding="utf-8"))
     records = list({record["category"]: record for record in everything}.values())
@@ -66,13 +66,13 @@ def refusal(name):
 
 
 def snapshot(folder):
-    """Every file with its inode and content."""
+    """Return every file with its inode and content."""
     return {path: (path.stat().st_ino, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_script_wrote_it_makes_again(folder, name):
-    """At once with the same command, and from other inputs once these have changed."""
+def test_a_script_replaces_its_own_files(folder, name):
+    """With the same command, and again after its inputs changed."""
     assert run(name) == 0
     first, inode = Path(name).read_bytes(), Path(name).stat().st_ino
     assert run(name) == 0
@@ -91,8 +91,8 @@ def test_what_a_script_wrote_it_makes_again(folder, name):
     ("name", "how"),
     [*((name, "own") for name in COMMANDS), *(("t.md", how) for how in ("edited", "another script's", "no manifest"))],
 )
-def test_what_something_else_wrote_is_refused_and_replaced_on_demand(folder, name, how, capsys):
-    """A user's own file, one that was changed by hand, and one of another script."""
+def test_other_files_are_refused_and_replaced_with_overwrite(folder, name, how, capsys):
+    """A user's own file, a file changed by hand, and another script's file."""
     path = Path(name)
     if how == "own":
         path.write_text("my own notes")
@@ -129,7 +129,7 @@ def test_a_full_disk_leaves_both_files_of_a_figure(folder, monkeypatch):
     monkeypatch.undo()
 
 
-def test_a_process_that_died_between_manifest_and_file_is_followed_by_the_next(folder, monkeypatch):
+def test_the_next_run_recovers_from_a_death_between_manifest_and_file(folder, monkeypatch):
     run("t.md")
     older = Path("t.md").read_bytes()
     rename = manifest.rename

@@ -1,4 +1,4 @@
-"""The lock on an output: one process has it at a time, however the others end. Processes are started for the test."""
+"""The lock on an output: one process has it at a time, however the others end."""
 
 import errno
 import os
@@ -26,7 +26,7 @@ input()
 
 @contextmanager
 def start(code, *arguments):
-    """A process that has come to its `print("ready")`; it is killed in the end."""
+    """Start a process and wait for its `print("ready")`; it is killed at the end."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -41,15 +41,15 @@ def lock_of(path):
 
 
 def in_use(path, pid):
-    """The message to the second of two processes."""
-    return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for it, or end it"
+    """Return the message to the second of two processes."""
+    return f"{path}: process {pid} on {socket.gethostname()} is writing it; wait for that process, or stop it"
 
 
-def test_a_lock_keeps_others_out_until_it_is_let_go(path, tmp_path):
+def test_a_lock_blocks_others_until_it_is_released(path, tmp_path):
     lock, elsewhere = Lock(path), Lock(str(tmp_path / "b.json"))
     assert message(Lock, path) == is_finished(path) == in_use(path, os.getpid())
     lock.release()
-    lock.release()  # once more changes nothing
+    lock.release()  # a second release changes nothing
     output = make(path)
     output.open()
     lock.release()
@@ -65,7 +65,7 @@ def test_a_lock_ends_with_its_process(path, end):
         holder.send_signal(end) if end else holder.communicate("\n")
         assert (holder.wait() == 0) == (end is None)
         assert lock_of(path).exists() == (end is not None)
-        write(path)  # what it left is taken over
+        write(path)  # the next process takes over its lock file
     assert not lock_of(path).exists()
 
 
@@ -86,7 +86,7 @@ input()
 
 
 @pytest.mark.parametrize("ending", ["lock.release()", "del lock", "pass"])
-def test_a_fork_neither_lets_a_lock_go_nor_keeps_it(path, ending):
+def test_a_fork_neither_releases_nor_keeps_a_lock(path, ending):
     with start(FORK.format(ending=ending), path) as holder:
         child = int(holder.stdout.readline())
         try:
@@ -118,7 +118,7 @@ print("done", flush=True)
 """
 
 
-def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
+def test_only_one_of_racing_processes_has_the_lock(path):
     with start(RACE, path, 200) as first, start(RACE, path, 200) as second:
         for process in (first, second):
             process.stdin.write("\n")
@@ -127,7 +127,7 @@ def test_of_processes_that_race_for_a_lock_one_has_it_at_a_time(path):
     assert names_in(path.parent) == set()
 
 
-def test_where_the_file_system_knows_no_locks_nobody_is_kept_out(path, monkeypatch):
+def test_without_file_locks_nobody_is_blocked(path, monkeypatch):
     def refuse(file, how):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,4 +1,4 @@
-"""The manifest beside an output: what is one, what it tells, and how settings differ."""
+"""The manifest beside an output: its validity, content, and differences of settings."""
 
 import re
 import shutil
@@ -30,13 +30,13 @@ SETTINGS = {"model": "small", "temperature": 0.1}
         (None, None),
     ],
 )
-def test_an_address_is_kept_without_its_password(address, expected):
+def test_an_address_is_recorded_without_its_password(address, expected):
     assert manifests.without_password(address) == expected
     assert manifests.describe_run({"base_url": address}, {}, None)["arguments"] == {"base_url": expected}
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")
-def test_the_commit_is_named_and_marked_where_files_differ(tmp_path):
+def test_the_commit_is_recorded_and_marked_if_files_differ(tmp_path):
     for room in ("cli", "files"):
         shutil.copytree(ROOT / "utils" / room, tmp_path / "utils" / room, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "utils/__init__.py").touch()
@@ -97,7 +97,7 @@ PLACE = "/home/somebody/projects/personalization/lampqa/models"
         ("y" * 90, "z" * 90, f'"{"y" * 59}…, now "{"z" * 59}…'),
     ],
 )
-def test_of_a_setting_what_differs_is_shown(old, new, shown):
+def test_only_the_difference_of_a_setting_is_shown(old, new, shown):
     text = differences({"s": old, "same": 1}, {"s": new, "same": 1})
     assert text.startswith("s: ") and shown in text
     assert len(text) < 160
@@ -111,15 +111,15 @@ def test_of_a_setting_what_differs_is_shown(old, new, shown):
     [None, {"dataset_name": "a folder", "commit": None}, {"script": "utils/build_dataset.py", "split": "test"}],
     ids=["no manifest", "downloaded", "built"],
 )
-def test_a_dataset_that_is_not_ranked_is_refused_unless_that_is_meant(settings, tmp_path, capsys):
+def test_an_unranked_dataset_is_refused_without_the_flag(settings, tmp_path, capsys):
     path = tmp_path / "train.json"
     path.write_text("[]")
     if settings:
         publish(path, [], {"settings": settings})
-    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
     with pytest.raises(UserError) as error:
         refuse_unranked(path, False)
-    remedy = "rank it first, or add --unranked to take its posts in the order of the file"
+    remedy = "rank it first, or add --unranked to use its posts in the file's order"
     assert str(error.value) == f"{problem}\n  {remedy}"
     refuse_unranked(path, True)
-    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the order of the file\n")
+    assert capsys.readouterr() == ("", f"note: {problem}; its posts are used in the file's order\n")

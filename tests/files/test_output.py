@@ -1,4 +1,4 @@
-"""An output and its manifest, as a run leaves them however it ends."""
+"""An output and its manifest, however a run ends."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def write(path, **more):
 
 
 def is_finished(path, **more):
-    """What a look at an output says; it changes nothing."""
+    """Check an output without changing anything, and return the result."""
     before = snapshot(path.parent)
     try:
         return make(path, **more).is_finished()
@@ -63,7 +63,7 @@ def names_in(folder):
 
 
 def message(call, *args):
-    """What a UserError says. Nothing keeps the exception, so what it holds open is closed when this returns."""
+    """Return a UserError's message. The exception is not kept, so its open files are closed on return."""
     try:
         call(*args)
     except UserError as error:
@@ -71,10 +71,10 @@ def message(call, *args):
     pytest.fail("no UserError")
 
 
-# Finished, to be made, or refused
+# Finished, missing, or refused
 
 
-def test_an_output_is_published_with_what_its_run_took(path):
+def test_an_output_is_published_with_its_runs_figures(path):
     output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
     assert not output.is_finished() and output.missing() == [("q2", 0)]
     output.open()
@@ -92,13 +92,13 @@ def test_an_output_is_published_with_what_its_run_took(path):
     assert names_in(path.parent) == {"answers.json", "answers.json.manifest.json"}
 
 
-def test_what_this_command_made_whole_is_finished(path, capsys):
+def test_a_complete_output_of_this_command_is_finished(path, capsys):
     write(path)
     for overwrite in (False, True):
         assert is_finished(path, overwrite=overwrite) is True
     assert is_finished(path, keys=list(reversed(PIECES)), max_retries=0) is True
     assert is_finished(path, settings={**SETTINGS, "num_beams": 4}) is True  # found out by a run
-    assert is_finished(path, max_retries=4) is False  # more tries for what was unusable
+    assert is_finished(path, max_retries=4) is False  # more tries for unusable pieces
     assert is_finished(path, keys=[*PIECES, ("q2", 0)]) is False
     assert is_finished(path, keys=[("q2", 0), *list(PIECES)[1:]]) is False
     assert is_finished(path, settings={**SETTINGS, "inputs": "b" * 64}) is False
@@ -106,7 +106,7 @@ def test_what_this_command_made_whole_is_finished(path, capsys):
     assert make(path).report_finished() == 0
     told, errors = capsys.readouterr()
     assert told == f"{path}: already finished, left alone\n"
-    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries asks for them again\n"
+    assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries retries them\n"
     path.unlink()
     assert is_finished(path) is False
     write(path, pieces={("q1", 0): PIECES["q1", 0]})  # a server failed to give the others
@@ -154,23 +154,23 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
     ("begin", "problem"),
     [
         (made_with_other_settings, 'was made with other settings: model: "large", now "small"\n'),
-        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is not beside it\n"),
+        (written_by_something_else, f"{UNKNOWN}: answers.json.manifest.json is missing\n"),
         (changed_since, f"{UNKNOWN}\n"),
         (with_a_broken_manifest, f"{UNKNOWN}\n"),
-        (larger, "has 4 answers, and this command makes 3\n"),
+        (larger, "has 4 answers, but this command makes only 3\n"),
     ],
 )
-def test_an_output_that_is_not_this_commands_is_refused_unless_overwritten(path, begin, problem):
+def test_another_commands_output_is_refused_without_overwrite(path, begin, problem):
     begin(path)
     told = is_finished(path)
     assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
-    assert is_finished(path, overwrite=True) is False  # it stays until there is something to replace it with
+    assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
     assert is_finished(path, may_shrink=True) == (begin != larger and told)
     write(path, overwrite=True)
     assert is_finished(path) is True
 
 
-def test_one_with_more_pieces_is_kept_where_a_server_failed_to_give_some(path, capsys):
+def test_an_output_with_more_pieces_is_kept_if_the_server_failed(path, capsys):
     write(path)
     before = snapshot(path.parent)
     output = make(path, settings={**SETTINGS, "inputs": "b" * 64}, pieces={("q1", 0): PIECES["q1", 0]})
@@ -206,20 +206,20 @@ SCORED = {**FAILED, "mean_log_probs": {}}
         (SCORED, False, "try another model, or generated text"),
     ],
 )
-def test_a_run_fails_where_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
+def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
     keys = [(f"q{number}", 0) for number in range(4)]
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
     assert make(path, keys=keys, pieces=pieces).report_failed() == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
-    again = "; a higher --max_retries asks for them again" if more else ""
+    again = "; a higher --max_retries retries them" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
-    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # nobody was asked that one
+    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested
     assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
 
 
-# Killed while it is put in place
+# Killed while it is published
 
 # Publishes in folders 0, 1, ..., each time in a process that is gone, as after kill -9, at the next file operation.
 KILLED = """
@@ -255,7 +255,7 @@ for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
 
 
 @pytest.mark.parametrize("older", [None, ["older text " * 20, OTHER], ["older text " * 20, SETTINGS]])
-def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, older):
+def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
     newer = ["newer text " * 30, SETTINGS]
     subprocess.run([sys.executable, "-c", KILLED, tmp_path, json.dumps([older, newer])], cwd=ROOT, check=True)
     folders, seen = list(tmp_path.iterdir()), set()
@@ -270,7 +270,7 @@ def test_a_process_killed_while_it_publishes_leaves_nothing_half_done(tmp_path, 
         seen.add(path.read_text() if path.exists() else None)
         assert is_finished(path, overwrite=True) is False  # it has none of the keys
         make(path).open()
-        if path.exists():  # with its own manifest: never one that looks changed by hand
+        if path.exists():  # with its own manifest, so that it never looks changed by hand
             assert read_manifest(path)["output_sha256"] == file_hash(path)
             assert [json.loads(path.read_text()), read_manifest(path)["settings"]] in (older, newer)
         write(path)

@@ -1,6 +1,6 @@
-"""The damages to one file: to the whole of it, and to one value in it, drawn by chance.
+"""Damages to a file as a whole, or to one random value in it.
 
-The effect of a damage is found by reading the file before and after with parsers that are not the project's.
+The effect of a damage is found by reading the file before and after with parsers from outside the project.
 """
 
 import json
@@ -20,7 +20,7 @@ LONG = "long — é " * 20_000
 
 
 def strict_json(text: str) -> Any:
-    """JSON as the standard has it: no NaN, no name twice in an object, no half characters."""
+    """Parse standard JSON: no NaN, no duplicate keys, no half characters."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(dict(pairs)) < len(pairs):
@@ -36,7 +36,7 @@ def strict_json(text: str) -> Any:
 
 
 def put_in(text: str) -> bytes:
-    """A dumped text with the placeholders' text in it; half characters become JSON's escapes."""
+    """Return a dumped text with the placeholders' text; half characters become JSON escapes."""
     deep = "[" * 100_000 + "]" * 100_000
     text = text.replace(json.dumps(DEEP), deep).replace(json.dumps(AGAIN)[1:-1], "").replace(AGAIN, "")
     return text.encode(errors="backslashreplace")
@@ -47,7 +47,7 @@ def read_lines(text: str) -> list[Any]:
 
 
 def read_log(text: str) -> list[Any]:
-    """A last line without an end does not count: its writer died over it."""
+    """Read a log without an incomplete last line, whose writer died."""
     return read_lines(text[: text.rfind("\n") + 1])
 
 
@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[Callable[[str], Any], Callable[[Any], bytes] | None]] = {
 
 
 def read(path: Path, kind: str) -> Any:
-    """What is in a file, None where it is nothing of its kind."""
+    """Return a file's content, None if it is not of its kind."""
     try:
         if not path.is_file():
             return None
@@ -170,7 +170,7 @@ LEGITIMATE = {"another value", "a flipped bit", "another file", "twice", "a shor
 
 
 def places(value: Any, path: tuple = ()) -> list[tuple]:
-    """The way to each part of a value."""
+    """Yield the path to each part of a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [way for key, part in items for way in ((*path, key), *places(part, (*path, key)))]
 
@@ -183,7 +183,7 @@ def part(value: Any, way: Iterable[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done: its name, where in the file, and whether a different output is what it should give."""
+    """A damage: its name, its place in the file, and whether a different output is right."""
 
     name: str
     place: str
@@ -191,7 +191,7 @@ class Damage:
 
 
 def damage(path: Path, kind: str, dice: random.Random, others: list[Path]) -> Damage:
-    """Do one damage to a file, drawn by these dice."""
+    """Damage a file, as drawn by a random generator."""
     dump, content = KINDS[kind][1], path.read_bytes()
     if dump is None or dice.random() < 0.4:
         name = dice.choice([*WHOLE])

@@ -1,19 +1,19 @@
-"""Damaged input for every reader: case N is a function of N alone, so a failing one can be run again by its number.
+"""Damaged input for every reader. Case N depends only on N, so a failing case can be run again by its number.
 
   make fuzz               all cases, in ten minutes or more
-  make fuzz CASE=1234     one, with all that the command says
+  make fuzz CASE=1234     one case, with the command's full output
 
 A case copies a folder of good input, damages one file of it, and runs one command in a process that can be killed. A
 command may refuse the file (exit code 2, one to three lines that name a file, nothing changed) or accept it (exit code
-0 or 1). All else is a finding: a traceback, a hang, another exit code, an output that was there and changed though the
-command refused, an output that is not JSON, and a silent change. That is: the command accepted a file
+0 or 1). Everything else is a finding: a traceback, a hang, another exit code, a changed output although the command
+refused, an output that is not JSON, and a silent change. In a silent change, the command accepted a file
 
   - with the same content (a byte order mark, a link), or
   - with a value dropped, null, NaN or of another type, or not a file of its kind any more,
 
 and gave another output or asked a model more often, with no new line on stdout or stderr or in a table's or report's
-notes, and no count that changed. Where a value was replaced by another of its type, another output is right; so it is
-where the damaged value is copied and nothing else differs, and for what may be missing (OPTIONAL in readers.py).
+notes, and no changed count. A different output is right if a value was replaced by another of its type, if the damaged
+value is copied and nothing else differs, and for optional fields (OPTIONAL in readers.py).
 """
 
 import argparse
@@ -76,7 +76,7 @@ VARYING = re.compile(rb"[0-9a-f]{64}|\b[\d.]+ ?/(s|min|h)\b|\b\d+:\d\d:\d\d\b|\"
 
 @dataclass(frozen=True)
 class Ran:
-    """A run that ended: its exit code (None: it hung), what it said, what it left and how often it asked a model."""
+    """A finished run: its exit code (None if it hung), messages, files, and number of requests to a model."""
 
     code: int | None
     out: str
@@ -87,7 +87,7 @@ class Ran:
     changed: list[str]  # files that were there and are other ones now
 
     def lines(self) -> set[str]:
-        """Its messages, also in notes of a table or report, with all numbers alike: figures are not warnings."""
+        """Return its messages, also notes of a table or report, with numbers masked, since figures are not warnings."""
         notes = [content.decode() for name, content in self.outputs.items() if name.endswith(".md")]
         for content in self.outputs.values():
             notes += re.findall(r'"notes":\[.*?\]', content.decode(errors="replace"))
@@ -96,7 +96,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Case:
-    """A case that was run; `finding` says what is wrong."""
+    """A finished case; `finding` describes its fault."""
 
     number: int
     reader: Reader
@@ -106,10 +106,10 @@ class Case:
 
 
 class Fuzz:
-    """The prepared folder, a copy of it to work in, the server, and two processes whose forks are the runs."""
+    """The prepared folder, a working copy, the server, and two processes whose forks are the runs."""
 
     def __init__(self, folder: Path, server: ChatServer, zygote: Zygote, loading: Zygote):
-        """`loading` is for the commands that load a model from a folder."""
+        """`loading` runs the commands that load a model from a folder."""
         self._whole, self._work, self._server = folder / "whole", folder / "work", server
         self._zygotes = {False: zygote, True: loading}
         self._work.mkdir()
@@ -147,7 +147,7 @@ class Fuzz:
         return Ran(code, run.printed, run.errors, outputs, str(counts), asked, lost)
 
     def _restore(self, found: dict[str, str | bytes | None]) -> None:
-        """Have the work folder be as it was at first; `found` is what is there."""
+        """Restore the work folder; `found` are its current files."""
         for name in found:
             if name not in self._good or found[name] != self._good[name]:
                 remove(Path(name))
@@ -162,7 +162,7 @@ class Fuzz:
         return ran
 
     def run(self, number: int) -> Case:
-        """The case of this number."""
+        """Run the case with this number."""
         reader, dice = READERS[number % len(READERS)], random.Random(number)
         good = self.undamaged(reader.command)
         (path,) = self._work.glob(reader.file)
@@ -182,7 +182,7 @@ def remove(path: Path) -> None:
 
 
 def judge(reader: Reader, name: str, done: Damage, is_same: bool, ran: Ran, good: Ran) -> str | None:
-    """What is wrong with a run, None where nothing is; `good` is the run on the file as it was."""
+    """Return the fault of a run, None without one; `good` is the run with the original file."""
     if ran.code is None:
         return f"runs for more than {SECONDS} s"
     if "Traceback" in ran.err or ran.code not in (0, 1, 2):
@@ -219,7 +219,7 @@ def judge_refusal(reader: Reader, name: str, done: Damage, ran: Ran) -> str | No
 
 
 def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:
-    """Do the outputs differ in the damaged field alone? It is one that the command copies and does not use."""
+    """Return whether the outputs differ only in the damaged field, which the command copies without using it."""
     field = next((name for name in reversed(done.place.split(".")) if not name.isdigit()), "")
     if field == "" or done.name == "twice" or ran.asked > good.asked or ran.outputs.keys() != good.outputs.keys():
         return False
@@ -227,7 +227,7 @@ def is_carried(done: Damage, ran: Ran, good: Ran) -> bool:
 
 
 def without(field: str, content: bytes) -> Any:
-    """An output's content without all fields of this name, where it is JSON."""
+    """Return an output's content without all fields of this name, if it is JSON."""
     text = content.decode(errors="replace")
     try:
         return json.loads(text, object_hook=lambda value: {name: value[name] for name in value if name != field})

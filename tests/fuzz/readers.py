@@ -1,6 +1,6 @@
-"""The readers: which command reads which file. Every file is in a folder that `prepare` fills.
+"""The readers: which command reads which file. `prepare` writes all files into a folder.
 
-A new reader is one line of READERS. Where its file is new too, `prepare` makes it.
+To add a reader, add a line to READERS; if its file is new too, add it to `prepare`.
 """
 
 import json
@@ -22,11 +22,11 @@ DATA = Path(__file__).resolve().parents[1] / "data"
 
 @dataclass(frozen=True)
 class Reader:
-    """A command, and the file of the prepared folder that is damaged before it runs.
+    """A command, and the prepared file that is damaged before it runs.
 
     Attributes:
-        file: its name, or a pattern that one file has.
-        kind: how the file is written: a key of KINDS in damages.py.
+        file: its name, or a pattern that matches one file.
+        kind: the file's format, a key of KINDS in damages.py.
     """
 
     command: str
@@ -49,7 +49,7 @@ def kind_of(file: str) -> str:
 
 
 def fresh(command: str) -> str:
-    """The command with an output that is not there yet."""
+    """Return the command with an output that does not exist yet."""
     return re.sub(r"(--(?:output|score|output_dataset)_addr )(?:made|drawn)/", r"\1new/", command)
 
 
@@ -193,9 +193,9 @@ def is_optional(reader: Reader, damage: str, place: str) -> bool:
 
 
 def prepare(folder: Path, run: Callable[[str], int]) -> None:
-    """Fill it with good input of every kind; `run` takes a command, runs it there and returns its exit code.
+    """Fill the folder with good input of every kind; `run` runs a command in it and returns the exit code.
 
-    There is tests/tiny_encoder.py's model in it already.
+    It already has the model of tests/tiny_encoder.py.
     """
     make_whole(folder, run)
     write(
@@ -237,7 +237,7 @@ def sepqa(number: int) -> dict[str, object]:
 
 
 def rating(key: dict) -> dict[str, object]:
-    """What a rater sends back who gives the value 1 everywhere."""
+    """Return the result of a rater who always gives the value 1."""
     decisions = {slot: {"value": 1, "seconds": 2.5} for slot, *_ in slots_of(key["ask"], 1)}
     answers = [{"id": one, "decisions": decisions, "comment": "good — é", "changed": 0} for one in key["questions"]]
     return {"study": key["study"], "ask": key["ask"], "rater": "Ann", "answers": answers}

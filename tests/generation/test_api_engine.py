@@ -1,4 +1,4 @@
-"""The API engine against a server with faults: real HTTP through the real openai client."""
+"""The API engine and a server with faults: real HTTP through the real openai client."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture
 def questions(tmp_path):
-    """A dataset of so many questions."""
+    """Return a dataset with this many questions."""
 
     def make(count):
         records = [{"id": f"q{n}", "question": f"Question number {n}?", "profile": []} for n in range(count)]
@@ -48,14 +48,14 @@ def questions(tmp_path):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Shorter pauses, of the library's and of ours: what is tested is that they are kept, not how long they are."""
+    """Shorten the library's pauses and ours: tests check that they are kept, not their length."""
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     for module in (api_engine, refusals):
         monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
 
 
 def elsewhere(output):
-    """An output with a store of its own."""
+    """An output with its own store."""
     return output.parent / "elsewhere" / output.name
 
 
@@ -79,7 +79,7 @@ def test_hundreds_of_requests_at_thirty_percent_faults(server, flags, output, qu
     once = [key for key in answers if answers[key][0]["attempts"] == 1]
     assert NUMBER - len(once) <= server.met["empty"] < NUMBER / 10
     assert all(answers[key] == expected[key] for key in once)
-    # Each question was answered once, but for what came when the client had given up.
+    # Each question was answered once, except answers after the client had given up.
     answered = Counter(question_of(json.loads(request)) for request in server.answered.elements())
     assert len(answered) == NUMBER and answered - given_up <= Counter(set(answered))
     # It really was 30%, and every kind.
@@ -88,7 +88,7 @@ def test_hundreds_of_requests_at_thirty_percent_faults(server, flags, output, qu
 
 
 def count_given_up(monkeypatch):
-    """How often the client stops waiting for the answer to each question."""
+    """Count how often the client stops waiting for each answer."""
     given_up, send = Counter(), ThrottledClient.send
 
     async def watch(client, request, **options):
@@ -104,11 +104,11 @@ def count_given_up(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("allowed", "count"), [(1, 60), (8, 240)])
-def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
+def test_a_throttling_server_gets_no_more_than_its_learnt_limit(
     server, flags, output, questions, allowed, count, quick, monkeypatch
 ):
     monkeypatch.setattr(refusals, "RISE_AFTER", count)  # more are not tried again
-    server.allowed, server.delay = allowed, 0.2  # so long that a slow machine, too, sends as many as it may
+    server.allowed, server.delay = allowed, 0.2  # long enough for a slow machine to send as many as allowed
     answers = run(flags, output, "--max_concurrency", 32, data=questions(count))
     assert len(answers) == count and {outputs[0]["attempts"] for outputs in answers.values()} == {1}
     learnt = server.refused_at[-1] + 1
@@ -117,7 +117,7 @@ def test_throttled_server_sees_no_more_than_it_allows_once_that_is_learnt(
     assert max(server.open_at[learnt:]) >= allowed / 2  # nor does it fall to nothing
 
 
-def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, output, questions, monkeypatch):
+def test_nothing_is_sent_before_the_retry_after_time(server, flags, output, questions, monkeypatch):
     came, is_told, refused = [], threading.Event(), Throttle.refused
     monkeypatch.setattr(Throttle, "refused", lambda *arguments: (refused(*arguments), is_told.set())[0])
 
@@ -127,7 +127,7 @@ def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, out
 
     def reply(body):
         if question_of(body) != came[0][1]:
-            is_told.wait(600)  # what came with it is answered when the client knows
+            is_told.wait(600)  # the other requests are answered when the client knows
         return reply_to(body)
 
     server.faults, server.reply, server.retry_after = faults, reply, "0.7"
@@ -135,25 +135,25 @@ def test_nothing_is_sent_before_the_time_that_a_refusal_names(server, flags, out
     assert len(came) == 6 and min(came[3:])[0] - came[0][0] >= 0.7
 
 
-def test_server_that_comes_back_is_waited_for(server, flags, output, questions, quick, capsys):
+def test_the_run_waits_for_a_server_that_comes_back(server, flags, output, questions, quick, capsys):
     down = range(10, 25)  # the requests that come while it is away
     server.faults = lambda body, times: "503" if len(server.requests) - 1 in down else None
     answers = run(flags, output, "--max_concurrency", 4, data=questions(30))
     assert len(answers) == 30 and None not in {outputs[0]["output"] for outputs in answers.values()}
-    assert "note: the API at 127.0.0.1 answers 503: Try again later.; asking again in" in capsys.readouterr().err
+    assert "note: the API at 127.0.0.1 answers 503: Try again later.; retrying in" in capsys.readouterr().err
 
 
 # Faults that last
 
 
 def answer(flags, output, *more, data):
-    """The script's exit code in this process, and the answers it wrote."""
+    """Run the script in this process; return its exit code and answers."""
     arguments = [*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]
     return baselines.main(arguments), json.loads(output.read_text())
 
 
 def fail_on(*numbers):
-    """The server fails on these questions for ever."""
+    """Let the server always fail on these questions."""
     return lambda body, times: "500" if question_number(body) in numbers else None
 
 
@@ -161,21 +161,19 @@ def question_number(body):
     return int(re.search(r"Question number (\d+)\?", question_of(body))[1])
 
 
-def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
-    server, flags, output, questions, quick, capsys
-):
+def test_a_lasting_outage_ends_the_run_and_the_same_command_resumes(server, flags, output, questions, quick, capsys):
     data = questions(300)
     server.faults = lambda body, times: "503" if len(server.requests) > 10 else None
     code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
     assert code == 1 and 7 <= len(answers) <= 10
     progress, ended, missing = capsys.readouterr().err.splitlines()[-3:]
     assert ended == (
-        "note: the API at 127.0.0.1 answers 503: Try again later.; the server no longer answers; no further requests "
-        "are sent to this model"
+        "note: the API at 127.0.0.1 answers 503: Try again later.; the server no longer answers; sending no more "
+        "requests to this model"
     )
     assert progress.startswith(f"{len(answers)}/300 answers")
     gap = 300 - len(answers)
-    assert missing == f"{gap} answers are missing because the server failed; the same command asks for them again"
+    assert missing == f"{gap} answers are missing because the server failed; run the same command again to retry them"
     assert len(server.requests) < 10 + 300  # not even the client library's tries for each of them
     server.faults = lambda body, times: None
     asked = len(server.requests)
@@ -183,9 +181,7 @@ def test_server_that_stays_away_ends_the_run_and_the_same_command_goes_on(
     assert len(server.requests) - asked == gap
 
 
-def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
-    server, flags, output, questions, quick, capsys
-):
+def test_a_prompt_that_the_server_fails_on_is_left_for_the_next_run(server, flags, output, questions, quick, capsys):
     data = questions(200)
     server.faults, server.delay = fail_on(3), 0.01  # others are answered while it is tried
     code, answers = answer(flags, output, "--max_concurrency", 4, data=data)
@@ -194,10 +190,10 @@ def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
     assert server.met["500"] == 4 * (1 + api_engine.LIBRARY_RETRIES)
     said = capsys.readouterr().err.splitlines()
     assert "failed 0, missing 1" in said[-2]
-    assert said[-1] == "1 answer is missing because the server failed; the same command asks for it again"
+    assert said[-1] == "1 answer is missing because the server failed; run the same command again to retry it"
     assert read_manifest(output)["missing"] == 1
 
-    code, again = answer(flags, output, data=data)  # it fails still, and nothing else is left to be asked
+    code, again = answer(flags, output, data=data)  # it still fails, and nothing else is left to request
     assert (code, again) == (1, answers)
     assert capsys.readouterr().err.splitlines()[-1] == said[-1]
 
@@ -212,8 +208,8 @@ def test_one_prompt_that_the_server_fails_on_is_left_for_the_same_command(
 
 
 @pytest.mark.parametrize("failing", [(0,), (9,), (3, 6, 9)])
-def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, questions, quick, failing):
-    """Where nothing else is under way, a request that fails looks as an outage does."""
+def test_with_one_request_at_a_time_failing_prompts_are_skipped(server, flags, output, questions, quick, failing):
+    """With no other requests in flight, a failing request looks like an outage."""
     server.faults = fail_on(*failing)
     code, answers = answer(flags, output, "--max_concurrency", 1, "--max_retries", 0, data=questions(10))
     assert (code, list(answers)) == (1, [f"q{n}" for n in range(10) if n not in failing])
@@ -222,8 +218,8 @@ def test_one_request_at_a_time_passes_those_that_fail(server, flags, output, que
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("HTML", "sends no completion; check --base_url: <html><body>Just a moment...</body></html>"),
-        ("broken JSON", 'sends no completion; check --base_url: {"id": "chatcmpl-1", "object": "chat.com'),
+        ("HTML", "returned no completion; check --base_url: <html><body>Just a moment...</body></html>"),
+        ("broken JSON", 'returned no completion; check --base_url: {"id": "chatcmpl-1", "object": "chat.com'),
         ("hang", "cannot be reached: Request timed out."),
         ("reset", "cannot be reached: Connection error."),
         ("truncated", "cannot be reached: Connection error."),
@@ -235,7 +231,7 @@ def test_server_that_never_answers(server, flags, output, questions, quick, faul
     with pytest.raises(UserError) as raised:
         run(flags, output, "--max_retries", 0, "--request_timeout", 1 if fault == "hang" else 600, data=questions(3))
     assert str(raised.value) == (
-        f"the API at 127.0.0.1 {message}\n  asked 1 times; what is finished is kept, run the same command again"
+        f"the API at 127.0.0.1 {message}\n  asked 1 times; finished work is kept, run the same command again to resume"
     )
 
 
@@ -271,7 +267,7 @@ def test_retry_after(headers, seconds):
 
 
 def enter(throttle, count):
-    """The times at which so many requests enter, without waiting."""
+    """Return the times at which this many requests enter, without waiting."""
 
     async def enter_all():
         return [await asyncio.wait_for(throttle.enter(), 600) for _ in range(count)]
@@ -287,7 +283,7 @@ def take_answers(throttle, count):
 
 
 def refuse(throttle, at_once, refused):
-    """Many requests at once; the last ones are refused, and the others under way until that is known."""
+    """Send many requests at once; the last ones are refused while the others are in flight."""
     for entered in enter(throttle, at_once)[:refused]:
         throttle.refused(entered, 0)
         throttle.leave()
@@ -296,13 +292,13 @@ def refuse(throttle, at_once, refused):
 
 
 @pytest.mark.parametrize(("refused", "limit"), [(1, 31), (12, 20), (16, 16), (31, 16), (32, 16)])
-def test_a_wave_of_refusals_lowers_the_limit_to_what_is_taken_and_at_most_to_half(refused, limit):
+def test_a_burst_of_refusals_at_most_halves_the_limit(refused, limit):
     throttle = Throttle(32)
     refuse(throttle, 32, refused)
     assert throttle.limit == limit
 
 
-def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
+def test_a_limit_rises_by_a_quarter_up_to_the_users_maximum():
     throttle = Throttle(32)
     refuse(throttle, 32, 12)
     limits = []
@@ -313,7 +309,7 @@ def test_a_limit_rises_by_a_quarter_and_to_no_more_than_the_user_allows():
     assert limits == [20, 25, 31, 32, 32]
 
 
-def test_pauses_without_a_time_double_until_something_is_answered():
+def test_pauses_double_until_a_request_is_answered():
     throttle, pauses = Throttle(4), []
 
     def refuse_one(named=0.0):

@@ -1,4 +1,4 @@
-"""Prompts as a model reads them: rendering, counting, and keeping within the token budget."""
+"""Prompts as a model reads them: rendering, counting, and fitting the token budget."""
 
 import json
 import random
@@ -34,7 +34,7 @@ BOS_ID = 256
 
 
 def byte_tokenizer():
-    """A token a byte, so lengths can be counted by hand, and <s>, which a plain call to the tokenizer puts first."""
+    """Return a tokenizer with one token per byte, for counting by hand, and <s>, which a plain call puts first."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -47,7 +47,7 @@ def byte_tokenizer():
 
 
 def save_model(folder, template, config=None):
-    """Everything of a model but its weights."""
+    """Save a model without weights."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -58,7 +58,7 @@ def save_model(folder, template, config=None):
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """Folders of models that differ in their chat template alone."""
+    """Folders of models that differ only in the chat template."""
     return {name: save_model(tmp_path_factory.mktemp("model"), template) for name, template in TEMPLATES.items()}
 
 
@@ -82,7 +82,7 @@ def test_messages_are_rendered_by_the_models_template(models, name, expected):
     chat = LocalChat(models[name])
     rendered = chat.render(MESSAGES)
     assert decode(rendered) == expected
-    assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never one more than the template has
+    assert list(rendered).count(BOS_ID) == expected.count("<s>")  # never more than the template has
     assert (rendered.typecode, rendered.itemsize) == ("i", 4)
     # A token a byte; <s> is one token of three letters.
     assert chat.length(rendered) == len(rendered) == len(expected.replace("<s>", "s").encode())
@@ -129,7 +129,7 @@ def test_an_adapters_own_tokenizer_comes_first(tmp_path, models):
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path):
     folder = save_model(tmp_path, None)
-    with pytest.raises(UserError, match=f"^{folder}: no chat template; give an instruction-tuned model$"):
+    with pytest.raises(UserError, match=f"^{folder}: has no chat template; use an instruction-tuned model$"):
         LocalChat(folder)
 
 
@@ -143,10 +143,10 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
         ("{{ ''.__class__.__mro__ }}", "fails: access to attribute '__class__'"),
         ("{{ raise_exception('\x1b[2J never') }}", r"fails: \x1b[2J never"),
-        ("", "leaves out the user's text; give another model"),
+        ("", "drops the user's text; use another model"),
     ],
 )
-def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, template, found):
+def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, found):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
         LocalChat(folder)
@@ -157,7 +157,7 @@ def test_a_chat_template_that_cannot_be_used_is_told_in_one_line(tmp_path, templ
 
 
 def test_a_template_may_fail_later(tmp_path):
-    """Over a role that is tried first: it is not used; over the prompt itself: the run ends."""
+    """If it fails for a role that is tried first, the role is not used; for the prompt itself, the run ends."""
     fails = "{% if messages[0].role == 'system' %}{{ 1 / 0 }}{% endif %}" + USERS
     chat = LocalChat(save_model(tmp_path / "role", fails))
     assert decode(chat.render(MESSAGES)) == MERGED
@@ -199,7 +199,7 @@ def put_field(path, name, value):
         ("tokenizer.json", b"[" * 100_000, "tokenizer.json cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, found):
+def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, found):
     folder = save_model(tmp_path, USERS)
     if isinstance(change, bytes):
         (tmp_path / file).write_bytes(change)
@@ -211,7 +211,7 @@ def test_a_damaged_file_of_a_model_is_told_in_one_line(tmp_path, file, change, f
 
 
 def test_a_tokenizer_without_its_file_is_refused(tmp_path):
-    """transformers would make one without a vocabulary, of a class that has a slow one too."""
+    """transformers would make one without a vocabulary, if the class also has a slow version."""
     folder = save_model(tmp_path, USERS)
     put_field(tmp_path / "tokenizer_config.json", "tokenizer_class", "Qwen2Tokenizer")
     (tmp_path / "tokenizer.json").unlink()
@@ -220,11 +220,11 @@ def test_a_tokenizer_without_its_file_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("lacking", ["pad_token", "eos_token"])
-def test_plain_text_needs_tokens_to_pad_and_to_end_with(tmp_path, lacking):
+def test_plain_text_needs_padding_and_end_tokens(tmp_path, lacking):
     folder = save_model(tmp_path, USERS)
     for name in ("pad_token", "eos_token"):
         put_field(tmp_path / "tokenizer_config.json", name, None if name == lacking else "<s>")
-    with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json names no {lacking}$"):
+    with pytest.raises(UserError, match=rf"^{folder}: its tokenizer_config\.json has no {lacking}$"):
         PlainText(folder)
 
 
@@ -242,7 +242,7 @@ def test_an_unknown_models_tokens_are_estimated_from_bytes():
 
 @pytest.fixture
 def no_table(monkeypatch, tmp_path):
-    """tiktoken has no table of its own left and must fetch one."""
+    """Let tiktoken have no cached table, so that it must download one."""
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     return monkeypatch
@@ -252,7 +252,7 @@ def test_without_a_network_tokens_are_estimated_at_once(no_table):
     no_table.setattr("utils.generation.chat.FETCH_SECONDS", 600)
     before = set(threading.enumerate())
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))  # bound, not listening: nothing else answers there either
+        closed.bind(("127.0.0.1", 0))  # bound, but not listening, so nothing answers there
         no_table.setenv("https_proxy", f"http://127.0.0.1:{closed.getsockname()[1]}")
         no_table.setenv("no_proxy", "")
         chat = APIChat("gpt-4o-mini")
@@ -284,7 +284,7 @@ def test_a_model_that_tiktoken_knows_is_counted_by_it(monkeypatch):
         (4096, None, 4095, 8192, 4096),  # room for one token of prompt
     ],
 )
-def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wanted, expected):
+def test_chosen_lengths(model_limit, max_model_len, max_tokens, wanted, expected):
     chat = SimpleNamespace(model_limit=model_limit)
     assert choose_length(chat, max_model_len, max_tokens, wanted) == expected
 
@@ -292,12 +292,12 @@ def test_the_length_that_is_chosen(model_limit, max_model_len, max_tokens, wante
 @pytest.mark.parametrize(
     ("model_limit", "max_model_len", "max_tokens", "message"),
     [
-        (4096, 4097, 512, "--max_model_len 4097: the model takes at most 4096 tokens"),
+        (4096, 4097, 512, "--max_model_len 4097: the model supports at most 4096 tokens"),
         (4096, None, 4096, "--max_tokens 4096 leaves no room .* share 4096 tokens\n  give a smaller --max_tokens$"),
         (4096, 512, 600, "--max_tokens 600 leaves no room .* share 512 tokens"),
     ],
 )
-def test_a_length_that_cannot_be(model_limit, max_model_len, max_tokens, message):
+def test_impossible_lengths_are_refused(model_limit, max_model_len, max_tokens, message):
     with pytest.raises(UserError, match=message):
         choose_length(SimpleNamespace(model_limit=model_limit), max_model_len, max_tokens, 8192)
 
@@ -306,7 +306,7 @@ def test_a_length_that_cannot_be(model_limit, max_model_len, max_tokens, message
 
 
 class LetterChat:
-    """A token a letter; counts how often it renders."""
+    """One token per letter; counts the renderings."""
 
     def __init__(self):
         self.renders = 0
@@ -341,12 +341,12 @@ def fit(posts, budget):
         (5, [], 3, False),
     ],
 )
-def test_the_lowest_ranked_posts_go_first_and_the_first_is_cut_at_its_end(budget, kept, dropped, cut):
+def test_the_lowest_ranked_posts_are_dropped_first_and_the_best_is_cut(budget, kept, dropped, cut):
     assert fit(["aaaa", "bbb", "cc"], budget) == Fitted(build(kept), len(kept), dropped, cut)
 
 
 def fit_by_trying_everything(posts, budget):
-    """The same as `fit`, one case after the other."""
+    """Do the same as `fit`, by trying all cases."""
 
     def fits(kept):
         return LetterChat().length(build(kept)) <= budget
@@ -362,7 +362,7 @@ def fit_by_trying_everything(posts, budget):
     return Fitted(build([]), 0, len(posts), False)
 
 
-def test_any_posts_and_budget_agree_with_trying_everything():
+def test_fitting_agrees_with_an_exhaustive_search():
     generator = random.Random(0)
     outcomes = set()
     for _ in range(3000):
@@ -420,7 +420,7 @@ def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
 
 
 def spoken(text):
-    """A chat template whose turns are `text` with ROLE and TEXT in their places."""
+    """Return a chat template whose turns are `text` with ROLE and TEXT replaced."""
     turn = text.replace("ROLE", "{{ m.role }}").replace("TEXT", "{{ m.content }}")
     return "{% for m in messages %}" + turn + "{% endfor %}"
 
@@ -475,7 +475,7 @@ def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
 
 
 @pytest.mark.parametrize("style", ["ChatML", "Gemma"])
-def test_prompt_and_reply_are_what_the_template_makes_of_the_whole_conversation(tmp_path, style):
+def test_prompt_and_reply_equal_the_rendered_conversation(tmp_path, style):
     chat = styled_chat(tmp_path, style)
     user = [{"role": "user", "content": "Which?"}]
     system = [{"role": "system", "content": "Be brief."}]
@@ -504,7 +504,7 @@ SAMPLE_TEXT = "\n".join(
 
 
 def trained_tokenizer(name):
-    """A tokenizer of a kind that models have, trained on the sample data."""
+    """Return a tokenizer of a common kind, trained on the sample data."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -537,14 +537,14 @@ def trained_tokenizer(name):
 
 
 def random_text(rng):
-    """A text that breaks lines in odd places."""
+    """Return a text with line breaks in odd places."""
     ends = ["\n", "\n\n", " \n", "\r\n", "\n ", ".\n", "\n\u0301", "\u2028", "é\n", "'s\n's ", "<s>\n", "\n<|end|>"]
     words = SAMPLE_TEXT.split()
     return "".join(rng.choice(words) + rng.choice([" "] * 12 + ends) for _ in range(rng.randrange(1, 60)))
 
 
 @pytest.mark.parametrize("name", ["Qwen", "sentencepiece", "across lines"])
-def test_a_history_has_the_tokens_of_its_text(tmp_path, name):
+def test_a_history_has_the_same_tokens_as_its_text(tmp_path, name):
     trained_tokenizer(name).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     chat, rng = LocalChat(str(tmp_path)), random.Random(0)

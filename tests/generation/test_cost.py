@@ -1,4 +1,4 @@
-"""What a run costs: by a hand count of what a server reports, and by a bill that an API wrote itself."""
+"""The cost of a run, by hand from a server's reports, and from an API's own bill."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from utils.files.manifest import read_manifest
 
 
 def count(requests, text):
-    """USD for these requests at 3 a million of input, 1 of cached and 10 of output, all answered by `text`."""
+    """Return the cost of requests answered with `text`, at 3, 1 (cached) and 10 (output) USD per million tokens."""
     prompts = [sum(len(one["content"].split()) for one in request["messages"]) for request in requests]
     return sum((n - n // 2) * 3 + n // 2 * 1 + len(text.split()) * 10 for n in prompts) / 1e6
 
@@ -22,7 +22,7 @@ def count(requests, text):
 PRICES = ["--price_in", 3, "--price_cached", 1, "--price_out", 10]
 
 
-def test_the_manifest_has_what_every_try_cost(server, flags, output, capsys):
+def test_the_manifest_has_the_cost_of_every_try(server, flags, output, capsys):
     text = json.dumps({"personalized_answer": "Yes, it is so."})
     server.reply = lambda request: Reply(text if "response_format" in request else "I would rather not say")
     run(flags, output, *PRICES, "--max_retries", 1)
@@ -36,7 +36,7 @@ def test_the_manifest_has_what_every_try_cost(server, flags, output, capsys):
     assert len(server.requests) == 26 and "already finished" in capsys.readouterr().out
 
 
-def test_a_dry_run_says_what_it_may_cost(server, flags, output, capsys):
+def test_a_dry_run_estimates_the_cost(server, flags, output, capsys):
     run_dry = baselines.main
     arguments = [*map(str, flags), "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--dry_run"]
     assert run_dry([*arguments, "--max_tokens", "500", *map(str, PRICES)]) == 0
@@ -77,7 +77,7 @@ def test_thoughts_count_as_output_and_once(name, tmp_path):
     assert read_manifest(tmp_path / "out.json")["cost_usd"] == pytest.approx(dollars, abs=5e-7)
 
 
-def test_a_cost_that_the_api_does_not_tell_is_none(tmp_path, capsys):
+def test_an_unreported_cost_is_none(tmp_path, capsys):
     (tmp_path / "key.txt").write_text("any")
     with running(FaultyServer(lambda request: answer("Yes."), lambda body, times: "other JSON")) as server:
         server.body = lambda completion: completion | {"usage": None}

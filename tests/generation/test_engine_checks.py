@@ -1,4 +1,4 @@
-"""What is checked before weights load; nvidia-smi is a script that prints what the real one would."""
+"""Checks before weights are loaded; nvidia-smi is a script with the real one's output."""
 
 import os
 from argparse import Namespace
@@ -13,7 +13,7 @@ from utils.generation.requests import Sampling
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Put an nvidia-smi on the PATH that knows two GPUs of 81559 MiB and heeds --id."""
+    """Put an nvidia-smi on the PATH that lists two GPUs of 81559 MiB and supports --id."""
 
     def install(free: list[int]) -> None:
         lines = ["#!/bin/sh"]
@@ -48,22 +48,24 @@ def test_only_visible_gpus_count(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(UserError, match="GPU 1 has"):
         vllm_engine._check_gpus(flags(1, 0.9), "a-model")
-    with pytest.raises(UserError, match="only 1 GPUs are here"):
+    with pytest.raises(UserError, match="this machine has only 1 GPUs"):
         vllm_engine._check_gpus(flags(2, 0.9), "a-model")
 
 
-def test_each_copy_of_the_model_has_gpus_of_its_own(nvidia_smi):
+def test_each_copy_of_the_model_has_its_own_gpus(nvidia_smi):
     nvidia_smi([80000, 80000, 80000, 30000])
     vllm_engine._check_gpus(flags(1, 0.9, copies=3), "a-model")
     with pytest.raises(UserError, match="GPU 3 has"):
         vllm_engine._check_gpus(flags(2, 0.9, copies=2), "a-model")
-    with pytest.raises(UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: only 4 GPUs are here"):
+    with pytest.raises(
+        UserError, match="--tensor_parallel_size 1 --data_parallel_size 5: this machine has only 4 GPUs"
+    ):
         vllm_engine._check_gpus(flags(1, 0.9, copies=5), "a-model")
 
 
 @pytest.mark.parametrize("answer", ["echo 'No devices were found'; exit 6", "echo '0, [N/A], [N/A]'"])
-def test_what_nvidia_smi_does_not_tell_is_left_to_vllm(nvidia_smi, tmp_path, answer):
-    """Of a part of a GPU (MIG) it knows nothing, and some GPUs have no memory of their own."""
+def test_unreported_gpu_memory_is_left_to_vllm(nvidia_smi, tmp_path, answer):
+    """It reports nothing for a part of a GPU (MIG), and some GPUs have no separate memory."""
     nvidia_smi([])
     with open(tmp_path / "nvidia-smi", "a") as script:
         script.write(f"{answer}\n")
@@ -78,8 +80,8 @@ def test_the_key_comes_from_the_file_else_from_the_environment(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7])
-def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature):
-    """vLLM's front end makes an object for each one, which would cost most of its speed."""
+def test_answers_are_requested_without_log_probabilities(temperature):
+    """vLLM's front end makes an object per token, which would cost most of its speed."""
     pytest.importorskip("vllm")
     for schema in (None, {"type": "object"}):
         params = vllm_engine.sampling_params(Sampling(temperature, 0.95, 10, 1, schema))
@@ -87,7 +89,8 @@ def test_no_answer_is_asked_for_the_log_probabilities_of_its_tokens(temperature)
 
 
 @pytest.mark.parametrize(
-    ("lowest", "on_gpu", "refusal"), [(7.5, True, "here it is 7.5"), (8.0, False, "none is here"), (8.0, True, None)]
+    ("lowest", "on_gpu", "refusal"),
+    [(7.5, True, "this one has 7.5"), (8.0, False, "this machine has none"), (8.0, True, None)],
 )
 def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monkeypatch):
     monkeypatch.setattr(vllm_engine, "find_capabilities", lambda: {"GPU 0": 9.0, "GPU 1": lowest})

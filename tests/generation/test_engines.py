@@ -1,7 +1,7 @@
 """The real vLLM on this machine (no GPU needed) and the real openai client, through the real scripts.
 
-The model is the demo's, made by `make models`. A run that starts vLLM as a user's does takes half a minute: each test
-looks at everything its run can show. Those that look at answers alone are forks of a process that has imported vllm.
+The model is the demo's, made by `make models`. A run that starts vLLM like a user's takes half a minute, so each test
+checks everything its run shows. Tests of answers alone fork a process that has imported vllm.
 """
 
 import contextlib
@@ -62,7 +62,7 @@ def test_a_users_first_run(free_run):
     dtype = "bfloat16" if has_bf16() else "float32"
     phases = [f"loading the tokenizer of {CHAT}", f"loading {CHAT} (this may take a minute or more)"]
     phases += [f"loaded on CPU, {len(os.sched_getaffinity(0))} cores, {dtype}", "closing the engine"]
-    said = [line for line in done.stderr.splitlines() if ": not ranked: no manifest" not in line]
+    said = [line for line in done.stderr.splitlines() if ": not ranked: it has no manifest" not in line]
     assert [line for line in said if "/6 answers" not in line] == phases, done.stderr
     manifest = read_manifest(output)
     assert manifest["settings"]["model"].startswith("sha256:") and manifest["device"].endswith(f" cores, {dtype}")
@@ -132,7 +132,7 @@ def test_a_damaged_folder_is_named_in_the_last_line(warm_engine, tmp_path, file,
 
 
 def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
-    """Greedy in fp32: what is computed beside an answer rounds its log-probability otherwise there, not its text."""
+    """Greedy in fp32, where the rest of the batch changes the rounding of log-probabilities, but not the text."""
     texts = []
     for engines in (1, 2):
         output = tmp_path / f"{engines}.json"
@@ -147,8 +147,8 @@ def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
-    """An engine that outlives its script keeps the GPU's memory, and the same command again finds none free."""
+def test_an_interrupted_run_leaves_no_engine_behind(tmp_path, ending):
+    """An engine that outlives its script would keep the GPU's memory from the next run."""
     with open(tmp_path / "log", "w") as log:
         script = subprocess.Popen(
             [sys.executable, "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE,
@@ -158,14 +158,14 @@ def test_a_run_that_is_ended_leaves_no_engine_behind(tmp_path, ending):
         )  # fmt: skip
     wait_for(lambda: len(engine_processes(script.pid)) >= 2, 600)
     engines = engine_processes(script.pid)
-    # SIGTERM as a scheduler sends it: to the whole process group. The script alone is to heed it.
+    # SIGTERM to the whole process group, like a scheduler's. Only the script must react.
     (os.killpg if ending == signal.SIGTERM else os.kill)(script.pid, ending)
     wait_for(lambda: script.poll() is not None, 600)
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in engines), 600)
     if ending == signal.SIGTERM:
         assert script.returncode == 130
         printed = (tmp_path / "log").read_text()
-        assert printed.endswith("run the same command again\n") and "Traceback" not in printed
+        assert printed.endswith("run the same command again to resume\n") and "Traceback" not in printed
         assert printed.count("interrupted") == 1  # by the script alone
 
 
@@ -177,7 +177,7 @@ def wait_for(condition, seconds: float) -> None:
 
 
 def engine_processes(pid: int) -> list[int]:
-    """The processes below `pid` that have named themselves as vLLM's (engine core, worker)."""
+    """Return the processes below `pid` with the names of vLLM's (engine core, worker)."""
     import psutil
 
     engines = []
@@ -195,7 +195,7 @@ OFF = '{"enable_thinking": false}'
 
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory):
-    """The demo's model with a variable in its chat template, and settings for sampling."""
+    """The demo's model with a variable in its chat template, and sampling settings."""
     folder = shutil.copytree(CHAT, tmp_path_factory.mktemp("models") / "switched")
     template, sampling = folder / "chat_template.jinja", folder / "generation_config.json"
     template.write_text(template.read_text() + SWITCH)
@@ -204,7 +204,7 @@ def switched(tmp_path_factory):
 
 
 def check_variable(plain, told, folder):
-    """The engine that counted the tokens is not ours, nor is the template's end."""
+    """Another engine counts the tokens, and another template ends the prompt."""
     from transformers import AutoTokenizer
 
     more = len(AutoTokenizer.from_pretrained(folder)("<think></think>")["input_ids"])

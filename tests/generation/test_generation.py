@@ -21,9 +21,9 @@ def make_policy(temperature=0.1, max_retries=3, constrained_decoding="fallback",
 
 
 class ScriptedEngine:
-    """Answers a prompt with the next of its texts, and fails once they are used up.
+    """Answers each prompt with its next text, and fails when they are used up.
 
-    A text may be an exception, which is raised, or a coroutine function, which is awaited for the text.
+    A text may be an exception to raise, or a coroutine function that returns the text.
     """
 
     device = "script"
@@ -61,7 +61,7 @@ class ScriptedEngine:
 
 
 def parse(text, cut):
-    """A text is usable unless it says `bad`; one that was cut is flagged."""
+    """Parse a text, which is usable unless it contains `bad`; flag a cut one."""
     if text.startswith("bad"):
         return Parsed(None, "none", f"saw {text}")
     return Parsed(text, "strict", None, cut)
@@ -69,7 +69,7 @@ def parse(text, cut):
 
 @pytest.fixture(autouse=True)
 def in_a_folder(tmp_path, monkeypatch):
-    """Whose store is in completions/."""
+    """Return completions with their store in completions/."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -93,7 +93,7 @@ def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="an
 
 
 def kept():
-    """The requests that the store has an answer for."""
+    """Return the requests that are answered in the store."""
     lines = [line for path in Path("completions").glob("*/*.jsonl") for line in path.read_text().splitlines()[1:]]
     return {json.loads(line)["id"] for line in lines}
 
@@ -183,8 +183,8 @@ def test_a_call_without_a_prompt_is_never_asked(pieces):
 
 
 @pytest.mark.parametrize(("most", "at_once"), [(8, 2), (1, 1), (1000, 4)])
-def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
-    """By their tokens, about a quarter of their characters: none is made before there is room. One always may."""
+def test_prompts_in_flight_are_bounded(pieces, monkeypatch, most, at_once):
+    """By their tokens, about a quarter of their characters: prompts are made if there is room; one always may."""
     monkeypatch.setattr("utils.runs.ask.UNDER_WAY", most)
     engine = ScriptedEngine({"x" * 16 + str(n): ["fine"] for n in range(12)}, concurrency=4)
     made, opened = [], []
@@ -205,7 +205,7 @@ def test_prompts_under_way_are_bounded(pieces, monkeypatch, most, at_once):
     assert engine.most_at_once == at_once and len(pieces) == 12
 
 
-def test_a_slow_request_holds_no_other_up(pieces):
+def test_a_slow_request_does_not_delay_others(pieces):
     names = [f"q{i}" for i in range(10)]
     all_others = asyncio.Event()
 
@@ -225,8 +225,8 @@ def test_a_slow_request_holds_no_other_up(pieces):
 
 
 @pytest.mark.parametrize("error", [UserError("the key is wrong"), RuntimeError("a bug"), KeyboardInterrupt()])
-def test_an_error_stops_the_run_and_keeps_what_was_finished(pieces, error):
-    """What is under way then is waited for, as it is paid for."""
+def test_an_error_stops_the_run_and_keeps_finished_work(pieces, error):
+    """Requests in flight are awaited, because they are paid for."""
     answered = asyncio.Event()
 
     async def late():
@@ -250,31 +250,30 @@ GONE = UnavailableError("503")
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
-def test_a_step_ends_early_where_nothing_is_answered_any_more(pieces, capsys, concurrency, most):
+def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
     run(engine, [make_call("a")], pieces)
     with_prompt = [make_call(f"q{n}") for n in range(99)]
     without = [fitted_call((f"long{n}", 0), None, parse) for n in range(2)]  # no server gives these
     run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
     assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
-    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and what is under way then
+    assert 3 <= len(engine.calls) - 1 <= most  # in a row, and those in flight
     assert (
-        "\nnote: 503; the server no longer answers; no further requests are sent to this model\n"
-        in capsys.readouterr().err
+        "\nnote: 503; the server no longer answers; sending no more requests to this model\n" in capsys.readouterr().err
     )
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_a_server_that_has_never_answered_is_the_users_to_look_at(pieces, capsys, count):
+def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
     calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
-    with pytest.raises(UserError, match=r"^503\n  asked 4 times; what is finished is kept, run the same command"):
+    with pytest.raises(UserError, match=r"^503\n  asked 4 times; finished work is kept, run the same command"):
         run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
 
 
 def test_steps_follow_each_other_on_one_engine(capsys):
-    """The second step's calls are made from what the first has finished; each step has its model and pieces."""
+    """The second step's calls use the first step's results; each step has its model and pieces."""
     plans, answers, published = {}, {}, []
 
     def from_plan(name):
@@ -305,12 +304,12 @@ def test_description_of_a_dry_run():
     described = describe_calls(calls, APIChat("some-model"), make_policy(), None)
     # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
     assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
-    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long and not asked: c" in described
-    assert "2 calls, at most 8 with retries; at most 100 tokens an output" in described
+    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long, skipped: c" in described
+    assert "2 calls, at most 8 with retries; at most 100 tokens per output" in described
 
 
-def test_steps_that_ask_one_server_know_of_each_other(capsys):
-    """An answer to one shows that the address is right; once the server is gone, the others ask the store alone."""
+def test_steps_of_one_server_share_its_state(capsys):
+    """An answer to one shows that the address is right; if the server is gone, the others use only the store."""
     first, second = {}, {}
     engine = ScriptedEngine({"a": ["fine"], "kept": ["fine"]} | {f"q{n}": [GONE] for n in range(20)}, concurrency=1)
     run(engine, [make_call("kept")], {})
@@ -324,7 +323,7 @@ def test_steps_that_ask_one_server_know_of_each_other(capsys):
     assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
 
 
-def test_a_step_that_the_store_answers_has_no_device(capsys):
+def test_a_step_answered_by_the_store_has_no_device(capsys):
     told = []
     engine = ScriptedEngine({"a": ["fine"], "b": ["fine"]})
     run(engine, [make_call("b")], {})

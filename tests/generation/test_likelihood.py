@@ -1,4 +1,4 @@
-"""--choose likelihood: as transformers computes it where vLLM runs, and as a run everywhere else."""
+"""--choose likelihood: compared with transformers if vLLM runs, and complete runs otherwise."""
 
 import asyncio
 import json
@@ -31,13 +31,13 @@ BLOCK = 128  # tokens that vLLM's cache has or has not, on a CPU
 OPTIONS = {
     "one": "Badgers",
     "two": f"{LONG}and there is nobody else about.",
-    "three": f"{LONG}but never in winter.",  # begins as the second one, for more tokens than a block of the cache has
+    "three": f"{LONG}but never in winter.",  # shares a prefix with the second one, longer than a block of the cache
     "four": "Perhaps you could write a poem about it?",
 }
 
 
 def make_records(number, words=0):
-    """Questions that get longer by a word, the first with so many more than it needs."""
+    """Return questions that get longer by a word; `words` are added to the first."""
     profile = [{"id": f"n{i}", "note": note} for i, note in enumerate(NOTES)]
     return [
         {"task": "Trivia", "id": f"q{i}", "kind": "Animals", "answer": "one", "profile": profile, "options": OPTIONS}
@@ -53,7 +53,7 @@ def write(path, records):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """The made-up benchmark, as if its file were in utils/benchmarks."""
+    """Install the made-up benchmark, as if its file were in utils/benchmarks."""
     monkeypatch.setattr(utils.benchmarks, "__path__", [*utils.benchmarks.__path__, str(MADE_UP)])
     tasks.cache_clear()
     yield
@@ -67,7 +67,7 @@ def model_folder(tmp_path_factory):
 
 
 class Counting:
-    """An engine for which a text is the likelier the longer it is, and that dies after so many questions."""
+    """An engine for which longer texts are likelier, and that dies after a number of questions."""
 
     concurrency, device = 1, "none"
 
@@ -112,7 +112,7 @@ def test_the_likeliest_option_is_the_answer(run, tmp_path, capsys):
     assert "already finished, left alone" in capsys.readouterr().out
 
 
-def test_of_options_as_likely_the_first_is_chosen_and_none_by_damaged_numbers(run, tmp_path):
+def test_ties_choose_the_first_option_and_invalid_numbers_none(run, tmp_path):
     run(Counting(scores=[-3.0, -2.0, -2.0, -4.0]))
     assert json.loads((tmp_path / "out.json").read_text())["q0"][0]["output"] == "two"
     run(
@@ -138,9 +138,9 @@ def test_a_prompt_leaves_room_for_the_longest_option(run, tmp_path):
 
 
 class Tokens:
-    """What stands for vLLM: each token is as likely as it is high, and what is cached has no log-probability.
+    """A fake vLLM: a token's likelihood grows with its number, and cached tokens have no log-probability.
 
-    With `others` the prompts' log-probabilities are those of other tokens, each time or every second time.
+    With `others`, log-probabilities of prompts are those of other tokens, each time or every second time.
     """
 
     def __init__(self, block, others=None):
@@ -171,8 +171,8 @@ class Tokens:
 
 @pytest.mark.parametrize("by_token", [False, True])
 @pytest.mark.parametrize("block", [1, 2, 3, 4, 16])
-def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
-    """No number of what was cached is taken, wherever the blocks of the cache end."""
+def test_continuations_with_a_common_prefix_are_scored_separately(block, by_token):
+    """Numbers of cached tokens are not used, wherever the cache's blocks end."""
     pytest.importorskip("vllm")
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
     continuations = [array("i", word) for word in words]
@@ -189,7 +189,7 @@ def test_continuations_that_begin_alike_are_taken_apart(block, by_token):
 
 @pytest.mark.parametrize("others", [1, 2])
 @pytest.mark.parametrize("block", [1, 3, 16])
-def test_of_other_tokens_than_asked_for_no_number_is_taken(block, others, capsys):
+def test_log_probabilities_of_wrong_tokens_are_not_used(block, others, capsys):
     pytest.importorskip("vllm")
     scoring._say_slower.cache_clear()
     words = [[5], [5, 6, 7], [5, 6, 9], [5, 6, 7, 7, 3, 2], [8, 1], [4], [5, 6, 7, 7, 3, 1, 1]]
@@ -212,7 +212,7 @@ RUN = (
 
 
 @pytest.mark.engine
-def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
+def test_vllms_likelihoods_equal_those_of_transformers(tmp_path):
     records = make_records(4, words=5)
     inputs, output = write(tmp_path / "in.json", records), tmp_path / "out.json"
     command = [sys.executable, "-c", RUN, "--model_addr", CHAT, "--inputs_addr", inputs, "--output_addr", output]
@@ -229,13 +229,13 @@ def test_vllms_likelihoods_are_those_of_transformers(tmp_path):
         assert answer["output"] == max(expected, key=expected.get)
         lengths.add(length % BLOCK)
     assert "requested one by one" not in done.stderr
-    assert 0 in lengths  # else a prompt whose last block is cached whole was not among them
+    assert 0 in lengths  # else no prompt had a completely cached last block
     tokens = manifest["tokens"]
     assert tokens["cached_tokens"] > 0.8 * tokens["prompt_tokens"]
 
 
 def asked_of(records, number=50):
-    """The conversation of each, and the options behind it."""
+    """Return each question's conversation and options."""
     prompt = load_prompt(str(MADE_UP / "ask_with_notes"))
     for record in records:
         notes = [item["note"] for item in record["profile"][:number]][::-1]
@@ -261,7 +261,7 @@ ANSWER = "Dig them up before the frost, dry them for a day, and keep them dark i
 
 
 @pytest.mark.engine
-def test_vllms_verdicts_are_those_of_transformers(tmp_path):
+def test_vllms_verdicts_equal_those_of_transformers(tmp_path):
     inputs, output = write(tmp_path / "in.json", QUESTIONS), tmp_path / "scores.json"
     answers = write(tmp_path / "a.json", {one["id"]: [{"output": ANSWER * (3 + i)}] for i, one in enumerate(QUESTIONS)})
     command = [sys.executable, "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", inputs]
@@ -282,7 +282,7 @@ def test_vllms_verdicts_are_those_of_transformers(tmp_path):
 
 
 def reference_verdicts():
-    """By transformers in fp32, of each aspect how likely 0, 1 and 2 are where the judge's object has its number."""
+    """Return how likely 0, 1 and 2 are as each aspect's verdict, by transformers in fp32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

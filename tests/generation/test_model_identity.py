@@ -1,4 +1,4 @@
-"""Who a model behind an API is: its name and what its server reports, wherever that server stands today."""
+"""The identity of a model behind an API: its name and the server's report, whatever the server's address."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ def answer(request):
 
 
 def models(name="chat", root="org/chat", status=200):
-    """What vLLM's server lists: what it was started with as `root`, whatever name it gives that."""
+    """Return the models that vLLM's server lists: `root` is the model it was started with, whatever its name."""
     return lambda: (status, {"object": "list", "data": [{"id": "other", "root": "x"}, {"id": name, "root": root}]})
 
 
@@ -42,7 +42,7 @@ def server_with(list_models=None, reply=answer):
 
 
 def words(server, output, *more, model="chat"):
-    """The flags with which baselines.py asks a server."""
+    """Return the flags of baselines.py for a server."""
     flags = ["--openai", "--model_addr", model, "--base_url", server.url, "--inputs_addr", TEST]
     return [*map(str, flags), "--output_addr", str(output), *map(str, more)]
 
@@ -71,7 +71,7 @@ def own_store(path):
 # Another address
 
 
-def test_a_run_that_began_at_one_port_goes_on_at_another(output):
+def test_a_run_resumes_at_another_port(output):
     with server_with(models()) as first, server_with(models()) as second:
         assert baselines.main(words(first, output, "--limit", 5)) == baselines.main(words(second, output)) == 0
         assert len(first.requests) == 5 and len(second.requests) == NUM_QUESTIONS - 5
@@ -81,7 +81,7 @@ def test_a_run_that_began_at_one_port_goes_on_at_another(output):
     assert second.url not in json.dumps(manifest["settings"])
 
 
-def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, capsys):
+def test_finished_outputs_are_recognized_without_requests(output, tmp_path, capsys):
     scores = tmp_path / "scores.json"
     with server_with(models()) as server:
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
@@ -98,7 +98,7 @@ def test_what_is_finished_is_found_so_without_asking_anybody(output, tmp_path, c
 # Another model
 
 
-def test_two_servers_with_other_models_under_one_name_are_told_apart(output):
+def test_two_models_with_one_name_are_distinguished(output):
     with server_with(models(root="org/chat-7b")) as first:
         assert baselines.main(words(first, output, "--limit", 2)) == 0
     before = output.read_bytes()
@@ -144,7 +144,7 @@ UNSAID = {
 
 
 @pytest.mark.parametrize("name", [*UNSAID, "nothing in time"])
-def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, monkeypatch):
+def test_without_server_information_the_model_name_is_the_identity(output, name, monkeypatch):
     held = threading.Event()
 
     def hang():
@@ -171,7 +171,7 @@ def test_a_server_that_does_not_say_is_taken_at_its_models_name(output, name, mo
         baselines.main(words(other, output))
 
 
-def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
+def test_server_fingerprints_are_recorded_but_not_a_setting(output):
     with server_with() as server:
         for limit, state in ((2, "fp_1"), (3, "fp_2"), (4, None)):
             server.system_fingerprint = state
@@ -188,7 +188,7 @@ def test_the_states_that_a_server_answered_in_are_told_and_no_setting(output):
 
 @pytest.fixture
 def hashing(tmp_path, monkeypatch):
-    """What is hashed, file by file, where every file counts as large; what is kept of it is in cache/."""
+    """Record each hashed file, with every file counting as large; cache/ has the stored hashes."""
     hashed, digest = [], hashlib.file_digest
 
     def note(file, name):
@@ -203,7 +203,7 @@ def hashing(tmp_path, monkeypatch):
 
 
 def save_old(folder, weights=b"weights", seconds=1000):
-    """A model's files, as if they had changed so many seconds after 1970."""
+    """Save a model's files with this modification time, in seconds after 1970."""
     folder.mkdir(exist_ok=True)
     for name, content in (("config.json", b"{}"), ("model.safetensors", weights)):
         (folder / name).write_bytes(content)
@@ -211,7 +211,7 @@ def save_old(folder, weights=b"weights", seconds=1000):
     return str(folder)
 
 
-def test_a_model_s_files_are_hashed_by_its_first_run_alone(hashing, tmp_path, capsys):
+def test_a_models_files_are_hashed_only_once(hashing, tmp_path, capsys):
     model = save_old(tmp_path / "model")
     first = model_fingerprint(model)
     assert hashing == ["config.json", "model.safetensors"]

@@ -1,4 +1,4 @@
-"""Answers of undocumented shapes, with status 200: each is read or asked for again, and none ends a run."""
+"""Answers of undocumented shapes with status 200: each is parsed or retried, and none ends a run."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ ESCAPES = "\x1b[2J\x1b]0;title\x07\udcff"
 
 
 def put(*path_and_value):
-    """A change to a completion: this value at this path."""
+    """Return a change to a completion: this value at this path."""
     *path, value = path_and_value
 
     def change(completion):
@@ -43,7 +43,7 @@ def drop(*path):
 
 
 def parts(*kinds):
-    """The text as a list of parts, cut in the middle."""
+    """Return the text as a list of two parts."""
 
     def split(text):
         halves = [text[: len(text) // 2], text[len(text) // 2 :]]
@@ -56,7 +56,7 @@ CHOICE = ("choices", 0)
 MESSAGE = (*CHOICE, "message")
 USAGE = ("usage",)
 
-# Changes that leave the text as it is: read at once.
+# Changes that keep the text: parsed at once.
 READ = {
     "parts of text": parts("text", "text"),
     "a part of thoughts ahead": put(
@@ -90,7 +90,7 @@ READ = {
        for count in NO_COUNT},
 }  # fmt: skip
 
-# Changes after which there is no text: asked for again.
+# Changes that remove the text: retried.
 ASKED_AGAIN = {
     "choices is an object": put("choices", lambda choices: {"0": choices[0]}),
     "choices is a text": put("choices", "none"),
@@ -152,8 +152,8 @@ def server():
         yield server
 
 
-def test_every_shape_is_read_or_asked_for_again(server, flags, output, questions, quick, capfd):
-    """Each is the first answer to one question."""
+def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quick, capfd):
+    """Each shape is the first answer to one question."""
     names = list(SHAPES)
     server.faults = lambda body, times: "other JSON" if times == 0 else None
 
@@ -165,7 +165,7 @@ def test_every_shape_is_read_or_asked_for_again(server, flags, output, questions
     code, answers = answer(flags, output, "--max_concurrency", 8, data=questions(len(SHAPES)))
     assert code == 0 and [number_in(outputs[0]["output"]) for outputs in answers.values()] == [*range(len(SHAPES))]
     asked = Counter(names[number_in(body["messages"][-1]["content"])] for body in server.requests)
-    assert asked == {name: 1 if name in READ else 2 for name in names}  # what could be read was not asked for again
+    assert asked == {name: 1 if name in READ else 2 for name in names}  # readable answers were not requested again
     assert "\x1b" not in capfd.readouterr().err
     for [one] in answers.values():
         counts = [one[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
@@ -177,7 +177,7 @@ def number_in(text):
 
 
 @pytest.mark.parametrize("name", ["choices is an object", "nested lists", "a number of 6,000 digits"])
-def test_a_question_with_nothing_but_such_answers_is_counted(server, flags, output, questions, quick, capsys, name):
+def test_a_question_with_only_odd_answers_is_counted(server, flags, output, questions, quick, capsys, name):
     server.faults = lambda body, times: "other JSON" if "number 7?" in body["messages"][-1]["content"] else None
     server.body = SHAPES[name]
     code, answers = answer(flags, output, "--max_retries", 1, data=questions(20))
@@ -185,7 +185,7 @@ def test_a_question_with_nothing_but_such_answers_is_counted(server, flags, outp
     assert "1 answer is missing because the server failed" in capsys.readouterr().err
 
 
-def test_counts_that_are_none_are_told_as_unknown(server, flags, output, questions):
+def test_missing_token_counts_are_reported_as_unknown(server, flags, output, questions):
     server.faults, server.body = lambda body, times: "other JSON", SHAPES["prompt_tokens is -1"]
     assert answer(flags, output, data=questions(3))[0] == 0
     assert read_manifest(output)["tokens"]["prompt_tokens"] is None
@@ -202,6 +202,6 @@ def test_counts_that_are_none_are_told_as_unknown(server, flags, output, questio
         None,
     ],
 )
-def test_lists_of_models_of_another_shape_tell_nothing(server, listed):
+def test_malformed_model_lists_are_ignored(server, listed):
     server.list_models = lambda: (200, listed)
     assert ask_for_root("m", server.url, "key") is None and server.lists_asked == 1

@@ -1,4 +1,4 @@
-"""Servers that refuse parameters or formats as today's do, over real HTTP, through whole runs of two scripts."""
+"""Servers that refuse parameters or formats like current ones, in complete runs of two scripts over real HTTP."""
 
 import asyncio
 import hashlib
@@ -30,13 +30,13 @@ RECORDS = json.loads(SAMPLE.read_text())
 
 
 def openai_error(found):
-    """As OpenAI's reasoning models answer: one parameter at a time, named in `param`."""
+    """Return an error like those of OpenAI's reasoning models: one parameter at a time, named in `param`."""
     name, code, text = found
     return Reply(text, status=400, code=code, param=name)
 
 
 def gpt5(request):
-    """What a reasoning model of OpenAI's does not take: (parameter, code, message); None where it takes all."""
+    """Return (parameter, code, message) of a refusal by OpenAI's reasoning models; None if they accept all."""
     if "max_tokens" in request:
         text = (
             "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
@@ -68,7 +68,7 @@ def gemini(request):
 
 
 def foundry(request):
-    """Azure Foundry: all that it does not know at once, as pydantic tells it."""
+    """Azure Foundry: all unknown parameters at once, in pydantic's words."""
     known = {"model", "messages", "temperature", "top_p", "max_tokens", "response_format"}
     unknown = sorted(request.keys() - known)
     said = {"type": "extra_forbidden", "msg": "Extra inputs are not permitted"}
@@ -95,7 +95,7 @@ def azure(found):
     return Reply(found[2], status=400, code=found[1])
 
 
-SERVERS = {  # what it refuses, as which reply, and the names in the order of their refusals
+SERVERS = {  # which parameters it refuses, with which reply, and their names in order of refusal
     "gpt-5": (gpt5, openai_error, ["max_tokens", "temperature", "top_p"]),
     "gpt-5 behind Azure": (gpt5, azure, ["max_tokens", "temperature", "top_p"]),
     "gpt-5 behind LiteLLM": (gpt5, litellm, ["max_tokens", "temperature", "top_p"]),
@@ -107,17 +107,17 @@ SERVERS = {  # what it refuses, as which reply, and the names in the order of th
 
 
 def seeded(request):
-    """The server's usual answer, also without a seed."""
+    """Return the server's usual answer, also without a seed."""
     return default_reply({"seed": 0, **request})
 
 
 def usable(request):
-    """The same, never a text without an output in it."""
+    """The same, but always with a usable output."""
     return seeded({**request, "response_format": None})
 
 
 def refuse(kind, reply=seeded):
-    """The reply function of one of SERVERS, which counts what it refuses; and that count."""
+    """Return the reply function of one of SERVERS, and its count of refusals."""
     finds, say, _ = SERVERS[kind]
     refused = Counter()
 
@@ -134,14 +134,14 @@ def refuse(kind, reply=seeded):
 
 
 def mumble(request):
-    """An answer or a verdict; for half of the seeds only where the output is held to JSON."""
+    """Return an answer or a verdict; for half of the seeds only if the output is constrained to JSON."""
     drawn = hashlib.sha256(json.dumps([request["messages"], request["seed"]]).encode()).digest()
     if drawn[0] % 2 and "response_format" not in request:
         return Reply("Let me think.")
     return default_reply({**request, "response_format": None})
 
 
-# The server; which of FORMATS it takes for a schema, what it refuses, and whether it holds outputs to any JSON.
+# The server; which of FORMATS it accepts for a schema, what it refuses, and whether it constrains outputs to JSON.
 HOLDING = {
     "refuses json_schema": (refuse_formats(mumble, "json_schema"), "json_object", ["json_schema"], True),
     "refuses it with 422": (refuse_formats(mumble, "json_schema", status=422), "json_object", ["json_schema"], True),
@@ -153,7 +153,7 @@ HOLDING = {
 
 
 class Case:
-    """A script that asks for three answers to each question, or for verdicts on one."""
+    """A script that requests three answers to each question, or verdicts on one."""
 
     def __init__(self, script, folder, server, published):
         self.script, self.folder, self.server, self.published = script, folder, server, published
@@ -174,20 +174,20 @@ class Case:
         return main([*self.flags, str(self.folder / name), *map(str, more)])
 
     def records(self, name="out.json"):
-        """What a run of this process has published, piece by piece."""
+        """The pieces that a run of this process has published."""
         return self.published[str(self.folder / name)]
 
     def manifest(self, name="out.json"):
         return read_manifest(self.folder / name)
 
     def formats_since(self, number):
-        """How often each response_format was asked for since the request of this number."""
+        """Count each response_format since the request of this number."""
         return Counter(body.get("response_format", {}).get("type") for body in self.server.requests[number:])
 
 
 @pytest.fixture
 def published(monkeypatch):
-    """The pieces of each output that this process has published, by its path."""
+    """The pieces of each output that this process has published, by path."""
     found, publish = {}, Output.publish
 
     def note_and_publish(output, *given, **figures):
@@ -210,7 +210,7 @@ def notes(text):
 
 
 def check(case, names, name="out.json"):
-    """Every piece is there and says what it was asked without, and so does the manifest."""
+    """Check that every piece exists and, like the manifest, names the dropped parameters."""
     records = case.records(name)
     assert len(records) == case.size
     for record in records.values():
@@ -225,7 +225,7 @@ def test_every_question_is_answered_and_each_refusal_met_once(case, kind, capsys
     case.server.reply, refused = refuse(kind)
     assert case.run() == 0
     check(case, names)
-    assert len(names) <= refused.total() <= 16 * len(names)  # each of those that are under way at first
+    assert len(names) <= refused.total() <= 16 * len(names)  # each of the first requests in flight
     told = notes(capsys.readouterr().err)
     assert len(told) == len(names)
     ends = [f"with {LIMITS[1]}" if one == "max_tokens" else f"without {one}" for one in names]
@@ -243,7 +243,7 @@ def test_formats_and_parameters_are_refused_by_one_server(case, capsys):
 
 
 def test_a_format_that_is_refused_first_does_not_hide_a_parameter(case):
-    """The server looks at the format before the parameters."""
+    """The server checks the format before the parameters."""
     parameters, _ = refuse("Gemini", usable)
     case.server.reply = refuse_formats(parameters, "json_schema")
     assert case.run("out.json", "--constrained_decoding", "always") == 0
@@ -251,7 +251,7 @@ def test_a_format_that_is_refused_first_does_not_hide_a_parameter(case):
     assert case.manifest()["refused_by_server"] == ["json_schema"]
 
 
-def test_what_nothing_can_be_done_about_ends_the_run_as_before(case, capsys):
+def test_an_unfixable_refusal_ends_the_run(case, capsys):
     refusal = Reply("Invalid value for 'messages': the temperature.", status=400, param="messages")
     case.server.reply = lambda request: refusal
     with pytest.raises(UserError, match=r"^the API at 127\.0\.0\.1 refuses the request: Invalid value for 'messages'"):
@@ -272,7 +272,7 @@ def test_flags_leave_parameters_out_from_the_start(case):
     assert {record["temperature"] for record in case.records().values()} == {None}
 
 
-def test_further_parameters_reach_the_server_and_are_settings(case):
+def test_extra_parameters_are_sent_and_are_settings(case):
     plain = case.folder / "plain.json"
     assert case.run(plain.name, "--limit", 2) == 0
     sent = {key for body in case.server.requests for key in body}
@@ -289,7 +289,7 @@ def test_further_parameters_reach_the_server_and_are_settings(case):
     assert {name: manifest["settings"].get(name) for name in (*told, "extra_body")} == {**told, "extra_body": extra}
 
 
-def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case):
+def test_a_refused_flag_is_dropped_but_not_the_users_json(case):
     case.server.reply, refused = refuse("Azure Foundry")
     assert case.run("flag.json", "--top_k", 5, "--reasoning_effort", "low") == 0
     check(case, ["seed", "top_k", "reasoning_effort"], "flag.json")
@@ -299,7 +299,7 @@ def test_a_flag_that_is_refused_is_left_out_and_the_user_s_own_json_is_not(case)
             case.run("own.json", *words)
 
 
-def test_judges_that_were_really_sampled_differently_do_not_share_a_table(tmp_path, published):
+def test_judges_sampled_differently_do_not_share_a_table(tmp_path, published):
     with serve(seeded) as server:
         judging = Case("evaluate_responses.py", tmp_path, server, published)
         assert judging.run("plain/a.json") == 0
@@ -313,7 +313,7 @@ def test_judges_that_were_really_sampled_differently_do_not_share_a_table(tmp_pa
 
 
 def ask(server, *takes):
-    """What one request of `Refusals` comes to with a server that takes only these parameters; and what was sent."""
+    """Send a request of `Refusals` to a server that accepts only these parameters; return result and requests."""
     sent = []
 
     async def send(body):
@@ -325,7 +325,7 @@ def ask(server, *takes):
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
 
 
-def test_the_limit_is_called_what_the_server_calls_it(capsys):
+def test_the_token_limit_has_the_servers_parameter_name(capsys):
     for first, other in (LIMITS, LIMITS[::-1]):
         completion, sent = ask(Refusals(first), "model", other)
         assert [*map(list, sent)] == [["model", first], ["model", other]] and completion.refused_parameters == (first,)
@@ -335,15 +335,15 @@ def test_the_limit_is_called_what_the_server_calls_it(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_the_addresss_query_goes_with_every_request(case):
+def test_the_base_urls_query_is_sent_with_every_request(case):
     """Azure's api-version."""
     case.flags[case.flags.index("--base_url") + 1] += "?api-version=preview"
     assert case.run() == 0
     assert set(case.server.paths) == {"/v1/chat/completions?api-version=preview"}
 
 
-def test_a_field_that_a_refusal_lists_as_allowed_is_not_its_cause():
-    """As serde tells it: none of what follows was refused."""
+def test_a_field_listed_as_allowed_is_not_the_cause_of_a_refusal():
+    """In serde's words; none of the listed fields was refused."""
     found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
     body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
     assert refusals._named(MalformedError("refused", None, found), body) == "temperature"
@@ -358,7 +358,7 @@ def kind(request):
 
 
 def check_run(case, kind, name="out.json"):
-    """Records, manifest and counts say what happened; returns how many tries were to be held to the schema."""
+    """Check records, manifest and counts; return how many tries were to be constrained."""
     _, taken, refused, holds = kind
     records = case.records(name)
     second = {key for key, record in records.items() if record["attempts"] == 2}
@@ -385,13 +385,13 @@ def test_a_whole_run(case, kind, capsys):
     assert asked[None] == case.size + (second if taken == "none" else 0)  # the first try of each
     if taken != "none":
         assert asked[taken] == second
-    assert all(1 <= asked[one] <= 16 for one in refused)  # each of those under way meets the refusal
+    assert all(1 <= asked[one] <= 16 for one in refused)  # each request in flight is refused
     said = "note: the API at 127.0.0.1 refuses the request: response_format json_schema is not supported; "
     said += f"the run continues without {' and '.join(refused)}"
     assert notes(capsys.readouterr().err) == ([said] if refused else [])
 
 
-def test_a_run_that_goes_on_is_the_whole_one(case, kind):
+def test_a_resumed_run_equals_an_uninterrupted_one(case, kind):
     case.server.reply = kind[0]
     case.run("whole/out.json", "--max_retries", 1)  # with a store of its own
     case.run("out.json", "--limit", 4, "--max_retries", 1)
@@ -402,7 +402,7 @@ def test_a_run_that_goes_on_is_the_whole_one(case, kind):
     assert case.records() == case.records("whole/out.json")
 
 
-def test_a_refusal_of_something_else_ends_the_run_and_teaches_nothing(case, capsys):
+def test_an_unrelated_refusal_ends_the_run_and_changes_nothing(case, capsys):
     refused = set()  # seeds: also without the format that is refused first
 
     def reply(request):
@@ -419,7 +419,7 @@ def test_a_refusal_of_something_else_ends_the_run_and_teaches_nothing(case, caps
     assert case.manifest()["refused_by_server"] == []
 
 
-def test_schemas_have_what_the_strict_mode_documents(case):
+def test_schemas_follow_the_documented_strict_mode(case):
     case.server.reply = mumble
     assert case.run() == 0
     sent = [body["response_format"] for body in case.server.requests if "response_format" in body]

@@ -1,4 +1,4 @@
-"""Variables of chat templates: they reach the prompt, its count, the planner's training, and are settings."""
+"""Variables of chat templates reach the prompt, its token count and the planner's training, and are settings."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def with_switch(folder):
 
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory):
-    """A tiny model that can be asked here, with the switch, and a variable for the effort."""
+    """A tiny local model with the switch, and a variable for the effort."""
     folder = save_tiny_chat(tmp_path_factory.mktemp("models") / "switched", max_positions=16384)
     effort = "{%- if reasoning_effort is defined %}Reasoning: {{ reasoning_effort }}\n{%- endif %}"
     (folder / "chat_template.jinja").write_text(effort + TEMPLATE + SWITCH)
@@ -49,7 +49,7 @@ def switched(tmp_path_factory):
 
 @pytest.fixture
 def asked(monkeypatch, switched):
-    """Whatever is asked here, as texts; of vLLM nothing is loaded."""
+    """The prompts as texts; vLLM is not loaded."""
     from transformers import AutoTokenizer
 
     tokenizer, texts = AutoTokenizer.from_pretrained(switched), []
@@ -102,7 +102,7 @@ def test_a_variable_reaches_the_demo_s_tokenizer_with_such_a_template(tmp_path):
     assert off.end_of_turn == plain.end_of_turn
 
 
-def test_a_variable_that_the_template_does_not_know_is_refused():
+def test_a_variable_unknown_to_the_template_is_refused():
     said = refusal(
         baselines.main, "--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", "x.json", "--dry_run",
         "--chat_template_kwargs", OFF,
@@ -111,12 +111,12 @@ def test_a_variable_that_the_template_does_not_know_is_refused():
     words = ("--model_addr", CHAT, "--inputs_addr", SAMPLE, "--output_addr", "x.json", "--reasoning_effort", "low")
     assert refusal(baselines.main, *words).startswith("--reasoning_effort: ")
     more = ("--chat_template_kwargs", '{"reasoning_effort": "low"}')
-    assert "give it once" in refusal(baselines.main, *words, *more)
+    assert "give only one of them" in refusal(baselines.main, *words, *more)
     told = LocalChat(str(CHAT), None, {"enable_thinking": False}, only_known=True)
     assert told.variables == {}
 
 
-def test_it_is_in_every_prompt_and_another_value_is_another_setting(asked, switched, tmp_path):
+def test_a_variable_is_in_every_prompt_and_is_a_setting(asked, switched, tmp_path):
     flags = ["--model_addr", switched, "--inputs_addr", SAMPLE, "--limit", "2", "--output_addr", tmp_path / "out.json"]
     assert baselines.main([*map(str, flags), "--chat_template_kwargs", OFF, "--reasoning_effort", "high"]) == 0
     for text, _ in prompts(asked):
@@ -135,7 +135,7 @@ def test_it_is_in_every_prompt_and_another_value_is_another_setting(asked, switc
     assert prompts(asked) == []
 
 
-def test_further_sampling_reaches_the_engine(asked, switched, tmp_path):
+def test_sampling_flags_reach_the_engine(asked, switched, tmp_path):
     flags = ["--model_addr", switched, "--inputs_addr", SAMPLE, "--limit", "1", "--output_addr", tmp_path / "out.json"]
     more = {"--top_k": 20, "--min_p": 0.1, "--presence_penalty": -1, "--temperature": "default", "--top_p": "default"}
     assert baselines.main([*map(str, flags), *(str(word) for pair in more.items() for word in pair)]) == 0
@@ -149,8 +149,8 @@ def test_further_sampling_reaches_the_engine(asked, switched, tmp_path):
 @pytest.mark.parametrize(
     ("own", "expected"), [({}, (1.0, 1.0)), ({"temperature": 0.6, "top_p": 0.95, "top_k": 20}, (0.6, 0.95))]
 )
-def test_what_vllm_is_asked_for(own, expected):
-    """A model's other settings are not taken: today's runs are without them."""
+def test_sampling_parameters_of_vllm(own, expected):
+    """A model's other settings are not used."""
     params = sampling_params(Sampling(None, None, 9, 5, further={"min_p": 0.1}), own)
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.seed) == (*expected, 0, 0.1, 5)
     given = sampling_params(Sampling(0.5, 0.8, 9, 5, further={"top_k": 7, "presence_penalty": 1.5}), own)
@@ -188,7 +188,7 @@ def plan_run(switched, planner, output, *more):
 
 
 def test_training_and_planning_render_alike(asked, switched, tmp_path):
-    """The planner gets the variables of its training, whatever the generator gets."""
+    """The planner gets its training's variables, whatever the generator gets."""
     args = planner_flags("--max_seq_length", "8192", "--chat_template_kwargs", OFF, model=switched)
     chat = LocalChat(args.model_addr, None, args.chat_template_kwargs)
     records = json.loads(SAMPLE.read_text())[:1]

@@ -1,4 +1,4 @@
-"""A model that thinks, from its template to the table: no text that ends in a thought becomes an answer."""
+"""A thinking model, from its template to the table: a text that ends in a thought never becomes an answer."""
 
 import json
 from argparse import Namespace
@@ -72,7 +72,7 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
         ("", None, None, Thoughts()),
     ],
 )
-def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
+def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, asked, found):
     chat = Namespace(prompt_end=end, own_parser=own)
     assert find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path)) == found
     manifest = {"settings": {"script": "train_planner.py"}}
@@ -95,22 +95,22 @@ def test_a_prompt_s_end_tells_of_thoughts(tmp_path, end, own, asked, found):
 def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effort, thinks, opened):
     found = find_thoughts(Namespace(reasoning_parser=asked, reasoning_effort=effort), APIChat("x"), model)
     assert (found.thinks, found.opened, found.parser) == (thinks, opened, asked)
-    with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai only deepseek_r1 is possible"):
+    with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
         find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
 
 
-def test_thoughts_have_room_where_the_user_sets_no_tokens():
+def test_thoughts_get_extra_tokens_unless_the_user_sets_them():
     thoughts = Thoughts("deepseek_r1", True, True)
     assert thoughts.room(False) == thoughts.room(False, None, 40960) == THOUGHT_TOKENS
     assert thoughts.room(False, 4096, None) == 1024
     assert thoughts.room(True) == Thoughts().room(False) == 0
 
 
-# What becomes of its texts
+# Its texts
 
 
 class Partition:
-    """As vLLM's deepseek_r1, which tests/generation/test_thinking_engine.py has."""
+    """Like vLLM's deepseek_r1, which tests/generation/test_thinking_engine.py uses."""
 
     reasoning_start_str, reasoning_end_str = "<think>", "</think>"
 
@@ -123,7 +123,7 @@ class Partition:
 
 
 class Thinker:
-    """An engine whose model thinks; `finished` by a prompt and the number of its try."""
+    """An engine whose model thinks; `finished` depends on the prompt and the number of the try."""
 
     concurrency, device, finishes = 2, "none", staticmethod(lambda prompt, attempt: False)
     opened, tries = [], []
@@ -174,7 +174,7 @@ def thinking(monkeypatch):
     ],
 )
 def test_an_opened_thought_without_a_parser(thinker, text, schema, answer, reasoning, unfinished):
-    """Also where the engine has one for another model."""
+    """Also if the engine has one for another model."""
     for parser in (None, Partition()):
         reader = ThoughtReader("none", lambda: LocalChat(thinker).tokenizer)
         reader._parser = parser
@@ -194,7 +194,7 @@ def ask(script, *words, code=0):
 
 
 @pytest.mark.parametrize("name", ["LaMP-QA", *LAMP, *CONFIGS, "PersonaMem-32k"])
-def test_no_text_cut_in_a_thought_is_an_answer(name, thinker, thinking, tmp_path, capsys):
+def test_a_text_cut_in_a_thought_is_not_an_answer(name, thinker, thinking, tmp_path, capsys):
     if name == "PersonaMem-32k":
         words = ["--dataset", name, "--source_dir", DATA / "mini_personamem", "--output_dir", tmp_path / "own"]
         ask(download_datasets, *words)
@@ -246,11 +246,11 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     unfinished = read_manifest(scores)["unfinished_thoughts"]
     assert unfinished == len(records[1]["rubric_aspects"])
     assert f"{unfinished} unfinished thoughts" in capsys.readouterr().out
-    # At temperature 0 it would only think the same again.
+    # At temperature 0, it would only repeat the same thought.
     assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
     ask(make_table, "--system", "Ours", scores)
     told = capsys.readouterr()
-    assert f"Ours: 1 answer and {unfinished} verdicts missing because of unfinished thoughts." in told.out + told.err
+    assert f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished." in told.out + told.err
 
 
 def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys):
@@ -284,7 +284,7 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     assert "--max_tokens 2048, including its thoughts\n" in capsys.readouterr().err
 
 
-def test_what_is_scored_stands_behind_the_thought(thinker, tmp_path):
+def test_options_are_scored_after_the_thought(thinker, tmp_path):
     chat = LocalChat(thinker)
     asked = [{"role": "user", "content": "q"}]
     open_end = chat.tokenizer.decode(list(chat.render(asked)))
@@ -312,7 +312,7 @@ SENT = [
     (Reply(f"<think>{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(f"analysis{DRAFT}", "length"), [], UNFINISHED, DRAFT, None),
     (Reply(DRAFT, "length"), ["--reasoning_parser", "deepseek_r1"], UNFINISHED, DRAFT, None),
-    # Nothing marks it, but it breaks off in prose.
+    # It has no marks, but breaks off in prose.
     (Reply(DRAFT, "length"), [], "the text breaks off in prose, so it may be a draft", None, None),
 ]
 
@@ -344,9 +344,7 @@ PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text abo
         ("deepseek-r1", Reply(IN_PROSE), IN_PROSE), ("gpt-4o", Reply(IN_PROSE, "length"), IN_PROSE),
     ],
 )  # fmt: skip
-def test_a_cut_text_of_a_family_that_thinks_has_a_mark_of_thoughts_or_is_none(
-    model, reply, told, output, tmp_path, monkeypatch
-):
+def test_a_cut_text_of_a_thinking_family_needs_a_thought_mark(model, reply, told, output, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     data = write_records(tmp_path / "data.json", read_sample("LongLaMP-review")[:1])
     with serve(lambda request: reply) as server:

@@ -1,4 +1,4 @@
-"""Thoughts by the real vLLM: its parsers on the demo's tokenizer, and a model that thinks up to its first full stop."""
+"""Thoughts with the real vLLM: its parsers on the demo's tokenizer, and a model that thinks for one sentence."""
 
 import json
 import re
@@ -60,14 +60,14 @@ def test_vllm_s_parsers(tokenizer, name, text, cut, opened, answer, reasoning, u
     assert not reader.marks_are_special
 
 
-def test_a_parser_that_does_not_go_with_the_model_is_refused(tokenizer):
-    with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: vLLM has .*deepseek_r1"):
+def test_a_parser_that_does_not_fit_the_model_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"--reasoning_parser deepsek_r1: unknown; vLLM has .*deepseek_r1"):
         ThoughtReader("deepsek_r1", lambda: tokenizer)
     with pytest.raises(UserError, match="--reasoning_parser mistral: not for this model: "):
         ThoughtReader("mistral", lambda: tokenizer)
 
 
-def test_gpt_oss_is_held_in_its_final_channel_alone():
+def test_gpt_oss_is_constrained_only_in_its_final_channel():
     xgrammar = pytest.importorskip("xgrammar")
     from xgrammar.testing import _is_grammar_accept_string
 
@@ -82,7 +82,7 @@ def test_gpt_oss_is_held_in_its_final_channel_alone():
 
 @pytest.fixture(scope="module")
 def completions(tmp_path_factory):
-    """What the model says to one prompt: free, held to a schema or an expression, cut, and read without a parser."""
+    """The model's outputs for one prompt: free, constrained to a schema or an expression, cut, and without a parser."""
     folder = save_thinking_chat(tmp_path_factory.mktemp("thinking"))
     asked = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [1, VERDICT_SCHEMA]]
     asked = [[*one, TAGS, True] for one in asked] + [[64, VERDICT_SCHEMA, None, False]]
@@ -94,7 +94,7 @@ def completions(tmp_path_factory):
     return found, AutoTokenizer.from_pretrained(folder)
 
 
-def test_a_schema_begins_behind_the_thought(completions):
+def test_a_schema_begins_after_the_thought(completions):
     (free, verdict, number, answer, *_), tokenizer = completions
     for held in (verdict, number, answer):
         assert held.reasoning == free.reasoning != "" and not held.unfinished

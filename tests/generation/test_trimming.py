@@ -1,4 +1,4 @@
-"""Entries trimmed as LaMP's code does, against its rule written down plainly, with a real tokenizer."""
+"""Trimmed entries compared with a plain version of LaMP's rule, with a real tokenizer."""
 
 import random
 import re
@@ -47,7 +47,7 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
             continue
         around = chat.length(fit_profile(prompt, [], chat, 8192, task.join, **values).prompt)
         needed = sum(chat.count(write("")) for _, write in entries)
-        # Room for what stands around within 0.6 of it, for the entries' own words, and some of their texts.
+        # Room for the surrounding text within 0.6 of it, for the entries' own words, and some of their texts.
         budget = max(int(around / 0.6) + 50, around + 2 * needed + 50)
         fitted = fit_trimmed(prompt, entries, chat, budget, task.join, **values)
         assert chat.length(fitted.prompt) <= budget
@@ -57,15 +57,15 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
 
 
 def lamp_s_tokens(question, texts, words, around, budget):
-    """What LaMP's code keeps, from numbers of tokens alone: of each text, and of the question.
+    """Return how many tokens of each text and of the question LaMP's code keeps, from numbers of tokens alone.
 
-    The entries get what min(the input, 0.6 of the budget) leaves, less what joins them, in equal shares; each
-    hands on what it does not need; 0.1 less for the input where that fails. Then the input's end is cut. Of each text
-    the token that ends it counts, though it is not in the prompt.
+    The entries get equal shares of what min(the input, 0.6 of the budget) leaves, minus what joins them; each passes on
+    what it does not need. If that fails, the input gets 0.1 less. Then the input's end is cut. Each text's end token
+    counts, though it is not in the prompt.
 
     Args:
-        question: its tokens, and `around` besides them with entries and without.
-        texts: of each entry, and of the `words` around it.
+        question: its number of tokens; `around` are the other tokens, with and without entries.
+        texts: number of tokens of each entry; `words` are those around it.
     """
     with_entries, without = around
     alone, factor = without + question, 0.6
@@ -82,7 +82,7 @@ def lamp_s_tokens(question, texts, words, around, budget):
 
 
 class Characters(PlainText):
-    """Every character is a token, so that the numbers of tokens of parts add up to that of the whole."""
+    """Every character is a token, so that the token counts of parts add up."""
 
     def __init__(self):
         pass
@@ -96,7 +96,7 @@ class Characters(PlainText):
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("budget", [512, 1024])
-def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, budget):
+def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
     task, outcomes = tasks()["LaMP-6"], set()
     prompt = load_prompt(task.prompts["rag"])
 
@@ -125,7 +125,7 @@ def test_a_long_question_leaves_the_entries_what_lamp_s_code_leaves_them(fused, 
             stated, asked = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
             assert question.startswith(asked) and list(stated) == [str(n) for n in kept]
             assert all(texts[int(n)].startswith(text) for n, text in stated.items())
-            # An entry that would end in a space is shorter: the rest is for what follows.
+            # An entry that would end in a space is shorter; the rest goes to the next ones.
             off = [len(asked) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
             assert all(abs(number) <= 1 + len(kept) for number in off)
             outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))

@@ -1,7 +1,7 @@
-"""Checks that need a GPU: `make test-gpu` runs them one after the other, for they measure the GPU's memory.
+"""Tests that need a GPU: `make test-gpu` runs them one at a time, because they measure the GPU's memory.
 
-Each run of a script has its output in gpu_report/NN.log, and figures are printed at the end. `--device cpu` tries the
-checks themselves on a small scale.
+The output of each script is in gpu_report/NN.log, and figures are printed at the end. `--device cpu` runs the tests on
+a small scale, to test them.
 """
 
 import shutil
@@ -26,7 +26,7 @@ def pytest_addoption(parser):
 
 
 def waits_for(config):
-    """What the checks lack here; None where they can run."""
+    """Return what the tests lack here; None if they can run."""
     device = config.getoption("device", None)
     if device == "cuda":
         old = [f"{gpu} has {has:g}" for gpu, has in find_capabilities().items() if has < OLDEST]
@@ -68,7 +68,7 @@ def version_of(package):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The figures of each check."""
+    """Print the figures of each test."""
     for report in (one for outcome in ("passed", "failed") for one in terminalreporter.stats.get(outcome, [])):
         for _, figure in (pair for pair in report.user_properties if pair[0] == "figure" and report.when == "call"):
             terminalreporter.write_line(f"{report.nodeid.partition('::test_')[2].replace('_', ' ')}: {figure}")
@@ -84,14 +84,14 @@ def machine(request):
 
 @pytest.fixture(autouse=True)
 def in_time(request):
-    """Skip the checks that no time is left for."""
+    """Skip the tests without enough remaining time."""
     if is_check(request.node) and request.getfixturevalue("machine").seconds_left() <= 0:
         pytest.skip("the time was over (MINUTES)")
 
 
 @pytest.fixture
 def figure(record_property):
-    """Note a figure, before it is compared with what it should be."""
+    """Record a figure, before it is compared with its expected value."""
 
     def note(text):
         record_property("figure", text)
@@ -102,14 +102,14 @@ def figure(record_property):
 
 @pytest.fixture(scope="session")
 def models():
-    """A folder for models that are made on the spot; it is removed, for pytest's own would stay."""
+    """A folder for models made by the tests; it is deleted, unlike pytest's own."""
     with tempfile.TemporaryDirectory(prefix="gpu_models_") as folder:
         yield Path(folder)
 
 
 @pytest.fixture(scope="session")
 def make_model(machine, models):
-    """Make a model of tests/gpu/gpu_models.py once; returns its folder."""
+    """Make a model of tests/gpu/gpu_models.py once, and return its folder."""
 
     def make(kind, shape):
         folder = models / f"{kind}-{shape}"
@@ -123,9 +123,9 @@ def make_model(machine, models):
 
 @pytest.fixture(scope="session")
 def generator(machine, models, make_model):
-    """A chat model with random weights, on a GPU in the shape of Qwen 2.5 7B."""
+    """A chat model with random weights; for a GPU, in the shape of Qwen 2.5 7B."""
     if machine.num_gpus and (free := shutil.disk_usage(models).free) < DISK:
-        pytest.skip(f"{free / 1e9:.0f} GB are free in {models.parent} (TMPDIR), {DISK / 1e9:.0f} are needed")
+        pytest.skip(f"{models.parent} (TMPDIR) has {free / 1e9:.0f} GB free, {DISK / 1e9:.0f} are needed")
     if machine.sizes and min(machine.sizes) < GPU_MEMORY:
         pytest.skip(f"a GPU has {min(machine.sizes)} MiB, the 7B shape takes {GPU_MEMORY}")
     return make_model("generator", machine.pick("7B", "tiny"))

@@ -1,8 +1,8 @@
-"""Does this machine compute at all? Programs of a few seconds without a line of the project's own.
+"""Check that this machine can compute, with short programs that do not use the project.
 
   python tests/gpu/first_minute.py matmul|attention|gradients|all_reduce cuda|cpu
 
-What fails here is the machine, its driver or the installed packages.
+A failure here means a fault of the machine, its driver or the installed packages.
 """
 
 import os
@@ -16,7 +16,7 @@ ROUNDING = {torch.float32: 1e-4, torch.bfloat16: 5e-2}  # of the largest value; 
 
 
 def matmul(device: str) -> None:
-    """A product in fp32 and one in bf16 against fp64 on the CPU."""
+    """Compare products in fp32 and bf16 with fp64 on the CPU."""
     torch.manual_seed(0)
     left, right = torch.randn(512, 512, dtype=torch.float64), torch.randn(512, 512, dtype=torch.float64)
     exact = left @ right
@@ -31,10 +31,9 @@ def matmul(device: str) -> None:
 
 
 def attention(device: str) -> None:
-    """Forward and backward of attention with padding on the left against fp64: by torch's choice without cuDNN's.
+    """Compare attention with left padding, forward and backward, with fp64, by torch's choice without cuDNN.
 
-    That has faults in torch 2.13, and the project turns it off; of it, as of each other backend, it is only told how it
-    does here.
+    cuDNN's has faults in torch 2.13, and the project turns it off; it and each other backend are only reported.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -77,7 +76,7 @@ def gradients(device: str) -> None:
 
 
 def steep_gradients(length: int, device: str) -> bool:
-    """Whether the gradients are finite where e to a score is 0 in fp32, and e to its negative infinite."""
+    """Return whether gradients are finite if e to a score is 0 in fp32, and e to its negative infinite."""
     torch.manual_seed(0)
     queries, keys, values = (torch.randn(1, 2, length, WIDTH, device=device) / 8 for _ in range(3))
     queries[..., 0], keys[..., 0] = 1.0, -120 * WIDTH**0.5
@@ -88,7 +87,7 @@ def steep_gradients(length: int, device: str) -> bool:
 
 
 def attend(inputs, mask, device, dtype):
-    """Output and gradients in fp64."""
+    """Return output and gradients in fp64."""
     parts = [part.to(device, dtype).detach().requires_grad_() for part in inputs]
     output = torch.nn.functional.scaled_dot_product_attention(*parts, attn_mask=mask.to(device))
     output.sum().backward()
@@ -96,7 +95,7 @@ def attend(inputs, mask, device, dtype):
 
 
 def all_reduce(device: str) -> None:
-    """A sum over all GPUs, or over two processes on a CPU."""
+    """Sum over all GPUs, or over two processes on a CPU."""
     count = torch.cuda.device_count() if device == "cuda" else 2
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(add_up, (count, device, f"file://{folder}/meeting"), count)
@@ -118,5 +117,5 @@ def add_up(rank: int, count: int, device: str, meeting: str) -> None:
 if __name__ == "__main__":
     name, device = sys.argv[1:]
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} sees no GPU"
+    assert device == "cpu" or torch.cuda.is_available(), f"torch {torch.__version__} finds no GPU"
     {"matmul": matmul, "attention": attention, "gradients": gradients, "all_reduce": all_reduce}[name](device)

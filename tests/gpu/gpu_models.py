@@ -1,8 +1,8 @@
-"""Models with random weights for the checks on a GPU: as large as real ones, made in seconds, nothing downloaded.
+"""Models with random weights for GPU tests: as large as real ones, made in seconds, nothing downloaded.
 
   python tests/gpu/gpu_models.py generator 7B FOLDER cuda
 
-Each is made in a process of its own, for drawing weights takes memory of the GPU.
+Each is made in a separate process, because drawing weights needs GPU memory.
 """
 
 import json
@@ -28,7 +28,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_ma
 
 
 def save_generator(folder: Path, shape: str, device: str) -> None:
-    """A Qwen 2.5 in bf16 with random weights; its tokenizer is the demo's, which has fewer words than it has rows."""
+    """Save a Qwen 2.5 in bf16 with random weights and the demo's tokenizer, which has fewer tokens than the model."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
@@ -47,7 +47,7 @@ def save_generator(folder: Path, shape: str, device: str) -> None:
 
 
 def write_shards(folder: Path, shapes: dict[str, Any], device: str) -> None:
-    """Files of about `SHARD` bytes with their index; one of them is in memory at a time."""
+    """Write files of about `SHARD` bytes with their index; only one is in memory at a time."""
     from safetensors.torch import save_file
 
     shards, size = [[]], 0
@@ -67,7 +67,7 @@ def write_shards(folder: Path, shapes: dict[str, Any], device: str) -> None:
 
 
 def draw(name: str, shape: Any, device: str) -> Any:
-    """A random matrix; a norm's factors are 1, a bias is 0."""
+    """Return a random matrix; a norm's factors are 1, a bias is 0."""
     import torch
 
     values = torch.empty(shape, dtype=torch.bfloat16, device=device)
@@ -75,7 +75,7 @@ def draw(name: str, shape: Any, device: str) -> Any:
 
 
 def save_encoder(folder: Path, shape: str, _: str) -> None:
-    """A random BERT with the demo encoder's words, which are BERT's."""
+    """Save a random BERT with the demo encoder's vocabulary, which is BERT's."""
     import torch
     from transformers import BertConfig, BertModel
 
@@ -91,7 +91,7 @@ def save_t5(folder: Path, shape: str, _: str) -> None:
 
 
 def save_adapter(folder: Path, shape: str, _: str) -> None:
-    """A random LoRA adapter on the demo's chat model, strong enough to differ from the base."""
+    """Save a random LoRA adapter on the demo's chat model, strong enough to differ from the base."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM

@@ -1,6 +1,6 @@
-"""Real runs of the scripts for the checks on a GPU, and what the cards hold meanwhile.
+"""Real runs of the scripts for GPU tests, and the GPUs' memory during them.
 
-The process of the checks itself computes on no GPU: it would hold memory there, and the checks measure memory.
+The tests' own process uses no GPU, because its memory there would be measured too.
 """
 
 import os
@@ -31,21 +31,21 @@ TAIL = 30  # lines of a failed program that are shown
 
 
 class Machine:
-    """Where the checks run: on all visible GPUs, or on the CPU to try the checks themselves."""
+    """Where the tests run: on all visible GPUs, or on the CPU to test the tests."""
 
     def __init__(self, device: str, folder: Path):
-        """What programs print goes to files NN.log in a folder."""
+        """Write programs' output to files NN.log in a folder."""
         import torch
 
         self.device, self.folder = device, folder
         self.logs = 0
         self.num_gpus = torch.cuda.device_count() if device == "cuda" and has_gpu() else 0
-        assert device == "cpu" or self.num_gpus, "--device cuda: torch sees no GPU here"
+        assert device == "cpu" or self.num_gpus, "--device cuda: torch finds no GPU on this machine"
         self._deadline = time.monotonic() + MINUTES * 60 if self.num_gpus else None
         self.sizes, self.idle = self._ask("memory.total"), self.memory()
 
     def pick(self, on_gpu: object, on_cpu: object) -> object:
-        """One size of work for a GPU, another for a CPU, which has the same to do in little."""
+        """Return the GPU's size of work, or the CPU's, which is smaller."""
         return on_gpu if self.num_gpus else on_cpu
 
     def seconds_left(self) -> float:
@@ -54,7 +54,7 @@ class Machine:
     def start(
         self, *words: object, program: str = sys.executable, one_gpu: bool = False, **environment: str
     ) -> subprocess.Popen:
-        """Begin a program, Python by default, with all visible GPUs or the first; it downloads nothing."""
+        """Start a program, Python by default, with all visible GPUs or the first, offline."""
         variables = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
         variables |= environment
         if self.num_gpus:
@@ -77,7 +77,7 @@ class Machine:
         return process
 
     def finish(self, process: subprocess.Popen, may_fail: bool = False) -> str:
-        """What a program has printed, once it has ended well."""
+        """Wait until a program succeeds, and return its output."""
         limit = min(LONGEST, self.seconds_left()) if self.num_gpus else None
         try:
             process.wait(limit and max(1, limit))
@@ -103,7 +103,7 @@ class Machine:
         return self.finish(self.start(*words, **more))
 
     def kill_when(self, process: subprocess.Popen, reached: Callable[[], bool]) -> None:
-        """Kill a program outright once it has come so far; its own processes are to end by themselves."""
+        """Kill a program once it has come this far; its child processes must end by themselves."""
         until = min(LONGEST, self.seconds_left()) + time.monotonic()
         while not reached():
             if process.poll() is not None:
@@ -116,7 +116,7 @@ class Machine:
         wait_for(process)
 
     def memory(self) -> list[int]:
-        """MiB in use on each visible GPU; nothing on a CPU, or where nvidia-smi doesn't tell, as of a part of one."""
+        """Return the used MiB on each visible GPU; empty on a CPU, or if nvidia-smi reports none (part of a GPU)."""
         return self._ask("memory.used")
 
     def _ask(self, field: str) -> list[int]:
@@ -124,9 +124,9 @@ class Machine:
         return [int(line) for line in lines] if all(line.isdigit() for line in lines) else []
 
     def wait_until_idle(self) -> int:
-        """Wait for the memory that runs held, at most `PATIENCE`; returns what is left, as `above_idle` has it.
+        """Wait up to `PATIENCE` until runs have freed their memory; return the rest, as in `above_idle`.
 
-        Another user's process may hold it for good.
+        Another user's process may keep it.
         """
         until = time.monotonic() + PATIENCE
         while (held := self.above_idle(self.memory())) >= NEAR and time.monotonic() < until:
@@ -134,12 +134,12 @@ class Machine:
         return held
 
     def above_idle(self, used: list[int]) -> int:
-        """The most MiB that a GPU holds over what it held at first."""
+        """Return the largest increase of used MiB on a GPU since the start."""
         return max((now - before for now, before in zip(used, self.idle, strict=False)), default=0)
 
     @contextmanager
     def watching(self) -> Iterator[list[list[int]]]:
-        """What `memory` says again and again while something else runs."""
+        """Sample `memory` repeatedly while something else runs."""
         samples, done = [], threading.Event()
 
         def watch() -> None:
@@ -159,19 +159,19 @@ class Machine:
 
 
 def printed_by(process: subprocess.Popen) -> str:
-    """All that a program has printed, without the command."""
+    """Return a program's output, without the command."""
     return process.log.read_text(encoding="utf-8", errors="replace").partition("\n")[2]
 
 
 def end(process: subprocess.Popen) -> None:
-    """End a program with all its processes."""
+    """Stop a program with all its processes."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     wait_for(process)
 
 
 def wait_for(process: subprocess.Popen) -> None:
-    """Wait for a killed process; a driver that hangs can keep one for ever."""
+    """Wait for a killed process, which a hanging driver can keep forever."""
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -179,21 +179,21 @@ def wait_for(process: subprocess.Popen) -> None:
 
 
 def needs_package(name: str) -> pytest.MarkDecorator:
-    """Skips a check where a package is not installed."""
+    """Skip a test if a package is not installed."""
     return pytest.mark.skipif(find_spec(name) is None, reason=f"{name.replace('_', '-')} is not installed")
 
 
 def note_lines(figure: Callable[[str], None], printed: str) -> None:
-    """Note what a program of the checks calls a figure."""
+    """Record the figures in a program's output."""
     for line in printed.splitlines():
         if line.startswith("FIGURE "):
             figure(line.removeprefix("FIGURE "))
 
 
 def lowest_between_peaks(used: list[int]) -> int:
-    """The least of a curve with two plateaus between them, whatever their heights; of one plateau its own height.
+    """Return the minimum of a curve between its two plateaus, whatever their heights; for one plateau, its height.
 
-    A valley is as deep as the lower of its two sides: the least value is taken where that difference is largest.
+    A valley is as deep as the lower of its two sides; the minimum is taken where this depth is largest.
     """
     deepest, found = 0, max(used)
     for place, value in enumerate(used):

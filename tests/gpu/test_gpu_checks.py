@@ -1,4 +1,4 @@
-"""The checks that need a GPU, where there is none: they are skipped in one line, and the simplest hold on the CPU."""
+"""GPU tests on a machine without a GPU: they are skipped in one line, and the simplest pass on the CPU."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""vLLM through the scripts: what it answers, what it remembers, which memory it takes, and that it gives it back."""
+"""vLLM in the scripts: its answers, cache, memory use, and that it frees its memory."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def read(path):
 
 
 def answers_of(path):
-    """The first answer to each question, with its whole record."""
+    """Return the first answer to each question, with its complete record."""
     return [samples[0] for samples in read(path).values()]
 
 
@@ -63,10 +63,10 @@ def test_one_engine_plans_with_an_adapter_and_answers_with_its_base(machine, tmp
 
 
 def likeliest_shares(adapter, plans):
-    """Of the tokens of greedy plans, by (question, text), those that are PEFT's likeliest: with the adapter, without.
+    """Return the share of greedy plans' tokens that are PEFT's likeliest, with and without the adapter.
 
-    In fp32 on the CPU. Not all are with it: vLLM computes in 16 bits, and a text may have been written in other tokens
-    than it is read in.
+    In fp32 on the CPU. With the adapter not all are, because vLLM computes in 16 bits, and a text may have been written
+    in other tokens than it is read in.
     """
     import torch
     from peft import PeftModel
@@ -98,7 +98,7 @@ def likeliest_shares(adapter, plans):
 
 @pytest.fixture(scope="module")
 def two_models(machine, generator, tmp_path_factory):
-    """planpers.py with two base models: (what it printed, MiB over idle every 0.1 s, its words)."""
+    """planpers.py with two base models: (its output, MiB over idle every 0.1 s, its words)."""
     output = tmp_path_factory.mktemp("two_models") / "answers.json"
     words = (
         "planpers.py", "--planner_model", CHAT, "--model_addr", generator, "--inputs_addr", SAMPLE / "test.json",
@@ -131,7 +131,7 @@ def test_the_kv_cache_is_what_a_dry_run_foresaw(machine, two_models, generator, 
 
 
 def compare_caches(machine, folder, found, words, figure, num_gpus=1):
-    """Hold vLLM's tokens of KV cache against those that its --dry_run foresees."""
+    """Compare vLLM's KV cache in tokens with that of --dry_run."""
     if machine.num_gpus:
         said = machine.run(*words, "--dry_run")
         kib, gigabytes = {name: map(float, sizes) for name, *sizes in FORESEEN.findall(said)}[str(folder)]
@@ -170,7 +170,7 @@ def test_two_gpus_share_the_7b_shape(machine, generator, tmp_path, figure):
 
 
 def answer(machine, output, *more):
-    """The texts of greedy answers, with a store of their own."""
+    """Return the texts of greedy answers, with a separate store."""
     machine.run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr", output,
         "--limit", machine.pick(12, 3), "--max_tokens", machine.pick(64, 8), "--temperature", 0, "--max_retries", 0,
@@ -193,7 +193,7 @@ def test_batch_invariant_answers_are_the_same_twice(machine, tmp_path, figure, m
 
 @pytest.mark.parametrize("runner", [None, "0"])
 def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, runner, figure):
-    """Of options behind a history, whose tokens vLLM gives as log probabilities of the prompt; by both runners."""
+    """Options after a history, scored by prompt log-probabilities; with both runners."""
     from likelihoods import mean_log_probs
 
     source = SAMPLE.parent / "mini_personamem"
@@ -241,11 +241,11 @@ def test_the_judges_prompts_come_from_the_prefix_cache(machine, tmp_path, figure
 
 
 def num_stored(folder):
-    """Completions in the store; a line without its end is none."""
+    """Return the number of completions in the store, without an incomplete line."""
     return sum(path.read_bytes().count(b"\n") - 1 for path in folder.glob("completions/*/*.jsonl"))
 
 
-def test_a_killed_run_frees_the_gpu_and_goes_on_where_it_was(machine, tmp_path, figure):
+def test_a_killed_run_frees_the_gpu_and_resumes(machine, tmp_path, figure):
     output = tmp_path / "answers.json"
     samples, questions = machine.pick((40, 12), (4, 3))
     command = (

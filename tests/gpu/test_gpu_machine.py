@@ -1,4 +1,4 @@
-"""What separates this machine from the project, in a minute; the demo; one run of vLLM with what it says of itself."""
+"""Tests of the machine alone, in a minute; the demo; one run of vLLM with its log."""
 
 import re
 
@@ -21,7 +21,7 @@ def test_this_machine_computes(machine, name, figure):
 
 
 def test_the_demo_ends_with_its_table(machine, tmp_path, figure):
-    """The README's first command, on one GPU of those that are here."""
+    """The README's first command, on one of the GPUs."""
     if not machine.num_gpus:
         pytest.skip("on a CPU `make demo` is this check")
     printed = machine.run("utils/demo.sh", program="sh", DEMO_OUT=str(tmp_path))
@@ -31,7 +31,7 @@ def test_the_demo_ends_with_its_table(machine, tmp_path, figure):
 
 
 @needs_package("vllm")
-def test_vllm_starts_and_says_how(machine, tmp_path, figure):
+def test_vllm_starts_and_logs_its_settings(machine, tmp_path, figure):
     printed = machine.run(
         "baselines.py", "--model_addr", CHAT, "--inputs_addr", SAMPLE / "test.json", "--output_addr",
         tmp_path / "answers.json", "--limit", 2, "--max_tokens", 16, "--constrained_decoding", "always",

@@ -1,4 +1,4 @@
-"""Ranking on all visible GPUs against the CPU's order: the demo's encoder, and random weights of Contriever's shape."""
+"""Ranking on all visible GPUs compared with the CPU: the demo's encoder, and random weights in Contriever's shape."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def score_on_cpu(encoder, records):
 
 
 def rank(machine, ranking, dtype, output):
-    """The post ids of every question as rank_dataset.py orders them, and its manifest."""
+    """Return the post ids of every question in the order of rank_dataset.py, and its manifest."""
     encoder, dataset, *_ = ranking
     machine.run(
         "retrieval/rank_dataset.py", "--model_name", encoder, "--input_dataset_addr", dataset,
@@ -80,6 +80,6 @@ def test_fp32_ranks_as_the_cpu_does_and_uses_all_gpus(machine, ranking, tmp_path
 
 
 def largest_rise(order, score_of):
-    """By how much a post at most beats one that stands before it."""
+    """Return the largest score difference by which a post beats an earlier one."""
     scores = np.array([score_of[post] for post in order])
     return max(0.0, float((np.maximum.accumulate(scores[::-1])[::-1] - scores).max()))

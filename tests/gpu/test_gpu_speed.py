@@ -1,4 +1,4 @@
-"""The benchmarks of tests/speed on one GPU, whose rate is their limit, and in short: `make bench` takes longer."""
+"""Short runs of the benchmarks in tests/speed on one GPU, limited by its rate; `make bench` takes longer."""
 
 import json
 
@@ -6,7 +6,7 @@ from gpu_runs import CHAT, ENCODER, needs_package
 
 
 def measure(machine, tmp_path, script, runs, *flags):
-    """The figures of a benchmark, as it writes them; on a CPU of one run."""
+    """Return a benchmark's figures; on a CPU, of one run."""
     output = tmp_path / "figures.json"
     machine.run(
         f"tests/speed/{script}.py", "--json_addr", output, "--runs", machine.pick(runs, 1), *flags, one_gpu=True
@@ -15,7 +15,7 @@ def measure(machine, tmp_path, script, runs, *flags):
 
 
 def note(figure, figures, names):
-    """Note the median of each figure, and the bar it has on a CPU where there is one."""
+    """Record the median of each figure, and its limit on a CPU, if any."""
     for name, words in names.items():
         bar = f" (bar {figures[name]['bar']:g})" if "bar" in figures[name] else ""
         figure(f"{words} {figures[name]['median']:.3g}{bar}")

@@ -1,4 +1,4 @@
-"""Training the planner: the memory of the 7B shape, attention, kills, and two GPUs; each by train_planner.py itself."""
+"""Training the planner with train_planner.py: the memory of the 7B shape, attention, kills, and two GPUs."""
 
 import json
 import re
@@ -58,7 +58,7 @@ cli.run_script(train_planner.main)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Questions with two short posts each; and one with a post that is longer than any model takes."""
+    """Questions with two short posts each, and one with a post longer than any model's limit."""
     folder = tmp_path_factory.mktemp("data")
     (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
     [record] = json.loads((SAMPLE / "train.json").read_text(encoding="utf-8"))[:1]
@@ -68,7 +68,7 @@ def data(tmp_path_factory):
 
 
 def flags_of(data, output, **more):
-    """Flags of a few steps with the demo's model, without dropout, whose draws differ between devices."""
+    """Return flags for a few steps of the demo's model, without dropout, which differs between devices."""
     flags = {
         "model_addr": CHAT, "inputs_addr": data / "train.json", "output_dir": output, "num_contexts": 2,
         "learning_rate": 1e-3, "lora_dropout": 0, "max_steps": STEPS, "save_steps": 2,
@@ -126,7 +126,7 @@ def test_attention_gives_the_loss_of_the_one_that_is_chosen(machine, data, unint
 
 @pytest.mark.parametrize(("ending", "kept"), [("SIGKILL", 2), ("SIGTERM", 3), ("a quarter of an hour", 3)])
 def test_a_killed_run_goes_on_with_the_same_losses(machine, data, uninterrupted, tmp_path, ending, kept, figure):
-    """It is killed in its last step: after a checkpoint that it had time for, or that time was over for."""
+    """It is killed in its last step, after a regular checkpoint or one saved by time."""
     output = tmp_path / "planner"
     signum = "SIGTERM" if ending == "SIGTERM" else "SIGKILL"
     every = 0 if ending == "a quarter of an hour" else 900
@@ -165,7 +165,7 @@ STUDY = {
 
 @needs_package("vllm")
 def test_a_study_takes_all_gpus(machine, tmp_path, figure):
-    """Figure 3, from ranking to the figure, with as many processes and copies of the model as there are GPUs."""
+    """Figure 3, from ranking to the figure, with one process and one copy of the model per GPU."""
     (tmp_path / "data").mkdir()
     for split in ("train", "validation", "test"):
         records = sample_records(split, 4, category="history")
@@ -230,7 +230,7 @@ def test_the_default_batch_takes_what_is_computed(machine, make_model, generator
 
 
 def test_a_padded_batch_has_finite_gradients(machine, data, tmp_path, figure):
-    """Four sequences of different length at a time."""
+    """Batches of four sequences with different lengths."""
     flags = flags_of(
         data, tmp_path / "planner", per_device_train_batch_size=4, gradient_accumulation_steps=1, num_contexts=1
     )

@@ -1,4 +1,4 @@
-"""Models that transformers loads for a training, or to answer: missing files are reported in one line."""
+"""Models that transformers loads to train or to answer: missing files are reported in one line."""
 
 import json
 
@@ -23,7 +23,7 @@ def load_t5(folder):
 
 @pytest.mark.parametrize(("save", "load"), [(save_tiny_chat, load_chat), (save_tiny_t5, load_t5)])
 def test_weights_that_lack_a_tensor_are_refused(tmp_path, save, load):
-    """transformers would continue with random ones, with a warning that may not be shown."""
+    """transformers would continue with random ones, and a warning that may not be shown."""
     weights = save(tmp_path) / "model.safetensors"
     load(tmp_path)
     whole = load_file(weights)
@@ -38,11 +38,13 @@ def test_what_an_engine_could_not_load_is_named(tmp_path):
     check_weights(tmp_path)
     whole, (name, *_) = load_file(weights), [name for name in load_file(weights) if "q_proj.weight" in name]
     save_file({**whole, name: whole[name][:5].clone()}, weights, {"format": "pt"})
-    said = rf"{name} has shape \[5, 128\], and \[128, 128\] by its config\.json"
+    said = rf"{name} has shape \[5, 128\], but config\.json implies \[128, 128\]"
     with pytest.raises(UserError, match=rf"^{tmp_path}: its weights do not match its config\.json: {said}$"):
         check_weights(tmp_path)
     save_file({**whole, "model.other": whole[name].clone()}, weights, {"format": "pt"})
-    with pytest.raises(UserError, match=r"its weights do not match its config\.json, which has no model\.other$"):
+    with pytest.raises(
+        UserError, match=r"its weights do not match its config\.json, which does not include model\.other$"
+    ):
         check_weights(tmp_path)
 
 

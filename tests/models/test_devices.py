@@ -1,6 +1,6 @@
 """A GPU that torch cannot use ends a run; vLLM's settings if it can.
 
-No GPU need be here: nvidia-smi is a script that prints what the real one would.
+The tests need no GPU: nvidia-smi is a script with the real one's output.
 """
 
 import json
@@ -30,8 +30,8 @@ case "$*" in
 esac
 """
 TWO_GPUS = NVIDIA_SMI.format("8.0")
-MEANT = '\n  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
-CPU_BUILD = "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
+MEANT = '\n  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
+CPU_BUILD = "this is torch's CPU build; for the GPU run: make setup REQUIREMENTS=requirements.txt"
 SETTINGS = ("VLLM_USE_FLASHINFER_SAMPLER", "VLLM_ALLREDUCE_USE_FLASHINFER", "VLLM_NO_USAGE_STATS")
 without_a_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees a GPU")
 
@@ -50,14 +50,14 @@ def no_word_of_gpus(monkeypatch):
 
 @pytest.fixture
 def nvidia_smi(tmp_path, monkeypatch):
-    """Put an nvidia-smi on the PATH: one that knows two GPUs, or the script that is given."""
+    """Put an nvidia-smi on the PATH that lists two GPUs, or a given script."""
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     return lambda script=TWO_GPUS: install(tmp_path / "bin", script)
 
 
 @pytest.fixture
 def unseen(monkeypatch):
-    """Torch sees no GPU, as on a machine without or with an old driver; it is built for this version of CUDA."""
+    """Torch finds no GPU, as without a driver or with an old one; it is built for this version of CUDA."""
 
     def set_up(cuda):
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -75,14 +75,14 @@ def refusal():
 # What is refused
 
 
-def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
+def test_a_cpu_build_on_a_machine_with_a_gpu(nvidia_smi, unseen):
     nvidia_smi()
     unseen(None)
-    assert refusal() == f"{CARD} is here, but torch sees none\n  {CPU_BUILD}{MEANT}"
-    with pytest.raises(UserError, match="but torch sees none"):
+    assert refusal() == f"{CARD} is here, but torch finds none\n  {CPU_BUILD}{MEANT}"
+    with pytest.raises(UserError, match="but torch finds none"):
         has_gpu()
     for device in ("auto", "cuda"):
-        with pytest.raises(UserError, match="but torch sees none"):
+        with pytest.raises(UserError, match="but torch finds none"):
             pick_devices(device)
     assert pick_devices("cpu") == ["cpu"]
 
@@ -90,16 +90,16 @@ def test_the_build_for_cpus_on_a_machine_with_a_gpu(nvidia_smi, unseen):
 def test_a_driver_that_is_too_old(nvidia_smi, unseen, monkeypatch):
     nvidia_smi()
     unseen("13.0")
-    what = "torch is built for CUDA 13.0; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there"
-    what += "; the driver: 535.104.05 (see docs/gpu.md)"
-    assert refusal() == f"{CARD} is here, but torch sees none\n  {what}{MEANT}"
-    for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # of the first there are only two: it may be this
+    what = "torch is built for CUDA 13.0; CUDA 13 needs driver 580 or newer, or cuda-compat"
+    what += "; this driver: 535.104.05 (see docs/gpu.md)"
+    assert refusal() == f"{CARD} is here, but torch finds none\n  {what}{MEANT}"
+    for visible in ("7", "0,1", "GPU-5a80c0de", "MIG-5a80c0de"):  # only the first two exist, so it may be this one
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert f"the driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
+        assert f"this driver: 535.104.05, CUDA_VISIBLE_DEVICES: {visible} (see docs/gpu.md)\n" in refusal()
 
 
 def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
-    """The driver does not answer, or nothing of it is in the container."""
+    """The driver does not answer, or the container lacks it."""
     nvidia_smi("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the driver'\nexit 9\n")
     unseen("13.0")
     check_devices()
@@ -108,8 +108,8 @@ def test_a_gpu_that_slurm_gave(nvidia_smi, unseen, monkeypatch):
         check_devices()
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert refusal().startswith("SLURM gave this job GPUs (2), but torch sees none\n")
-    assert "the driver: not told, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
+    assert refusal().startswith("SLURM gave this job GPUs (2), but torch finds none\n")
+    assert "this driver: unknown, CUDA_VISIBLE_DEVICES: 0,1 (see" in refusal()
 
 
 @pytest.mark.parametrize("script", ["echo 'No devices found.'", "exit 9", None])
@@ -117,14 +117,14 @@ def test_no_gpu_is_none(script, nvidia_smi, unseen, monkeypatch, tmp_path):
     if script:
         nvidia_smi(f"#!/bin/sh\n{script}\n")
     else:
-        monkeypatch.setenv("PATH", str(tmp_path))  # without this machine's own, where it has one
+        monkeypatch.setenv("PATH", str(tmp_path))  # without this machine's own, if any
     unseen("13.0")
     assert has_gpu() is False
     assert pick_devices("auto") == ["cpu"]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "-1,0"])
-def test_the_cpu_is_meant(visible, nvidia_smi, unseen, monkeypatch):
+def test_the_cpu_is_requested(visible, nvidia_smi, unseen, monkeypatch):
     nvidia_smi()
     unseen("13.0")
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "1")
@@ -142,9 +142,7 @@ def test_a_card_that_is_too_old(capability, is_refused, nvidia_smi, monkeypatch)
         assert not torch.backends.cuda.cudnn_sdp_enabled()  # its attention has faults
         return
     first, second = refusal().splitlines()
-    assert first == (
-        "GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, and the kernels of torch and vLLM begin at 7.5"
-    )
+    assert first == ("GPU 0 (NVIDIA A100-SXM4-80GB) has compute capability 7.0, but torch and vLLM need at least 7.5")
     assert "CUDA_VISIBLE_DEVICES" in second
 
 
@@ -159,7 +157,7 @@ def models(tmp_path_factory):
 
 @pytest.fixture
 def run(warm, tmp_path):
-    """Run a script in the root, with an nvidia-smi that knows GPUs."""
+    """Run a script in the root, with an nvidia-smi that lists GPUs."""
     install(tmp_path / "bin", TWO_GPUS)
     environment = os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     return lambda script, *arguments: warm.run(script, arguments, live_in=(str(ROOT), environment))
@@ -167,7 +165,7 @@ def run(warm, tmp_path):
 
 @pytest.fixture
 def scripts(models, tmp_path):
-    """A command of each kind of script, and what it makes."""
+    """A command of each kind of script, and its output."""
     records = sample_records("train", 2)
     (tmp_path / "train.json").write_text(json.dumps(records))
     (tmp_path / "answers.json").write_text(json.dumps({r["id"]: [{"output": "An answer."}] for r in records}))
@@ -193,7 +191,7 @@ NAMES = ["rank", "train", "answer", "plan and answer", "judge"]
 def test_a_script_ends_before_it_loads_a_model(name, scripts, run, tmp_path):
     done = run(*scripts[name])
     said = done.errors.partition("error: ")[2]
-    assert (done.returncode, said.partition(", but torch sees none")[0]) == (2, f"{CARD} is here")
+    assert (done.returncode, said.partition(", but torch finds none")[0]) == (2, f"{CARD} is here")
     assert "Traceback" not in done.errors
     made = [path for path in (*tmp_path.glob("out*"), *tmp_path.glob("out/*")) if path.is_file()]
     assert [path.name for path in made if path.suffix != ".lock"] == []
@@ -222,7 +220,7 @@ def test_vllm_knows_these_settings(monkeypatch):
     ("can", "taken"),
     [({"avx512_bf16": True}, "auto"), ({"bf16": True}, "auto"), ({"avx512_f": True}, "float32"), ({}, "float32")],
 )
-def test_a_cpu_without_bfloat16_takes_float32_unless_told_otherwise(monkeypatch, can, taken):
+def test_a_cpu_without_bfloat16_uses_float32_by_default(monkeypatch, can, taken):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: can)
     assert settle_dtype("auto") == taken
     assert [settle_dtype(one) for one in ("bfloat16", "float16", "float32")] == ["bfloat16", "float16", "float32"]

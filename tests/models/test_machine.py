@@ -1,6 +1,6 @@
-"""What a dry run says of the machine. Files, models and disks are real; GPUs are not.
+"""A dry run's report on the machine. Files, models and disks are real; GPUs are not.
 
-torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced, nothing above them.
+Only torch.cuda's is_available, device_count, mem_get_info and get_device_properties are replaced.
 """
 
 from argparse import Namespace
@@ -16,19 +16,19 @@ from utils.models.machine import Loaded, describe_disk, describe_engine, describ
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A real model: Qwen 2 of two layers with two heads of 64, tied embeddings, for 4096 tokens."""
+    """A real model: Qwen 2 with two layers, two heads of 64, tied embeddings and 4096 tokens."""
     return save_tiny_chat(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
 def judge_32b(tmp_path_factory):
-    """A config and hollow weights of 32B's size."""
+    """A config and hollow weights of a 32B model."""
     return save_hollow_qwen(tmp_path_factory.mktemp("judge"), "32B")
 
 
 @pytest.fixture
 def gpus(monkeypatch, tmp_path):
-    """Put GPUs in by the GB that each has and has free, and what Triton needs to compile for them."""
+    """Add GPUs with this much total and free memory in GB, and what Triton needs to compile for them."""
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr("sysconfig.get_path", lambda name, scheme: str(tmp_path))
     monkeypatch.setenv("CC", "cat")
@@ -47,7 +47,7 @@ def describe(folder, length=4096, limit=None, **flags):
     return describe_engine(Namespace(cache_dir=None, **{**defaults, **flags}), [Loaded(str(folder), length, limit)])
 
 
-def test_without_a_gpu_it_says_how_large_one_must_be(judge_32b):
+def test_without_a_gpu_the_required_size_is_reported(judge_32b):
     # (65,527,752,704 + 3 GiB + 4096 x 256 KiB) / 0.9 = 77.6 GB
     assert describe(judge_32b) == [
         "note: there is no GPU here, so GPU memory could not be checked",
@@ -80,15 +80,15 @@ def test_gpus_that_a_model_fits_on(gpus, tiny):
         (80, 7472, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7472 tokens at a time, longest "
          "--max_model_len 12400"),
         (80, 7473, 1, "{}: 3.3 GB are left for the KV cache: 1 requests of 7473 tokens at a time, longest "
-         "--max_model_len 12400; may not fit, since vLLM itself has taken up to 4.5 GB"),
-        (80, 12_416, 1, "missing: memory for {} on GPUs of 80.0 GB; take larger GPUs, or more of them "
+         "--max_model_len 12400; it may not fit, because vLLM itself may need up to 4.5 GB"),
+        (80, 12_416, 1, "missing: memory for {} on GPUs of 80.0 GB; use larger GPUs, or more of them "
          "(--tensor_parallel_size), or give --max_model_len 12400"),
         # 72,000,000,000 - 32,763,876,352 - 3 GiB are 17,173 blocks of 2,097,152 bytes.
         (80, 4096, 2, "{}: 36.0 GB are left for the KV cache: 67 requests of 4096 tokens at a time, longest "
          "--max_model_len 32768"),
-        # Of one sold as 40 GB 2.2 GB are left, and nothing if vLLM takes 6 GiB on each of several.
+        # A GPU sold as 40 GB has 2.2 GB left, and nothing if vLLM needs 6 GiB on each of several.
         (42.4, 4096, 2, "{}: 2.2 GB are left for the KV cache: 4 requests of 4096 tokens at a time, longest "
-         "--max_model_len 16592; may not fit, since vLLM itself has taken up to 6.4 GB"),
+         "--max_model_len 16592; it may not fit, because vLLM itself may need up to 6.4 GB"),
         (80, 4096, 3, "missing: --tensor_parallel_size 3: does not divide the model's 40 attention heads"),
     ],
 )  # fmt: skip
@@ -101,7 +101,7 @@ def test_gpus_that_are_too_few_or_in_use(gpus, tiny):
     gpus(79, 71)
     # 71e9 / 2^30 = 66.1, 80e9 / 2^30 = 74.5, 0.9 of it 67.1
     in_use = "missing: GPU 1 has 66.1 of 74.5 GiB free, --gpu_memory_utilization 0.9 asks for 67.1; another process"
-    few = "missing: --tensor_parallel_size 2 --data_parallel_size 2: only 2 GPUs are here"
+    few = "missing: --tensor_parallel_size 2 --data_parallel_size 2: this machine has only 2 GPUs"
     lines = describe(tiny, tensor_parallel_size=2, data_parallel_size=2)
     assert lines[3] == few and lines[4].startswith(in_use)
     lines = describe(tiny, tensor_parallel_size=2, gpu_memory_utilization=0.8)
@@ -122,9 +122,9 @@ def test_gpus_that_the_driver_refuses(gpus, tiny, monkeypatch):
 @pytest.mark.parametrize(
     ("capability", "dtype", "told"),
     [
-        ("7.0", "auto", "missing: {} 7.0, and the kernels of torch and vLLM begin at 7.5; "),
-        ("7.5", "auto", "note: {} 7.5, and bfloat16 and FlashAttention begin at 8.0: with --dtype auto vLLM "),
-        ("7.5", "bfloat16", "missing: {} 7.5, and bfloat16 and FlashAttention begin at 8.0; take another --dtype "),
+        ("7.0", "auto", "missing: {} 7.0, but torch and vLLM need at least 7.5; "),
+        ("7.5", "auto", "note: {} 7.5, but bfloat16 and FlashAttention need at least 8.0: with --dtype auto, vLLM "),
+        ("7.5", "bfloat16", "missing: {} 7.5, but bfloat16 and FlashAttention need at least 8.0; use another --dtype "),
         *((capability, "bfloat16", None) for capability in ("8.0", "12.0", "[N/A]")),
     ],
 )  # fmt: skip
@@ -163,8 +163,8 @@ def test_models_that_transformers_loads(gpus, tmp_path, judge_32b):
     name = str(judge_32b)
     assert describe_weights(name, None, 2)[2:] == [f"{name}: 65.5 GB of weights per GPU; activations come on top"]
     assert describe_weights(name, None, 4, "weights in float32")[3] == (
-        f"missing: the weights in float32 of {name}: 131.1 GB a GPU do not fit into 80.0 GB; "
-        "take a larger GPU, or a smaller model"
+        f"missing: the weights in float32 of {name}: 131.1 GB per GPU do not fit into 80.0 GB; "
+        "use a larger GPU, or a smaller model"
     )
 
 
@@ -174,5 +174,7 @@ def test_a_disk_without_room(tmp_path, monkeypatch):
     assert describe_disk(path) == [line]
     assert describe_disk(path, 832_001) == [f"{line}, the output takes up to 1 MB"]
     [told] = describe_disk(path, 2_000_000_000)
-    assert told == f"missing: {line}, the output takes up to 2,000 MB; free some, or give an output on another disk"
+    assert (
+        told == f"missing: {line}, the output takes up to 2,000 MB; free some space, or put the output on another disk"
+    )
     assert list(tmp_path.iterdir()) == []

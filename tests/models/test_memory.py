@@ -1,4 +1,4 @@
-"""What a model needs of GPU memory, by its config and the headers of its weights."""
+"""A model's GPU memory needs, from its config and the headers of its weights."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture
 def model(tiny, tmp_path):
-    """A copy of it, to be changed."""
+    """A copy of the model, to change."""
     return shutil.copytree(tiny, tmp_path / "model")
 
 
@@ -123,7 +123,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def large_header(folder, parameters):
-    """The beginning of a file of weights with this many numbers in bfloat16, without the numbers."""
+    """Return the header of a weights file with this many bfloat16 numbers, without the numbers."""
     header = {"w": {"dtype": "BF16", "shape": [parameters // 1000, 1000], "data_offsets": [0, 2 * parameters]}}
     text = json.dumps(header).encode()
     return {path.name: path.read_bytes() for path in folder.iterdir()} | {
@@ -138,7 +138,7 @@ def large_header(folder, parameters):
         ("baselines.py", "15.2 GB"),  # 2 bytes
     ],
 )
-def test_what_cannot_fit_is_refused_before_it_is_fetched(script, gigabytes, tmp_path):
+def test_a_model_that_cannot_fit_is_refused_before_the_download(script, gigabytes, tmp_path):
     """7.6 billion parameters on a card of 12 GiB."""
     save_tiny = save_tiny_chat if script == "baselines.py" else save_tiny_t5
     files = large_header(save_tiny(tmp_path / "model"), 7_600_000_000)
@@ -157,6 +157,6 @@ def test_what_cannot_fit_is_refused_before_it_is_fetched(script, gigabytes, tmp_
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 2, done.stderr
     share = "0.9 x " if script == "baselines.py" else ""
-    told = f"error: the weights of {MODEL}: {gigabytes} a GPU do not fit into {share}12.9 GB"
+    told = f"error: the weights of {MODEL}: {gigabytes} per GPU do not fit into {share}12.9 GB"
     assert done.stderr.splitlines()[-2] == told, done.stderr
     assert not list((tmp_path / "cache").rglob("*.safetensors"))

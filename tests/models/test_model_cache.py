@@ -1,7 +1,7 @@
-"""A model by its hub name, kept in --cache_dir: fetched into it by the hub's own client, then used without internet.
+"""A model by hub name in --cache_dir: downloaded by the hub's client, then used without internet.
 
-The real scripts and the real vLLM, with a hub on loopback; Hugging Face's own cache is an empty folder. What runs
-without internet are forks of a process that never had any.
+The real scripts and the real vLLM, with a hub on loopback; Hugging Face's own cache is an empty folder. Offline runs
+are forks of a process that was never online.
 """
 
 import json
@@ -30,7 +30,7 @@ def words(flags):
 
 @pytest.fixture(scope="module")
 def fetched(tmp_path_factory):
-    """A cache as an online run leaves it, that run's answers, and what it fetched into which other place."""
+    """The cache of an online run, the run's answers, and its downloads to other places."""
     assert (CHAT / "config.json").exists(), "the demo's models are missing: run `make models`"
     folder = tmp_path_factory.mktemp("online")
     files = {path.name: path.read_bytes() for path in CHAT.iterdir()} | OTHERS
@@ -61,7 +61,7 @@ def test_online_a_run_fetches_what_it_reads_into_the_cache_dir(fetched):
 
 @pytest.fixture
 def run(warm_engine):
-    """A run to its end; the lives of the engines that it took."""
+    """Run a script to its end; return the lives of its engines."""
 
     def call(script, **flags):
         more = [] if "evaluator_llm" in flags else ["--unranked"]
@@ -71,7 +71,7 @@ def run(warm_engine):
 
 
 def test_offline_the_pipeline_runs_from_the_cache_dir(fetched, run, warm_engine, tmp_path):
-    """Train a planner, plan and answer on one engine, judge: all know the model by its hub name only."""
+    """Train a planner, plan and answer on one engine, judge: all use only the model's hub name."""
     cache = fetched[0] / "cache"
     snapshot = next(cache.glob("models--*/snapshots/*"))
     assert (snapshot / "model.safetensors").is_symlink() and (snapshot.parent.parent / "refs/main").is_file()

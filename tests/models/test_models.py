@@ -34,7 +34,7 @@ def save_model(folder, weights=b"weights", config="config.json"):
 
 
 def save_adapter(folder, base, width=4, module="model.layers.0.self_attn.q_proj", **settings):
-    """A LoRA adapter of rank 2 for a module of `width` inputs and 3 outputs."""
+    """Save a LoRA adapter of rank 2 for a module with `width` inputs and 3 outputs."""
     folder.mkdir(parents=True)
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base), **settings}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -52,7 +52,7 @@ def save_base(folder, prefix="model."):
 
 
 def save_cached(cache, name, commit=COMMIT):
-    """A hub model as Hugging Face's cache keeps it."""
+    """Save a hub model in the layout of Hugging Face's cache."""
     repository = cache / f"models--{name.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text(commit)
@@ -82,7 +82,7 @@ def test_an_adapter_on_its_base_model_is_fine(tmp_path, prefix):
 def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found):
     base = save_base(tmp_path / "base")
     adapter = save_adapter(tmp_path / "adapter", base, **change)
-    message = f"^{adapter}: an adapter for another architecture than {base}\n  {found}"
+    message = f"^{adapter}: adapter does not match the architecture of {base}\n  {found}"
     with pytest.raises(UserError, match=message):
         check_model(str(adapter))
 
@@ -120,24 +120,24 @@ def test_a_damaged_index_of_weights_is_named(tmp_path, content):
 
 @pytest.mark.parametrize("other", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path.name)])
 @pytest.mark.parametrize("name", ["tokenizer.json", "model-2.safetensors"])
-def test_what_is_no_file_in_a_models_folder_is_named(tmp_path, name, other):
+def test_a_non_file_in_a_models_folder_is_named(tmp_path, name, other):
     other(save_model(tmp_path) / name)
-    with pytest.raises(UserError, match=rf"^{tmp_path / name}: not a file, but a folder, a pipe or a broken link\n"):
+    with pytest.raises(UserError, match=rf"^{tmp_path / name}: a folder, a pipe or a broken link, not a file\n"):
         check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize("lost", [1, 20, 100, 10**6])
-def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
+def test_an_incomplete_checkpoint_is_refused(tmp_path, lost):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
     weights = adapter / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-lost])
-    with pytest.raises(UserError, match=rf"^{weights}: damaged or half-written"):
+    with pytest.raises(UserError, match=rf"^{weights}: damaged or incomplete"):
         check_model(str(adapter))
     weights.unlink()
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         check_model(str(adapter))
     (adapter / "adapter_config.json").write_text('{"peft_type": "LO')
-    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|holds no weights"):
+    with pytest.raises(UserError, match=r"adapter_config\.json: damaged|has no weights"):
         check_model(str(adapter))
 
 
@@ -145,16 +145,16 @@ def test_a_half_written_checkpoint_is_refused(tmp_path, lost):
     ("name", "message"),
     [
         *((name, "no such folder") for name in ("./nothing", "/nothing/here", "~/nothing", "a/b/c")),
-        ("empty", r"holds no config\.json"),
-        ("config", "holds no weights"),
+        ("empty", r"has no config\.json"),
+        ("config", "has no weights"),
         ("config/config.json", "not a folder"),
         ("shard", r"lacks model-00002-of-00002\.safetensors"),
         ("adapter", r"its base model cannot be used \(base_model_name_or_path .*\)\n  gone: no such folder; "),
-        ("no spaces/allowed here", "neither a folder nor a name a hub model can have"),
-        ("some/--model", "neither a folder nor a name a hub model can have"),
+        ("no spaces/allowed here", "neither a folder nor a valid name on the hub"),
+        ("some/--model", "neither a folder nor a valid name on the hub"),
     ],
 )
-def test_what_is_no_whole_model_is_named(tmp_path, monkeypatch, offline, name, message):
+def test_an_incomplete_model_is_named(tmp_path, monkeypatch, offline, name, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "config").mkdir()
@@ -167,7 +167,7 @@ def test_what_is_no_whole_model_is_named(tmp_path, monkeypatch, offline, name, m
 
 
 def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
-    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  fetch it .* hf download some/model"):
+    with pytest.raises(UserError, match=r"HF_HUB_OFFLINE is set\n  on a node .* hf download some/model"):
         check_model("some/model", str(tmp_path))
     snapshot = save_cached(tmp_path, "some/model")
     check_model("some/model", str(tmp_path))
@@ -176,7 +176,7 @@ def test_offline_a_hub_model_must_be_cached(tmp_path, offline):
     assert model_fingerprint("some/model", str(tmp_path)) == f"some/model@{COMMIT}"
     assert model_fingerprint("other/model", str(tmp_path)) == "other/model@main"
     (snapshot / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="holds no weights"):
+    with pytest.raises(UserError, match="has no weights"):
         check_model("some/model", str(tmp_path))
 
 
@@ -195,11 +195,11 @@ FILES = {
 NOT_OURS = {"pytorch_model.bin": b"pickled", "consolidated.safetensors": WEIGHTS, "onnx/model.safetensors": WEIGHTS}
 
 
-FETCHING = f"fetching the weights of {MODEL} from the hub (gigabytes take minutes)\n"
+FETCHING = f"downloading the weights of {MODEL} from the hub (gigabytes take minutes)\n"
 
 
 def find(url, cache, code=0, offline="0"):
-    """Where another process finds the model, or what it says besides that it fetches weights that are not there."""
+    """Return where another process finds the model, or its messages except that it downloads weights."""
     lacks_weights = not any(cache.glob("models--*/snapshots/*/*.safetensors"))
     environment = {**os.environ, "HF_HOME": f"{cache}.home", "HF_ENDPOINT": url, "HF_HUB_OFFLINE": offline}
     done = subprocess.run(
@@ -222,7 +222,7 @@ def test_a_hub_model_is_fetched_into_the_cache_and_found_there_again(tmp_path):
     assert find(hub.url, tmp_path / "cache", offline="1") == folder
 
 
-def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commit(tmp_path):
+def test_an_incomplete_download_is_completed_at_the_same_commit(tmp_path):
     with serve(FILES) as hub:
         hub.fault = lambda method, path: Fault(cut_after=0) if path.endswith(".safetensors") else FINE
         refused = find(hub.url, tmp_path / "cache", code=2)
@@ -233,7 +233,7 @@ def test_what_could_not_be_fetched_whole_is_told_and_completed_at_the_same_commi
         assert find(hub.url, tmp_path / "cache").name == commit
 
 
-# A hub that is away, and one that is slow
+# An unreachable hub, and a slow one
 
 
 SAMPLE = "tests/data/mini_lampqa/test.json"
@@ -256,7 +256,7 @@ OUR_FLAG = "  for an API model add --openai\n"
 
 
 def run_counting(tmp_path, script, model, endpoint):
-    """What a script says of a model, and how often it went to the network."""
+    """Return a script's message about a model, and its number of network requests."""
     flag, rest, _ = MODEL_FLAGS[script]
     ids = [record["id"] for record in json.loads(Path(ROOT, SAMPLE).read_text(encoding="utf-8"))]
     (tmp_path / "ANSWERS").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
@@ -275,14 +275,14 @@ def run_counting(tmp_path, script, model, endpoint):
 
 @pytest.fixture
 def refusing():
-    """The address of nobody: a port that is taken, and not listened at."""
+    """Return an address that refuses connections: a reserved port without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("script", MODEL_FLAGS)
-def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
+def test_an_unreachable_hub_is_tried_once(tmp_path, script, refusing):
     told, connections = run_counting(tmp_path, script, "some/model", refusing)
     hint = OUR_FLAG if MODEL_FLAGS[script][2] else ""
     assert told == f"error: some/model: no such folder, not cached, and the hub cannot be reached\n{hint}"
@@ -290,14 +290,14 @@ def test_a_hub_that_is_away_is_tried_once(tmp_path, script, refusing):
 
 
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "o3", "chatgpt-4o-latest", "claude-opus-4", "gemini-2.5-pro"])
-def test_the_name_of_an_apis_model_is_asked_of_no_hub(tmp_path, name, refusing):
+def test_an_api_models_name_is_not_looked_up_on_the_hub(tmp_path, name, refusing):
     told, connections = run_counting(tmp_path, "baselines.py", name, refusing)
     assert told == f"error: {name}: neither a local folder nor a hub name (owner/model)\n{OUR_FLAG}"
     assert connections == 0
 
 
 @pytest.mark.parametrize("trouble", ["an error", "silence"])
-def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
+def test_a_failing_hub_is_not_unreachable(monkeypatch, trouble):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("utils.models.hub.ANSWER_SECONDS", 0.2)
     if trouble == "silence":
@@ -311,7 +311,7 @@ def test_a_hub_in_trouble_is_not_away(monkeypatch, trouble):
         assert not is_hub_away()
 
 
-def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing, monkeypatch):
+def test_a_cached_model_is_used_at_once_if_the_hub_is_unreachable(tmp_path, refusing, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", refusing)
     calls, connect = [], socket.create_connection
@@ -320,7 +320,7 @@ def test_what_is_cached_is_used_at_once_where_the_hub_is_away(tmp_path, refusing
     assert model_folder("some/model", str(tmp_path)) == snapshot  # without a list of the hub's files
     assert len(calls) == 1
     with skipping_absent_hub(str(snapshot)):
-        assert len(calls) == 1 and not is_offline_mode()  # for a folder nobody is asked
+        assert len(calls) == 1 and not is_offline_mode()  # a folder needs no request
     with skipping_absent_hub("some/model"):
         assert is_offline_mode()
     assert not is_offline_mode()
@@ -330,8 +330,8 @@ def test_a_hub_with_pickled_weights_only_is_refused(tmp_path):
     files = {name: content for name, content in FILES.items() if name != "model.safetensors"}
     with serve(files | {"pytorch_model.bin": b"pickled"}) as hub:
         assert find(hub.url, tmp_path / "cache", code=2) == (
-            f"error: {MODEL}: the hub has no *.safetensors of it, or cannot be reached\n"
-            "  pickled weights (*.bin) are not read, for they may hold code\n"
+            f"error: {MODEL}: the hub has no *.safetensors for it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, because they may run code\n"
         )
         assert "pytorch_model.bin" not in hub.fetched
 

@@ -1,4 +1,4 @@
-"""Labels, ratings and whole texts as models write them."""
+"""Labels, ratings and complete texts as models write them."""
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_ratings(text, cut, value):
     assert RATING.parse(text, cut).value == value
 
 
-def test_texts_are_taken_as_they_stand():
+def test_texts_are_taken_unchanged():
     parsed = parse_text('\n "A title"\nand more\r\n', False)
     assert (parsed.value, parsed.how, parsed.truncated) == ('"A title"\nand more', "strict", False)
     assert parse_text("half \ud83d", True).value == "half"

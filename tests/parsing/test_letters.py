@@ -1,4 +1,4 @@
-"""The letter of an option as models write it, and as the public code reads it."""
+"""The letter of an option as models write it, and as the public code parses it."""
 
 import itertools
 import re
@@ -7,7 +7,7 @@ import pytest
 
 from utils.parsing.letters import LETTERS, parse_letter, read_officially
 
-# Each must be read alike with each of the eight letters a to d and A to D in it.
+# Each must be parsed the same with each of the letters a to d and A to D.
 PHRASINGS = [
     *("{}", "({})", "**{}**.", "[{}]", " ( {} ) ", "{})", "{}."),
     *("{}) because it fits", "- {}. It fits.", "{}: it fits", "It suits me: ({})", "({}) fits, as she said"),
@@ -51,7 +51,7 @@ TIED = ["({})({})", "({}) ({})", "({}) vs ({})", "option {} vs. {}", "({})/({})"
     "joined", ["({}) or ({})", "options {} and {}", "Answer: {} or {}, as you like", "{}) or {})", *TIED]
 )
 @pytest.mark.parametrize("marker", ["", "<final_answer>"])
-def test_two_letters_are_none(joined, marker):
+def test_two_letters_are_not_an_answer(joined, marker):
     for first, second in itertools.permutations(LETTERS, 2):
         assert parse_letter(marker + joined.format(first, second)).value is None, (first, second)
 
@@ -86,7 +86,7 @@ REJECTED = "Looking at the four, ({}) mentions a concert the user disliked, so t
 
 
 @pytest.mark.parametrize("letter", LETTERS)
-def test_of_a_cut_text_only_a_letter_behind_the_marker_counts(letter):
+def test_in_a_cut_text_only_a_letter_after_the_marker_counts(letter):
     for text in (REJECTED, "Option {} is out. Next, the", "{}) is out, and the", "<final_answer> " + REJECTED):
         assert parse_letter(text.format(letter)).value == letter
         assert parse_letter(text.format(letter), cut=True).value is None
@@ -95,7 +95,7 @@ def test_of_a_cut_text_only_a_letter_behind_the_marker_counts(letter):
 
 
 def public_rule(response, right):
-    """The public code's rule, step by step."""
+    """Apply the public code's rule, step by step."""
     told = response.strip()
     if "<final_answer>" in told:
         told = told.split("<final_answer>")[-1].strip()

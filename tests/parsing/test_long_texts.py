@@ -1,4 +1,4 @@
-"""No text makes a parser hang: repetitions as a model that never ends writes them, up to 1 MB."""
+"""No text makes a parser hang: endless repetitions of a model, up to 1 MB."""
 
 import signal
 
@@ -13,7 +13,7 @@ from utils.parsing.letters import parse_letter, read_officially
 from utils.parsing.plans import parse_plan, plan_parser
 from utils.parsing.thoughts import split_thoughts
 
-# What reads a text, and with what a text begins so that the reader looks further.
+# Readers, and beginnings of texts after which the reader continues.
 PARSERS = {
     "answer": (parse_answer, '{"personalized_answer": "'),
     "answer, a list": (parse_answer, '{"personalized_answer": ['),
@@ -52,7 +52,7 @@ SECONDS = 60  # a quadratic search takes minutes
 
 @pytest.fixture
 def limit():
-    """Call it before each text: SECONDS later the test fails. Python's expressions let signals through."""
+    """Return a function to call before each text, which fails the test SECONDS later by a signal."""
 
     def hang(*_):
         raise TimeoutError
@@ -67,7 +67,7 @@ def limit():
 @pytest.mark.parametrize("first", range(5))
 @pytest.mark.parametrize("name", PARSERS)
 def test_no_repetition_makes_a_parser_hang(name, first, limit):
-    """Every fifth piece."""
+    """Tests every fifth piece."""
     parse, opening = PARSERS[name]
     for piece in PIECES[first::5]:
         times = (1_000_000 if piece in LONGEST else 100_000) // len(piece)

@@ -1,4 +1,4 @@
-"""Table tests of the lenient parser: what models write, and the value each text must give."""
+"""Table tests of the lenient parser: texts of models, and their values."""
 
 import json
 
@@ -259,7 +259,7 @@ def test_the_tolerant_scanner_agrees_with_json(answer, around):
 
 
 @pytest.mark.parametrize("text", [row[0] for row in ANSWERS + CUT + VERDICTS + REFUSED])
-def test_what_is_found_can_be_written_as_utf8(text):
+def test_parsed_values_can_be_written_as_utf8(text):
     for found in (parse_answer(text), parse_answer(text, cut=True), parse_verdict(text)):
         assert (found.value is None) == (found.how == NONE) == (found.reason is not None)
         f"{found.value} {found.reason}".encode()

@@ -1,4 +1,4 @@
-"""What a model says of a post: whether it needs personalization, and its aspects."""
+"""A model's output on a post: whether it needs personalization, and its aspects."""
 
 import json
 
@@ -89,7 +89,7 @@ def test_no_aspects(text, reason):
     assert parsed.value is None and parsed.how == "none" and parsed.reason.startswith(reason)
 
 
-def test_what_the_schemas_hold_an_output_to_is_read():
+def test_outputs_that_follow_the_schemas_are_parsed():
     assert NEEDS_SCHEMA["required"] == ["needs_personalization"]
     assert ASPECTS_SCHEMA["required"] == ["enough_details", "aspects"]
     item = ASPECTS_SCHEMA["properties"]["aspects"]["items"]

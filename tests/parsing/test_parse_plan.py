@@ -1,4 +1,4 @@
-"""parse_plan: a text a planner wrote, and the exact titles found in it."""
+"""parse_plan: a planner's texts, and the exact titles found in them."""
 
 import json
 import re
@@ -32,7 +32,7 @@ REPAIRED = [
     ("1: Cost of the trip\n12. Time of day", COST_TIME),
     ("# Cost of the trip\n### Time of day", COST_TIME),
     ("> Cost of the trip\n>> Time of day", COST_TIME),
-    # a title stands once, as it was first written
+    # a title occurs once, as first written
     ("- STRASSE\n- Straße\n- 1. strasse", ["STRASSE"]),
     ('["Cost of the trip", "cost of the TRIP", "Time of day"]', COST_TIME),
     # lines without a word
@@ -42,7 +42,7 @@ REPAIRED = [
     (r'["- Cost of\nthe trip", "**Time\tof day**"]', COST_TIME),
 ]
 
-# These come without a repair of a title: what was around them is gone.
+# Titles without repair, whose surroundings are dropped.
 AROUND = [
     ("Here are the aspects:\nCost of the trip\nTime of day", COST_TIME),
     ("```text\nCost of the trip\nTime of day\n```\n", COST_TIME),
@@ -88,7 +88,7 @@ INTRODUCED = [
     ("Titles of the aspects:\nCost\nTime", ["Cost", "Time"]),
     ("The answer should cover:\nCost\nTime", ["Cost", "Time"]),
     ("Judging by the posts, the user cares about:\nCost\nTime", ["Cost", "Time"]),
-    # It only looks so: items follow it, or it alone is marked as a heading.
+    # It only looks like a title: items follow it, or it alone is marked as a heading.
     ("Money matters:\n- Cost\n- Time", ["Cost", "Time"]),
     ("Money matters:\n\n1. Cost:\n2. Time:", ["Cost:", "Time:"]),
     ("**Money matters**:\n* Cost\n* Time", ["Cost", "Time"]),
@@ -112,7 +112,7 @@ NOT_INTRODUCED = [
 
 
 @pytest.mark.parametrize(("text", "titles"), INTRODUCED)
-def test_a_first_line_that_introduces_the_others_goes(text, titles):
+def test_an_introductory_first_line_is_dropped(text, titles):
     found = parse_plan(text)
     assert (found.value, found.how) == (titles, "repaired")
 
@@ -125,7 +125,7 @@ def test_a_first_title_that_ends_in_a_colon_is_kept(text, titles):
 
 
 @pytest.mark.parametrize("text", ["**Plan:**", "The user cares about:\n", "Aspects:\n- "])
-def test_an_introduction_to_nothing_is_no_plan(text):
+def test_an_introduction_without_titles_is_not_a_plan(text):
     assert parse_plan(text) == Parsed(None, "none", "no aspect in the text")
 
 
@@ -134,7 +134,7 @@ def test_a_cut_title_that_ends_in_a_colon_is_all_there_is():
 
 
 @pytest.mark.parametrize(("text", "titles"), WRITTEN_AS_ASKED)
-def test_a_plan_as_it_was_asked_for(text, titles):
+def test_a_plan_in_the_requested_format(text, titles):
     assert parse_plan(text) == Parsed(titles, "strict", None, truncated=False)
 
 
@@ -144,7 +144,7 @@ def test_a_plan_that_is_repaired(text, titles):
 
 
 @pytest.mark.parametrize(("text", "titles"), AROUND)
-def test_what_stands_around_a_plan_is_dropped(text, titles):
+def test_text_around_a_plan_is_dropped(text, titles):
     assert parse_plan(text).value == titles
 
 
@@ -162,12 +162,12 @@ def test_no_plan(text, cut):
         ("Cost of the trip\nTime of day\nCost of", COST_TIME),
     ],
 )
-def test_a_title_that_may_be_cut_is_left_out(text, titles):
+def test_a_possibly_cut_title_is_dropped(text, titles):
     found = parse_plan(text, cut=True)
     assert (found.value, found.truncated) == (titles, True)
 
 
-def test_an_array_cut_anywhere_gives_its_whole_titles():
+def test_an_array_cut_anywhere_gives_its_complete_titles():
     titles = ["Cost of the trip", 'A "good" time', "C:\\temp", "音楽"]
     text = json.dumps(titles)
     ends = [len(json.dumps(titles[:number])) - 1 for number in range(len(titles) + 1)]  # behind each closing quote
@@ -188,7 +188,7 @@ def test_an_array_cut_anywhere_gives_its_whole_titles():
         ("Cost of the trip\n\nTime of day", False),
     ],
 )
-def test_what_the_last_try_is_held_to(text, allowed):
+def test_the_last_try_is_constrained(text, allowed):
     assert (re.fullmatch(PLAN_PATTERN, text) is not None) == allowed
     if allowed:
         assert parse_plan(text) == Parsed(text.split("\n"), "strict", None)

@@ -1,4 +1,4 @@
-"""Titles of aspects and how two match; every figure is worked out in a comment."""
+"""Titles of aspects and how two match; each number is derived in a comment."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from utils.parsing.plans import (
 )
 
 
-def test_a_gold_plan_is_the_titles_alone_each_in_one_line():
+def test_a_gold_plan_has_only_the_titles_one_per_line():
     record = {
         "rubric_aspects": [
             {"aspect": " Cost of\n  the trip ", "evidence": "I have 400 pounds", "reason": "a small budget"},
@@ -24,7 +24,7 @@ def test_a_gold_plan_is_the_titles_alone_each_in_one_line():
     assert gold_plan({"rubric_aspects": []}) == []
 
 
-def test_a_plan_is_a_title_a_line():
+def test_a_plan_has_one_title_per_line():
     assert plan_text(["Cost", "Time of day", "音楽"]) == "Cost\nTime of day\n音楽"
     assert plan_text(["Cost"]) == "Cost"
     assert plan_text([]) == ""

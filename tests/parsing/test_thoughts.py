@@ -1,4 +1,4 @@
-"""Thoughts and the answer behind them: what every kind of output is read as, also where a thought does not end."""
+"""Thoughts and the answer after them: how each kind of output is parsed, also with an unfinished thought."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def read(parse, text, cut=False, opened=None):
     return None if split.unfinished else parse(split.answer, cut).value
 
 
-# What stands before an answer, and whether the prompt opened the thought.
+# Texts before an answer, and whether the prompt opened the thought.
 CLOSED = [
     ("<think>{}</think>\n", None), ("<think>{}</think>\n\n", False), ("\n<think>\n{}\n</think>", False),
     ("{}</think>", None), ("{}\n</think>\n\n", True), ("<think>{}</think>", True), ("</think>", True),
@@ -51,12 +51,12 @@ CLOSED = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("before", "opened"), CLOSED)
-def test_an_answer_behind_closed_thoughts_is_read(kind, before, opened):
+def test_an_answer_after_closed_thoughts_is_read(kind, before, opened):
     parse, answer, value = KINDS[kind]
     assert read(parse, before.replace("{}", DRAFT).replace("{0}", DRAFT) + answer, opened=opened) == value
 
 
-# What a text is that ends inside a thought, and whether the prompt opened it.
+# Texts that end inside a thought, and whether the prompt opened it.
 OPEN = [
     ("{}", True), ("<think>{}", None), ("<think>\n{}", False), ("\n <think>{}", None), ("<think>{}", True),
     ("Sure.\n<think>{}", None), ("Sure. <think>{}", None), ('{{"personalized_answer": "x"}}\n<think>{}', None),
@@ -70,7 +70,7 @@ OPEN = [
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("before", "opened"), OPEN)
-def test_an_unfinished_thought_is_no_answer(kind, before, opened):
+def test_an_unfinished_thought_is_not_an_answer(kind, before, opened):
     parse, answer, _ = KINDS[kind]
     for draft in (DRAFT, answer, f"{DRAFT}\n{answer}\n"):
         text = before.replace("{}", draft).replace("{0}", draft).replace("{{", "{").replace("}}", "}")
@@ -84,7 +84,7 @@ SPLIT = [
     ("hi", False, True, "", "hi", True),  # the model ended its turn inside the thought
     ("a</think>b", False, False, "a</think>b", "", False),  # no thought was open
     ("the tag <think> opens", True, None, "", "the tag  opens", True),
-    ("a</think>", False, True, "", "a", False),  # closed, and nothing behind it
+    ("a</think>", False, True, "", "a", False),  # closed, with nothing after it
     ("<think>a</think>b", True, None, "b", "a", False),
     ("<think>a", False, None, "", "a", True),
     ("the tag <think> opens", False, None, "the tag <think> opens", "", False),
@@ -132,5 +132,5 @@ CUT = [
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), CUT)
-def test_of_a_cut_text_without_marks_counts_what_it_begins_with(kind, text, value):
+def test_a_cut_text_without_marks_is_judged_by_its_beginning(kind, text, value):
     assert read(KINDS[kind][0], text, cut=True) == value

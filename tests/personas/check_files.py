@@ -1,6 +1,6 @@
-"""Check a table of questions and its histories against the files that they were made from, by texts alone.
+"""Check a table of questions and its histories against its input files, by texts alone.
 
-Shares no code with the assembly: places are found by what is said there, lengths and distances are computed again.
+It shares no code with the assembly: it finds places by their text, and computes lengths and distances again.
 """
 
 import ast
@@ -58,7 +58,7 @@ def options_of(entry):
 
 
 def row_faults(row, entry, conversation, texts, tokens):
-    """Return what is wrong with a row if it asks this question."""
+    """Return the faults of a row if it asks this question."""
 
     def place_of(where):
         sections = conversation["periods"][where["period"]]["sections"]

@@ -1,6 +1,6 @@
-"""A scripted model for utils/build_personamem.py: right replies to every prompt, made from the prompt alone.
+"""A scripted model for utils/build_personamem.py, with a right reply to every prompt, made from the prompt alone.
 
-As a process of its own, `python tests/personas/persona_model.py --port 8000`, it is a server for the demo.
+The demo runs it as a server: `python tests/personas/persona_model.py --port 8000`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def earlier_events(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def events(request: dict[str, Any], user: str) -> list[dict[str, Any]]:
-    """As many as are asked for; in later periods all but every fourth change the newest one about their thing."""
+    """Return as many events as requested; in later periods, three of four change the newest event about their thing."""
     messages = request["messages"]
     number, before = int(re.search(r"at least (\d+)", user)[1]), earlier_events(messages)
     begin = re.search(r"(?:after|from) (\d{4}-\d\d-\d\d)", user)[1]
@@ -64,7 +64,7 @@ def events(request: dict[str, Any], user: str) -> list[dict[str, Any]]:
 
 
 def right_reply(request: dict[str, Any]) -> Any:
-    """The JSON object that a prompt asks for, or a letter."""
+    """Return the JSON object that a prompt asks for, or a letter."""
     user = text_of(request["messages"][-1])
     seed = json.dumps([user, request.get("seed")])
     if "<final_answer>" in user:

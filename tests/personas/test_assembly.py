@@ -1,4 +1,4 @@
-"""Histories and questions from made-up files: what is asked, distances, and the written files."""
+"""Histories and questions from made-up files: questions, distances, and the written files."""
 
 import ast
 import json

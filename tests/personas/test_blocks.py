@@ -22,7 +22,7 @@ from utils.personas.inputs import PERIODS
 
 
 def topics_of(lengths, tokens=10):
-    """Topics with these numbers of blocks, each of one message."""
+    """Return topics with these numbers of blocks, each with one message."""
     topics = {}
     for topic, length in lengths.items():
         ids = [MessageId("0", topic, period, "x", 0, "user") for period in PERIODS[:length]]
@@ -31,7 +31,7 @@ def topics_of(lengths, tokens=10):
 
 
 def exact(drawn, number, done=0):
-    """The probability of each number of blocks per topic, by the weights as the specification has them."""
+    """Return the probability of each number of blocks per topic, from the specified weights."""
     if done == number:
         return {drawn: 1.0}
     p, first = done / number, (1.0, 0.1, 0.1, 0.1)

@@ -51,7 +51,7 @@ def spoil(found, number):
 
 
 def unsteady(request):
-    """A fifth of all tries are wrong; for one in twelve prompts, and a third of the conversations, every try is."""
+    """Reply wrongly in a fifth of all tries, and in all tries of one in twelve prompts and a third of conversations."""
     found = persona_model.right_reply(request)
     if isinstance(found, str):
         return Reply(found)
@@ -91,7 +91,7 @@ def built(tmp_path_factory):
 
 
 def test_faulty_replies_are_left_out_and_counted(built):
-    """Every fault that is still there at the last try is counted, and the files are consistent."""
+    """Every fault of a last try is counted, and the files are consistent."""
     out, _ = built
     reasons = Counter()
     for name in FILES:
@@ -173,10 +173,10 @@ def test_changed_inputs_are_noticed(built, tmp_path, capsys):
         assert build_personamem.main(flags(out, server.url, *again)) == 0
         asked = [text_of(message) for request in server.requests for message in request["messages"]]
         assert any("what rests on" in text for text in asked) and any("ants" in text for text in asked)
-        with pytest.raises(UserError, match=r"questions.json: was made from another conversations.json"):
+        with pytest.raises(UserError, match=r"questions.json: was made from a different conversations.json"):
             build_personamem.main(flags(out, server.url, "--step", "assemble"))
     (out / "small_talk.json").write_text('["damaged"]')
-    with pytest.raises(UserError, match=r"small_talk.json: not a file that utils/build_personamem.py writes"):
+    with pytest.raises(UserError, match=r"small_talk.json: not a file of utils/build_personamem.py"):
         build_personamem.inputs.read_values(out / "small_talk.json")
 
 
@@ -209,7 +209,7 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert not server.requests
         told = capsys.readouterr().out
         assert "personas:\n2 records: 0 are complete in the store, 2 need calls\n2 first calls, " in told
-        assert "conversations: depends on personas.json, which is still to be made" in told
+        assert "conversations: depends on personas.json, which does not exist yet" in told
         assert "small_talk:\n8 records" in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
@@ -240,17 +240,17 @@ PERSONAS, TOPICS = (build_personamem.inputs.SAMPLES / name for name in ("persona
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within them"),
+        (["--s_persona", "2"], f"--s_persona 2 --n_persona 2: {PERSONAS} has 8 personas; give a range within these"),
         (["--topics", "golf"], f"{TOPICS}: no topic 'golf'; it has foodRecommendation, travelPlanning, therapy"),
-        (["--model", "big=m"], "--model big=...: the only name here is small"),
-        (["--step", "assemble"], "personas.json: no such file; --step conversations makes it"),
+        (["--model", "big=m"], "--model big=...: unknown name; the only one is small"),
+        (["--step", "assemble"], "personas.json: no such file; run --step conversations first"),
         (["--personas_addr", '{"persona": "x"}\n{"name": "y"}\n'], 'line 2: not {"persona": "one sentence"}'),
         (["--topics_addr", "[therapy]\n"], "topic 'therapy': Object missing required field `about`"),
         (
             ["--topics_addr", '["a b"]\nabout = "g"\n', "--topics", "a b"],
-            "topic 'a b': a topic's name has letters, digits and _ only",
+            "topic 'a b': a topic's name may have only letters, digits and _",
         ),
-        (["--small_talk_addr", "\n\n"], "no question"),
+        (["--small_talk_addr", "\n\n"], "has no questions"),
     ],
 )
 def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
@@ -266,7 +266,7 @@ def test_mistakes_in_flags_and_input_files_are_refused(tmp_path, more, problem):
 
 def test_a_model_that_is_not_a_chat_model_is_refused(tmp_path):
     save_tiny_t5(tmp_path / "t5")
-    with pytest.raises(UserError, match="t5: an encoder-decoder; give a chat model"):
+    with pytest.raises(UserError, match="t5: is an encoder-decoder; give a chat model"):
         build_personamem.main(["--model_addr", str(tmp_path / "t5"), "--output_dir", str(tmp_path / "out")])
 
 
@@ -281,7 +281,7 @@ def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, caps
     steps = ["--step", "conversations", "small_talk"]
     with serve(reply) as server:
         assert build_personamem.main(flags(out, server.url, *steps, "--max_retries", "0")) == 1
-        assert "missing because the server failed; the same command asks for it again" in capsys.readouterr().err
+        assert "missing because the server failed; run the same command again to retry it" in capsys.readouterr().err
         fails[0] = False
         build_personamem.main(flags(out, server.url, *steps))
     for name in ("conversations.json", "small_talk.json"):

@@ -1,4 +1,4 @@
-"""The facts behind a question: the chain of its event, which of it the user mentions, and earlier lines."""
+"""The facts behind a question: its chain of events, the mentioned ones, and earlier lines."""
 
 import random
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Every way in which a model's reply can be wrong is noticed, by its own reason; a right one is taken whole."""
+"""Every fault of a model's reply is noticed, with its own reason; a right reply is kept completely."""
 
 import json
 
@@ -118,8 +118,8 @@ def test_wrong_replies_have_their_reason(kind, wrong, reason):
     assert faults[0] == reason
 
 
-def test_what_is_left_of_a_history():
-    """Events that are wrong go, and those that change them go too."""
+def test_faulty_events_and_their_dependents_are_dropped():
+    """Wrong events are dropped, and so are those that change them."""
     events = msgspec.convert(with_event(0, reason=None)["events"], list[replies.Event])
     kept, faults = replies.check_history(events, 3, "2001-06-01", BEFORE, HOBBIES)
     assert [event["date"] for event in kept] == ["2001-09-01"]
@@ -127,7 +127,7 @@ def test_what_is_left_of_a_history():
 
 
 @pytest.mark.parametrize("form", [form for form, *_ in CHECKS.values()])
-def test_schemas_are_what_servers_take(form):
+def test_schemas_are_accepted_by_servers(form):
     """An object at the root, all fields required and no others: what OpenAI's strict mode asks for."""
     schema = replies.schema_of(form)
     for one in [schema, *schema.get("$defs", {}).values()]:

@@ -1,4 +1,4 @@
-"""The validity figures, by hand."""
+"""The validity figures, by hand arithmetic."""
 
 import json
 

@@ -104,7 +104,7 @@ def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
     output = tmp_path / "planner"
     _, found, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
     assert found and error.startswith(f"{output}/") and 1 <= error.count("\n") <= 3
-    assert "what is finished is kept, run the same command again\n" in error
+    assert "finished work is kept, run the same command again to resume\n" in error
     assert whole_checkpoints(output).items() <= whole["adapters"].items()
     finish(zygote, flags, output)
     assert contents(output) == whole

@@ -12,8 +12,8 @@ from utils.cli import UserError
 
 FOLDER = Path(prompts.__file__).parent / "lampqa"
 
-# A change of a prompt changes every number measured with it. To change one on purpose: edit its file, run this
-# test, copy the new hash from the failure, and say in prompts/README.md what the wording now is.
+# A changed prompt changes every number measured with it. To change one on purpose: edit its file, run this test,
+# copy the new hash from the failure, and describe the new wording in prompts/README.md.
 GOLDEN = {
     "aspect_extraction": "c678dddc2606c4185b52137177ca3c35a75868bdb7a72cefe3cea35c7a6bdd85",
     "aspect_judge": "3d38ca6753f23a2960d44f5a26559af4b7697f286af32bb0a14e9aa8dd23a118",
@@ -45,7 +45,7 @@ def own_prompt(folder, name, text):
     return folder
 
 
-def test_every_prompt_file_is_as_it_was_pinned():
+def test_every_prompt_file_matches_its_pinned_hash():
     found = {path.stem: hashlib.sha256(path.read_bytes()).hexdigest() for path in FOLDER.glob("*.txt")}
     assert found == GOLDEN == {name: load_prompt(f"lampqa/{name}").digest for name in found}
 
@@ -79,7 +79,7 @@ def test_two_aspects_of_a_response_share_everything_before_the_aspect():
 
 @pytest.mark.parametrize("value", TRICKY.values(), ids=TRICKY.keys())
 @pytest.mark.parametrize("name", sorted(GOLDEN))
-def test_values_go_in_as_they_are(name, value):
+def test_values_are_inserted_unchanged(name, value):
     prompt = load_prompt(f"lampqa/{name}")
     _, user = prompt.messages(**dict.fromkeys(prompt.placeholders, value))
     pieces = re.split("|".join(rf"\{{{placeholder}\}}" for placeholder in prompt.placeholders), prompt.user)
@@ -87,7 +87,7 @@ def test_values_go_in_as_they_are(name, value):
 
 
 @pytest.mark.parametrize("name", ["rag", "planpers", "planner"])
-def test_without_posts_nothing_is_left_of_their_paragraph(name):
+def test_without_posts_their_paragraph_is_dropped(name):
     values = values_of(name)
     _, with_posts = load_prompt(f"lampqa/{name}").messages(**values)
     _, without = load_prompt(f"lampqa/{name}").messages(**{**values, "profile": ""})
@@ -123,20 +123,23 @@ def test_own_prompt_is_used_and_missing_ones_are_taken_from_here(tmp_path, chang
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[system]\nS\n[user]\nno question\n", r"must hold each of \{question\} exactly once"),
-        ("[system]\nS\n[user]\n{question} {question}\n", r"must hold each of \{question\} exactly once"),
-        ("[system]\n{question}\n[user]\n{question}\n", r"must hold each of \{question\} exactly once"),
-        ("[user]\n{question}\n[system]\nS\n", r"a line \[system\], its text, a line \[user\], its text"),
-        ("", r"a line \[system\], its text, a line \[user\], its text"),
+        ("[system]\nS\n[user]\nno question\n", r"must contain each of \{question\} exactly once"),
+        ("[system]\nS\n[user]\n{question} {question}\n", r"must contain each of \{question\} exactly once"),
+        ("[system]\n{question}\n[user]\n{question}\n", r"must contain each of \{question\} exactly once"),
+        (
+            "[user]\n{question}\n[system]\nS\n",
+            r"must have a \[system\] line with its text, then a \[user\] line with its text",
+        ),
+        ("", r"must have a \[system\] line with its text, then a \[user\] line with its text"),
     ],
 )
-def test_own_prompt_that_cannot_be_used(tmp_path, text, message):
+def test_an_invalid_own_prompt_is_refused(tmp_path, text, message):
     own_prompt(tmp_path, "no_personalization", text)
     with pytest.raises(UserError, match=rf"^{re.escape(str(tmp_path))}/no_personalization\.txt: .*{message}"):
         load_prompt("lampqa/no_personalization", tmp_path)
 
 
-def test_a_folder_that_cannot_be_used(tmp_path):
+def test_an_invalid_prompts_folder_is_refused(tmp_path):
     at = re.escape(f"--prompts_dir {tmp_path}")
     with pytest.raises(UserError, match=rf"^{at}/nothing: no such folder$"):
         load_prompt("lampqa/rag", tmp_path / "nothing")
@@ -146,6 +149,6 @@ def test_a_folder_that_cannot_be_used(tmp_path):
     (tmp_path / "no_personalization.txt").write_bytes(OWN.replace("brief", "bref é").encode("latin-1"))
     with pytest.raises(UserError, match=r"no_personalization\.txt: not UTF-8 text \(byte 17\)"):
         load_prompt("lampqa/no_personalization", tmp_path)
-    own_prompt(tmp_path, "aspect_jugde", OWN)  # would be left unused without a word
+    own_prompt(tmp_path, "aspect_jugde", OWN)  # would silently be unused
     with pytest.raises(UserError, match=r"aspect_jugde\.txt is not the name of a prompt; .*aspect_judge\.txt"):
         load_prompt("lampqa/no_personalization", tmp_path)

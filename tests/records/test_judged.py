@@ -1,4 +1,4 @@
-"""A score file belongs to the response files that it was made from."""
+"""A score file matches the response files that it was made from."""
 
 import json
 
@@ -17,7 +17,7 @@ QUESTIONS = [
 
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
-    """Judge response files with one answer to all questions; returns what was asked of the judge."""
+    """Judge response files with one answer to all questions; return the judge's requests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     (tmp_path / "data.json").write_text(json.dumps(QUESTIONS))

@@ -1,4 +1,4 @@
-"""LaMP's and LongLaMP's own files: what is wrong with one is said in one to three lines."""
+"""LaMP's and LongLaMP's own files: errors are described in one to three lines."""
 
 import json
 
@@ -23,7 +23,7 @@ def golds(*ids, task="LaMP_4"):
 
 
 def read(folder, asked, answers=None, name="LaMP-4", rows=""):
-    """The records of two files with this content, a text as it stands and all else as JSON."""
+    """Read records from two files with this content: a text unchanged, all else as JSON."""
     paths = []
     for file, content in (("questions.json", asked), ("outputs.json", answers)):
         paths.append(folder / file)
@@ -46,14 +46,14 @@ def test_questions_and_outputs_become_records(tmp_path):
 
 
 def test_questions_in_the_form_that_lamp_s_builder_of_emails_gives_its_test_set(tmp_path):
-    """It wraps them as if they were answers."""
+    """The builder wraps them as if they were answers."""
     email = {"id": "1", "input": "Generate a subject for the following email: Hi", "profile": []}
     [record] = read(tmp_path, {"task": "LaMP_6", "golds": [email]}, name="LaMP-6")
     assert (record["id"], record["question"]) == ("1", email["input"])
 
 
 def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
-    """Title and first words are the input, the other words the answer; the answers are a list alone."""
+    """Title and first words are the input, the other words the answer; the answers are a plain list."""
     content, length = "Hi Bo,\n\nthe room:  2.14 is\tfree now.", 4
     words = content.split()
     ask = f"Complete the text of the following email. title: Room: 2.14. text: {' '.join(words[:length])}"
@@ -63,7 +63,7 @@ def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
     assert (record["question"], record["target"], record["user_id"]) == (ask, "2.14 is free now.", "u7")
     assert tasks()["LongLaMP-email"].query(record) == "Room: 2.14. text: Hi Bo, the room:"
     assert record["profile"] == [item]
-    with pytest.raises(UserError, match="a message's id: the texts are not put in yet"):
+    with pytest.raises(UserError, match="a message's id instead of its text"):
         read(tmp_path, [{"id": 7, "input": "038-000512-EM", "content_length": 4, "profile": []}], name="LongLaMP-email")
 
 
@@ -90,11 +90,19 @@ def changed(**fields):
 
 
 BAD = {
-    "another split": (questions("1", "2"), golds("1", "3"), r"record 1 \(id '2'\): .*outputs.json has no answer to it"),
-    "answers too many": (questions("1"), golds("1", "2", "3"), "2 answers to no question of .*: '2', '3'\n  give the"),
-    "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not of LaMP-4"),
-    "an answer twice": (questions("1"), golds("1", "1"), "two answers to id '1'; ids are unique"),
-    "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers to id '1'; ids are unique"),
+    "another split": (
+        questions("1", "2"),
+        golds("1", "3"),
+        r"record 1 \(id '2'\): .*outputs.json has no answer for it",
+    ),
+    "answers too many": (
+        questions("1"),
+        golds("1", "2", "3"),
+        "2 answers have no question in .*: '2', '3'\n  give the",
+    ),
+    "another task": (questions("1"), golds("1", task="LaMP_5"), "answers of task 'LaMP_5', not LaMP-4"),
+    "an answer twice": (questions("1"), golds("1", "1"), "two answers with id '1'; ids must be unique"),
+    "an answer twice, as a number": (questions("1"), golds(1, "1"), "two answers with id '1'; ids must be unique"),
     "an answer with an invalid id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
     "no golds": (questions("1"), {}, "outputs.json: Object missing required field `golds`"),
     "a gold without output": (questions("1"), {"golds": [{"id": "1"}]}, r"field 'golds\[0\]': Object missing required"),
@@ -103,12 +111,12 @@ BAD = {
         {"golds": [{"id": "1", "output": 4}]},
         r"'golds\[0\].output': Exp",
     ),
-    "half a gold": (questions("1"), golds("\ud800"), "outputs.json: holds half a character"),
-    "an id twice": (questions("1", "1"), None, "record 1: id '1' is record 0's too; ids are unique"),
-    "no questions": ([], None, "holds no questions"),
-    "an object": ({"a": 1}, None, "an object where an array of questions belongs"),
-    "a number": ("7", None, "questions.json: holds 7; a dataset is a JSON array of questions"),
-    "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON breaks off at line 1"),
+    "half a gold": (questions("1"), golds("\ud800"), "outputs.json: has half a character"),
+    "an id twice": (questions("1", "1"), None, "record 1: id '1' is also the id of record 0; ids must be unique"),
+    "no questions": ([], None, "has no questions"),
+    "an object": ({"a": 1}, None, "found an object, expected an array of questions"),
+    "a number": ("7", None, "questions.json: found 7; a dataset must be a JSON array of questions"),
+    "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON ends early at line 1"),
     "no input": (
         changed(input=None),
         None,
@@ -125,13 +133,13 @@ BAD = {
     "half a character": (
         changed(profile=[item(1) | {"text": "\ud83d"}]),
         None,
-        "field 'profile': holds half a character",
+        "field 'profile': has half a character",
     ),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_is_said(case, tmp_path):
+def test_errors_are_described(case, tmp_path):
     asked, answers, match = BAD[case]
     with pytest.raises(UserError, match=match) as raised:
         read(tmp_path, asked, answers)
@@ -139,28 +147,28 @@ def test_what_is_wrong_is_said(case, tmp_path):
     assert len(str(raised.value).splitlines()) <= 3
 
 
-def test_the_news_categories_that_lamp_2_was_before_are_refused(tmp_path):
+def test_the_old_news_categories_of_lamp_2_are_refused(tmp_path):
     news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
     asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
-    with pytest.raises(UserError, match=r"record 0: of the news categories.*\n.* the folder LaMP_2/new"):
+    with pytest.raises(UserError, match=r"record 0: from LaMP-2's old version.*\n.* the folder LaMP_2/new"):
         read(tmp_path, [asked], name="LaMP-2")
 
 
-def test_a_profile_of_lamp_2_that_is_none_is_refused(tmp_path):
+def test_an_invalid_lamp_2_profile_is_refused(tmp_path):
     asked = {"id": "1", "input": "Which tag does this movie relate to? description: x", "profile": 2.5}
     with pytest.raises(UserError, match="field 'profile': Expected `array`, got `float`"):
         read(tmp_path, [asked], name="LaMP-2")
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path):
-    """Python's reader would keep the last one."""
+def test_two_columns_with_the_same_name_are_refused(tmp_path):
+    """Python's reader would keep only the last one."""
     (tmp_path / "table.csv").write_text("id,topic,topic\n1,food,law\n")
-    with pytest.raises(UserError, match=r"table\.csv: two columns have one name; names are unique"):
+    with pytest.raises(UserError, match=r"table\.csv: two columns have the same name; names must be unique"):
         list(table_rows(tmp_path / "table.csv"))
 
 
 def test_records_come_one_at_a_time(tmp_path):
-    """A file may be larger than the memory: the first is there before the last is looked at."""
+    """A file may be larger than the memory: the first record is returned before the last is read."""
     path = tmp_path / "questions.json"
     path.write_text(json.dumps(questions("1"))[:-1] + ", " + " " * (1 << 21) + "oops]")
     records = read_originals(tasks()["LaMP-4"], path)

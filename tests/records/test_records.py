@@ -1,4 +1,4 @@
-"""Datasets and response files: what is read, and what is refused in which words."""
+"""Datasets and response files: what is read, and the messages of what is refused."""
 
 import json
 import re
@@ -24,7 +24,7 @@ EVERYTHING = ("profile", "narrative", "rubric_aspects")
 
 
 def record(**changes):
-    """A whole record; a field set to `...` is left out."""
+    """Return a complete record; a field set to `...` is left out."""
     whole = {
         "id": "q1",
         "question": "Which bread?",
@@ -37,7 +37,7 @@ def record(**changes):
 
 
 def write(path, content):
-    """A file with bytes, a text, or anything else as JSON."""
+    """Write a file with bytes, a text, or anything else as JSON."""
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
@@ -56,7 +56,7 @@ def message(call, *args, **more):
 # Datasets
 
 
-def test_a_dataset_is_read_as_it_is(tmp_path):
+def test_a_dataset_is_read_unchanged(tmp_path):
     records = [record(posted={"year": 2014}), record(id="q2", rubric_aspects=[], profile=[], score=1.5)]
     assert read_dataset(write(tmp_path / "d.json", records), EVERYTHING) == records
 
@@ -66,7 +66,7 @@ def test_only_what_the_script_needs_is_checked(tmp_path):
     assert read_dataset(path) == [{"id": "q1", "question": "Which bread?", "profile": None}]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path):
     for name in ("d.json", "d.jsonl"):
         content = json.dumps(record()) if name == "d.jsonl" else json.dumps([record()])
         assert read_dataset(write(tmp_path / name, b"\xef\xbb\xbf" + content.encode())) == [record()]
@@ -99,16 +99,19 @@ WHOLE = json.dumps([record()], indent=1)
     [
         ("", "the file is empty"),
         ("id,question\n", "not JSON: Expecting value at line 1, column 1"),
-        ('[{"id": "q1", "question": "Wh', "the JSON breaks off at line 1, column 27: the file is cut short"),
-        ('[\n{"id": "q1"', "the JSON breaks off at line 2, column 12: the file is cut short"),
-        ('{"id": 1}\n{"id": 2}\n', "more than one JSON value (line 2, column 1); name JSON Lines *.jsonl"),
-        ([], "holds no questions"),
-        ({"data": [record()]}, "holds an object; a dataset is a JSON array of questions"),
+        ('[{"id": "q1", "question": "Wh', "the JSON ends early at line 1, column 27: the file is incomplete"),
+        ('[\n{"id": "q1"', "the JSON ends early at line 2, column 12: the file is incomplete"),
+        (
+            '{"id": 1}\n{"id": 2}\n',
+            "more than one JSON value (line 2, column 1); if it is JSON Lines, rename it to *.jsonl",
+        ),
+        ([], "has no questions"),
+        ({"data": [record()]}, "found an object; a dataset must be a JSON array of questions"),
         ('[{"id": "q1", "id": "q2"}]', "duplicate key 'id'"),
         (b'["caf\xe9"]', "not UTF-8 text (byte 5)"),
     ],
 )
-def test_a_file_that_is_no_dataset(tmp_path, content, expected):
+def test_a_file_that_is_not_a_dataset(tmp_path, content, expected):
     path = write(tmp_path / "d.json", content)
     assert message(read_dataset, path) == f"{path}: {expected}"
 
@@ -124,7 +127,7 @@ def test_a_file_cut_short_anywhere_is_refused_with_the_place(tmp_path):
     [
         ('{"id": "q2", "question"', "line 2 is not JSON: Expecting ':' delimiter at column 24"),
         ('{"id": "q2", "id": "q3"}', "line 2: duplicate key 'id'"),
-        ("[1, 2]", "record 1: a list where a question object belongs"),
+        ("[1, 2]", "record 1: found a list, expected a question object"),
     ],
 )
 def test_a_bad_line_in_a_jsonl_file_is_named(tmp_path, second_line, expected):
@@ -132,18 +135,18 @@ def test_a_bad_line_in_a_jsonl_file_is_named(tmp_path, second_line, expected):
     assert message(read_dataset, path) == f"{path}: {expected}"
 
 
-ID_RULE = "every question needs its own id, a string"
+ID_RULE = "every question needs a unique id, a string"
 
 
 @pytest.mark.parametrize(
     ("bad", "expected"),
     [
-        (5, "record 1: 5 where a question object belongs"),
+        (5, "record 1: found 5, expected a question object"),
         (record(id=None), f"record 1: field 'id' is missing or null; {ID_RULE}"),
         (record(id=""), f"record 1: field 'id' is an empty text; {ID_RULE}"),
         (record(id=True), f"record 1: field 'id' is true; {ID_RULE}"),
         (record(id=["q2"]), f"record 1: field 'id' is a list; {ID_RULE}"),
-        (record(id="first"), "records 0 and 1 both have id 'first'; ids are unique"),
+        (record(id="first"), "records 0 and 1 both have id 'first'; ids must be unique"),
     ],
 )
 def test_a_record_without_a_usable_id(tmp_path, bad, expected):
@@ -153,7 +156,7 @@ def test_a_record_without_a_usable_id(tmp_path, bad, expected):
 
 def test_a_number_and_its_digits_are_the_same_id(tmp_path):
     path = write(tmp_path / "d.json", [record(id="7"), record(id="8"), record(id=7)])
-    assert message(read_dataset, path) == f"{path}: records 0 and 2 both have id '7'; ids are unique"
+    assert message(read_dataset, path) == f"{path}: records 0 and 2 both have id '7'; ids must be unique"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_shards_are_disjoint_and_complete(num_shards, limit):
     assert places == [sorted(place) for place in places]  # each in file order
 
 
-def test_a_shard_does_not_hang_on_the_files_order():
+def test_a_shard_does_not_depend_on_the_files_order():
     records = [{"id": f"q{i}"} for i in range(60)]
     forward, backward = (select_questions(some, num_shards=3, shard_index=1) for some in (records, records[::-1]))
     assert 0 < len(forward) < 60
@@ -229,7 +232,7 @@ def test_responses_are_put_together_in_the_datasets_order():
     assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the pieces stay as they are
 
 
-def test_no_response_takes_the_place_of_one_that_is_missing():
+def test_a_missing_response_is_not_replaced_by_another():
     answers = {
         ("q1", 0): {"value": "a"},
         ("q1", 2): {"value": "c"},
@@ -242,20 +245,20 @@ def test_no_response_takes_the_place_of_one_that_is_missing():
 
 def test_a_response_file_with_gaps_is_refused(tmp_path):
     path = tmp_path / "rag.json"
-    refuse_gaps(path)  # whether it is there is for others to say
+    refuse_gaps(path)  # its existence is checked elsewhere
     for missing, words in ((1, ("1 answer is", "it")), (1200, ("1200 answers are", "them"))):
         publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": missing})
         with pytest.raises(UserError) as refused:
             refuse_gaps(path)
         assert str(refused.value) == (
             f"{path}: {words[0]} missing because the server failed\n"
-            f"  the command that made the file asks for {words[1]} again, or --allow_partial scores the rest"
+            f"  run the command that made the file again to retry {words[1]}, or add --allow_partial to score the rest"
         )
-    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file that the manifest speaks of
+    path.write_text('{"q1": [{"output": "mine"}]}')  # not the file of the manifest
     refuse_gaps(path)
     publish(path, {"q1": [{"output": "a"}]}, {"settings": {}, "missing": 0})
     refuse_gaps(path)
-    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}})  # as before this was counted
+    publish(path, {"q1": [{"output": "a"}]}, {"settings": {}})  # as in versions before this count
     refuse_gaps(path)
 
 
@@ -276,7 +279,7 @@ def test_responses_are_counted():
     assert count_responses({"q": trimmed}).items() >= {("posts trimmed", 6), ("questions cut", 2)}
 
 
-def test_a_response_file_is_read_as_it_is(tmp_path):
+def test_a_response_file_is_read_unchanged(tmp_path):
     responses = {"q1": [{"output": "日本", "plan": "p"}, {"output": ""}], "q2": [{"output": None, "reason": "x"}]}
     assert read_responses(write(tmp_path / "r.json", responses)) == responses
 
@@ -284,7 +287,7 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([{"output": "a"}], "holds a list; responses are an object {question id: [{output}]}"),
+        ([{"output": "a"}], "found a list; responses must be an object {question id: [{output}]}"),
         ({"q1": []}, "id 'q1': Expected `array` of length >= 1"),
         ({"q1": {"output": "a"}}, "id 'q1': Expected `array`, got `object`"),
         ({"q1": [{"output": "a"}, {"text": "b"}]}, "id 'q1': field '[1]': Object missing required field `output`"),
@@ -293,14 +296,14 @@ def test_a_response_file_is_read_as_it_is(tmp_path):
         ('{"q1": [{"output": "a"}], "q1": []}', "duplicate key 'q1'"),
     ],
 )
-def test_a_file_that_holds_no_responses(tmp_path, content, expected):
+def test_a_file_without_responses(tmp_path, content, expected):
     path = write(tmp_path / "r.json", content)
     assert message(read_responses, path) == f"{path}: {expected}"
 
 
 DATASET_IDS = [f"q{i}" for i in range(10)]
-NOT_THE_DATASET = "r.json: its ids are not the dataset's; give the dataset these responses were made from"
-ONLY_A_PART = "r.json: only a part of the questions has a response; --allow_partial scores that part"
+NOT_THE_DATASET = "r.json: its ids do not match the dataset; give the dataset these responses were made from"
+ONLY_A_PART = "r.json: some questions have no response; add --allow_partial to score the others"
 
 
 def match(question_ids, response_ids, allow_partial):
@@ -326,14 +329,14 @@ def test_allow_partial_leaves_out_questions_without_a_response():
         (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
         (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
         ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
-        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses to no question of the dataset: 'x'"]),
+        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses without a question in the dataset: 'x'"]),
         (
             [f"x{i}" for i in range(6)],
             False,
             [
                 NOT_THE_DATASET,
                 "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ...",
-                "  6 responses to no question of the dataset: 'x0', 'x1', 'x2', 'x3', 'x4', ...",
+                "  6 responses without a question in the dataset: 'x0', 'x1', 'x2', 'x3', 'x4', ...",
             ],
         ),
     ],
@@ -350,8 +353,8 @@ def test_ids_that_do_not_match(response_ids, allow_partial, lines):
     ("changes", "where"),
     [
         ({"id": "\ud83d"}, "field 'id'"),
-        ({"question": "Which \ud83d?"}, "field 'question': holds half a character"),
-        ({"profile": [{"id": "p1", "text": "\udc00"}]}, "field 'profile': holds half a character"),
+        ({"question": "Which \ud83d?"}, "field 'question': has half a character"),
+        ({"profile": [{"id": "p1", "text": "\udc00"}]}, "field 'profile': has half a character"),
     ],
 )
 def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where):
@@ -362,7 +365,7 @@ def test_half_a_character_is_named_before_anything_runs(tmp_path, changes, where
 @pytest.mark.parametrize("field", ["output", "raw"])
 def test_half_a_character_in_a_response_is_named(tmp_path, field):
     path = write(tmp_path / "answers.json", json.dumps({"q1": [{"output": None, field: "\ud83d"}]}))
-    assert "id 'q1': holds half a character" in message(read_responses, path)
+    assert "id 'q1': has half a character" in message(read_responses, path)
 
 
 def test_a_shard_without_responses_scores_none_of_them():
@@ -373,7 +376,7 @@ def test_a_shard_without_responses_scores_none_of_them():
 # Plans
 
 
-def test_a_file_of_plans_is_read_as_it_is(tmp_path):
+def test_a_plans_file_is_read_unchanged(tmp_path):
     plans = {
         "q1": [{"aspects": ["Cost", "音楽"], "parsed": "strict"}, {"aspects": []}],
         "q2": [{"aspects": None, "reason": "no aspect in the text"}],
@@ -384,7 +387,7 @@ def test_a_file_of_plans_is_read_as_it_is(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ([{"aspects": ["a"]}], "holds a list; plans are an object {question id: [{aspects}]}"),
+        ([{"aspects": ["a"]}], "found a list; plans must be an object {question id: [{aspects}]}"),
         ({"q1": []}, "id 'q1': Expected `array` of length >= 1"),
         (
             {"q1": [{"aspects": ["a"]}, {"output": "b"}]},
@@ -394,6 +397,6 @@ def test_a_file_of_plans_is_read_as_it_is(tmp_path):
         ("", "the file is empty"),
     ],
 )
-def test_a_file_that_holds_no_plans(tmp_path, content, expected):
+def test_a_file_without_plans(tmp_path, content, expected):
     path = write(tmp_path / "p.json", content)
     assert message(read_plans, path) == f"{path}: {expected}"

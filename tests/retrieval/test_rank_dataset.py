@@ -18,7 +18,7 @@ def encoder_folder(tmp_path_factory):
 
 
 def make_records():
-    """Three questions: four posts with permuted ids (two of the same text), none, and one."""
+    """Return three questions: with four posts with permuted ids (two with the same text), none, and one."""
     return [
         {
             "id": "q1",
@@ -78,7 +78,7 @@ def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, c
 
 
 def naive_order(record, folder):
-    """Post ids by dot product, one text at a time."""
+    """Return post ids by dot product, one text at a time."""
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
@@ -102,7 +102,7 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     assert capsys.readouterr().out.count("already finished, left alone") == 3
 
 
-def test_random_order_does_not_hang_on_the_files_order(tmp_path):
+def test_random_order_does_not_depend_on_the_files_order(tmp_path):
     posts = [{"id": str(number), "text": f"post {number}"} for number in range(20)]
     records = [{"id": f"q{number}", "question": "why", "profile": posts} for number in range(4)]
     rank(write(tmp_path / "a.json", records), tmp_path / "a_out.json", "--ranker", "random", "--seed", 5)
@@ -113,7 +113,7 @@ def test_random_order_does_not_hang_on_the_files_order(tmp_path):
     assert manifest(tmp_path / "a_out.json")["settings"]["seed"] == 5
 
 
-def test_where_no_user_repeats_the_owners_are_one_cycle():
+def test_owners_form_one_cycle_if_no_user_repeats():
     for size in range(2, 51):
         cycle = random_cycle(size, 7)
         assert draw_owners([("question", str(n)) for n in range(size)], 7) == cycle
@@ -151,7 +151,7 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
 
 def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
     options = ["--ranker", "recency", "--random_profile"]
-    with pytest.raises(UserError, match=r"one\.json: holds one question"):
+    with pytest.raises(UserError, match=r"one\.json: holds only one question"):
         rank(write(tmp_path / "one.json", make_records()[:1]), tmp_path / "out.json", *options)
     source = write(tmp_path / "in.json", make_records())
     rank(source, tmp_path / "swapped.json", *options)
@@ -180,7 +180,7 @@ def test_a_dry_run_ranks_and_writes_nothing(tmp_path, encoder_folder, monkeypatc
 
 
 def many_records(number):
-    """Questions with two posts each, none twice."""
+    """Return questions with two posts each, none repeated."""
     return [
         {
             "id": f"q{n}",
@@ -192,7 +192,7 @@ def many_records(number):
 
 
 def watch_texts(monkeypatch, stop_at=None):
-    """What is embedded, call by call; at call number `stop_at` the run is interrupted instead."""
+    """Record the texts of each embedding call; interrupt the run at call number `stop_at`."""
     from retrieval import encoder
 
     embedded = []
@@ -208,7 +208,7 @@ def watch_texts(monkeypatch, stop_at=None):
     return embedded
 
 
-def test_an_interrupted_ranking_goes_on_with_the_questions_that_are_missing(tmp_path, encoder_folder, monkeypatch):
+def test_an_interrupted_ranking_resumes_with_the_missing_questions(tmp_path, encoder_folder, monkeypatch):
     source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, tmp_path / "whole/ranked.json", *options)
@@ -244,7 +244,7 @@ torch.get_num_threads = lambda: 8
 
 
 def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, encoder_folder):
-    """With the error that torch raises on a CPU; what is ranked until then is kept."""
+    """With torch's error on a CPU; finished rankings are kept."""
     records = many_records(8)
     for record in records:
         for post in record["profile"]:

@@ -34,12 +34,12 @@ def test_bm25_puts_shared_words_first_and_ties_in_file_order():
 
 
 @pytest.mark.parametrize("question", ["the of and", "zebra", "?!", "猫"])
-def test_bm25_keeps_file_order_where_no_word_is_known(question):
+def test_bm25_keeps_file_order_if_no_word_is_known(question):
     assert rank_by_bm25(question, POSTS) == [0, 1, 2, 3]
 
 
 def okapi_scores(question, posts):
-    """BM25Okapi as it is published, a word and a post at a time."""
+    """Score with the published BM25Okapi formula, one word and post at a time."""
     texts = [post.split() for post in posts]
     vocabulary = {word for text in texts for word in text}
     mean_length = sum(map(len, texts)) / len(texts)
@@ -59,7 +59,7 @@ def okapi_scores(question, posts):
 
 
 def test_bm25_okapi_is_the_published_formula():
-    """With few different words, so that many are in most posts and many posts tie: then the last one comes first."""
+    """With few different words, so that many are in most posts and many posts tie; then the last one ranks first."""
     generator, seen = random.Random(0), {"negative": 0, "ties": 0, "no match": 0}
     for _ in range(600):
         words = generator.choice([["a", "b"], ["a", "A", "b,", "b", "the"], [str(n) for n in range(40)]])
@@ -86,12 +86,12 @@ def test_bm25_okapi_counted_by_hand():
 
 
 @pytest.mark.parametrize("posts", [["one", "two", "three"], ["", " ", "\n"]])
-def test_bm25_okapi_takes_the_last_post_where_nothing_matches(posts):
+def test_bm25_okapi_ranks_the_last_post_first_if_nothing_matches(posts):
     assert rank_by_bm25_okapi("chess", posts) == [2, 1, 0]
     assert rank_by_bm25_okapi(" ", posts) == [2, 1, 0]
 
 
-def test_recency_goes_by_dates_and_then_by_the_file():
+def test_recency_orders_by_date_then_by_file_order():
     dates = [(2014, 3, 6), None, (2015,), (2014, 3, 6), None, (2014, 12, 1), (2015, 1)]
     # 2015-01 says more than 2015; of one date, and of none, the last one in the file comes first
     assert rank_by_recency(dates) == [6, 2, 5, 3, 0, 4, 1]

@@ -1,4 +1,4 @@
-"""Which tries count that the store has: by a scripted engine, with the settings of one run after those of another."""
+"""Which stored tries are reused, with a scripted engine and runs with different settings."""
 
 import asyncio
 from array import array
@@ -18,7 +18,7 @@ HELD, FREE = True, False
 
 
 class Engine:
-    """Writes what is usable if a try is held to its schema, or is not, as `usable` has it."""
+    """Writes usable text if a try is constrained, or if it is not, according to `usable`."""
 
     device, concurrency = "script", 2
 
@@ -42,7 +42,7 @@ def parse(text, cut):
 
 @pytest.fixture
 def ask(tmp_path):
-    """Asks one question; returns its record, and which tries the engine was asked for, held or free."""
+    """Ask one question; return its record, and the engine's tries, constrained or free."""
 
     def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions"):
         pieces, engine = {}, Engine(usable)
@@ -60,14 +60,14 @@ def ask(tmp_path):
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 @pytest.mark.parametrize("usable", [[], [HELD], [FREE], [FREE, HELD]])
 def test_the_store_gives_the_same_record(ask, usable, temperature, mode):
-    """Of greedy tries too, which have no seeds that would tell one from the next: only the first one is asked."""
+    """Also for greedy tries, which have no distinguishing seeds: only the first one is requested."""
     settings = {"temperature": temperature, "mode": mode}
     record, asked = ask(*usable, **settings)
     assert ask(*usable, **settings) == (record, []) and asked
     assert ask(*usable, **settings, folder="fresh") == (record, asked)
 
 
-def test_an_unusable_free_try_does_not_stand_for_one_that_is_held(ask):
+def test_an_unusable_free_try_does_not_replace_a_constrained_one(ask):
     _, asked = ask(HELD, temperature=0.5, max_retries=3)
     assert asked == [FREE, FREE, FREE, HELD]
     record, asked = ask(HELD, temperature=0.5, max_retries=1)
@@ -76,15 +76,15 @@ def test_an_unusable_free_try_does_not_stand_for_one_that_is_held(ask):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_a_free_try_never_stands_for_one_that_is_held(ask, temperature):
-    """Else a comparison of the modes would compare one with itself."""
+def test_a_free_try_never_replaces_a_constrained_one(ask, temperature):
+    """Otherwise a comparison of the modes would compare one with itself."""
     assert ask(FREE, HELD, temperature=temperature)[1] == [FREE]
     record, asked = ask(FREE, HELD, temperature=temperature, mode="always")
     assert asked == [HELD] and record["value"] == "good held" and record["constrained"] is True
     assert ask(FREE, HELD, temperature=temperature, mode="never")[1] == [FREE]
 
 
-def test_cached_only_looks_again_once_for_all_that_wait(tmp_path, monkeypatch):
+def test_cached_only_rereads_the_store_once_for_all_waiting_calls(tmp_path, monkeypatch):
     monkeypatch.setattr("utils.generation.completions.WAIT_SECONDS", 0.1)
     kept, waiting = (
         Completions(ModelStore(tmp_path / "completions", "m", {}), False, is_waiting) for is_waiting in (False, True)
@@ -109,7 +109,7 @@ def test_cached_only_looks_again_once_for_all_that_wait(tmp_path, monkeypatch):
     assert len(looks) == 1
 
 
-def test_what_the_store_has_leaves_others_their_turn(tmp_path):
+def test_stored_completions_yield_to_other_tasks(tmp_path):
     """A signal, and the answers of an engine."""
     completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False), Engine([FREE])
     sampling = Policy(0.5, 1.0, 100, 0, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0)

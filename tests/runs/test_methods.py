@@ -21,7 +21,7 @@ from utils.files.manifest import read_manifest
 from utils.runs.methods import Method
 
 
-def test_two_calls_a_question(runs, capsys):
+def test_two_calls_per_question(runs, capsys):
     assert runs.run() == 2 * len(IDS)
     assert list(runs.answers) == IDS
     [first] = runs.answers[IDS[0]]
@@ -43,7 +43,7 @@ def test_two_calls_a_question(runs, capsys):
 
 
 def test_the_same_as_rag(runs, tmp_path):
-    """A method that asks what --rag asks gets its answers, by the same requests."""
+    """A method with the requests of --rag gets the same answers."""
     runs.write('async def answer(record, ask):\n    return await ask("rag", items=record.best(ask.num_contexts))\n')
     runs.run()
     ours, requests = runs.answers, sorted(map(json.dumps, runs.server.requests))
@@ -94,12 +94,12 @@ def test_interrupted_while_the_server_hangs(runs):
     finally:
         hold.set()
     assert process.returncode == 130 and "Traceback" not in errors
-    assert errors.endswith("interrupted; what is finished is kept, run the same command again\n")
+    assert errors.endswith("interrupted; finished work is kept, run the same command again to resume\n")
     asked = len(runs.server.requests)
     assert runs.run() == 2 * len(IDS) - 9 and asked <= 9 + 4 and list(runs.answers) == IDS
 
 
-def test_a_changed_file_asks_what_changed(runs):
+def test_a_changed_method_requests_only_what_changed(runs):
     runs.run()
     runs.write(TWO_CALLS.replace("record.best(20), max_tokens=64", "record.best(20), max_tokens=65"))
     assert len(IDS) <= runs.run() <= 2 * len(IDS)  # a summary that stays the same makes the same second prompt
@@ -111,7 +111,7 @@ def test_a_changed_file_asks_what_changed(runs):
 
 @pytest.mark.parametrize("imported", ["import helper_of_mine\n", ""])
 def test_a_changed_helper_is_noticed(runs, imported):
-    """Also one that is imported late, and a file that is read."""
+    """Also a late import, and a file that is read."""
     read = "__import__('helper_of_mine').NUMBER" if imported else "len(open(r'{}').read())".format(runs.folder / "text")
     runs.write(imported + TWO_CALLS.replace("best(20)", f"best({read})"))
     answers = []
@@ -130,14 +130,14 @@ def test_more_outputs_and_a_limit(runs):
     assert [len(outputs) for outputs in runs.answers.values()] == [2] * 6
     for flags in ([], ["--dry_run"]):
         with pytest.raises(
-            UserError, match="has 12 answers, and this command makes 4\n  give another output, or --over"
+            UserError, match="has 12 answers, but this command makes only 4\n  give another output, or --over"
         ):
             runs.run("--limit", 4, *flags)
     assert len(runs.answers) == 6
     assert runs.run("--limit", 4, "--overwrite") == 0 and len(runs.answers) == 4
 
 
-def test_several_answers_of_which_one_is_chosen(runs):
+def test_one_of_several_answers_is_chosen(runs):
     runs.write("""
 async def answer(record, ask):
     answers = await ask("rag", items=record.best(3), n=5, temperature=1.0)
@@ -177,7 +177,7 @@ def test_settings_that_no_record_reads_are_told(runs, capsys, read, unread):
         assert told == ([note] if unread and not flags else [])
 
 
-def test_a_parser_of_ones_own_is_asked_until_it_finds_something(runs):
+def test_an_own_parser_is_retried_until_it_finds_something(runs):
     runs.write("""
 def number(text):
     return int(text) if text.isdigit() else None
@@ -194,7 +194,7 @@ async def answer(record, ask):
     assert unusable["reason"] == "the method's parser found nothing usable" and unusable["attempts"] == 3
 
 
-def test_a_method_that_raises_fails_its_record_alone(runs, capsys):
+def test_a_method_that_raises_fails_only_its_record(runs, capsys):
     runs.write(
         TWO_CALLS
         + f"""
@@ -219,7 +219,7 @@ async def answer(record, ask):
     assert runs.run() == 2 and set(runs.answers) == set(IDS)
 
 
-def test_a_method_that_asks_otherwise_on_replay_ends_before_it_pays(runs, monkeypatch):
+def test_a_method_that_differs_on_replay_ends_before_it_pays(runs, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write("""
 import itertools
@@ -252,7 +252,7 @@ def test_an_error_is_told_by_the_methods_own_line(folder, files, told, monkeypat
 
 
 @pytest.mark.parametrize("read", ['record["narrative"]', 'record.get("rubric_aspects")', "peek(record)"])
-def test_what_only_the_scorer_may_see(runs, read, capsys):
+def test_scorer_only_fields_are_hidden(runs, read, capsys):
     runs.write(f"""
 def peek(record):
     return record["narrative"]
@@ -270,13 +270,13 @@ async def answer(record, ask):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file, and none of the methods that ship: best_of_n, draft_and_revise, pathways"),
+        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, pathways"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
     ],
 )
-def test_files_that_are_no_method(runs, text, problem):
+def test_invalid_method_files(runs, text, problem):
     (runs.folder / "mine.py").unlink() if text is None else runs.write(text)
     with pytest.raises(UserError, match=rf"--method .*mine.py: .*{problem}"):
         runs.run()
@@ -292,7 +292,7 @@ def test_a_dry_run_counts_first_calls(runs, capsys):
     assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
 
 
-# Those that ship
+# Included methods
 
 
 def reply_to_shipped(request):
@@ -313,7 +313,7 @@ def reply_to_shipped(request):
         ("best_of_n", 10, ["num_candidates", "mark"]),
     ],
 )
-def test_methods_that_ship(runs, name, calls, noted):
+def test_included_methods(runs, name, calls, noted):
     assert len((ROOT / f"utils/methods/{name}.py").read_text().splitlines()) <= 60
     runs.server.reply = reply_to_shipped
     runs.name = name
@@ -343,15 +343,18 @@ async def answer(record, ask):
 """
 
 
-def test_a_model_that_is_not_given_is_told(runs, capsys):
+def test_an_unknown_model_is_reported(runs, capsys):
     runs.write(CRITIC)
     assert runs.run(code=1) == len(IDS)
-    assert "no model 'critic'; there is generator (--model NAME=ADDRESS adds one)" in capsys.readouterr().err
+    assert (
+        "unknown model 'critic'; the models are generator (add one with --model NAME=ADDRESS)"
+        in capsys.readouterr().err
+    )
     with pytest.raises(UserError, match="--model generator=x: the name is taken"):
         runs.run("--model", "generator=x")
 
 
-def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch):
+def test_one_models_failure_does_not_block_another_model(runs, monkeypatch):
     """A request fails while all other records wait for the second model."""
 
     calls = iter(range(10**6))
@@ -363,7 +366,7 @@ def test_one_models_failure_keeps_no_record_from_another_model(runs, monkeypatch
 
 @pytest.mark.parametrize(("shared", "openings"), [(False, ["generator", "critic", "generator"]), (True, ["generator"])])
 def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, monkeypatch, shared, openings):
-    """Drafts by one model, critiques by another, revisions by the first again; on one base model all in one load."""
+    """Drafts by one model, critiques by another, revisions by the first; on one base model, all in one load."""
     runs.write(CRITIC)
     opened, log = [], []
 
@@ -377,8 +380,8 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     assert list(runs.answers) == IDS
 
 
-def test_a_history_is_asked_as_the_script_does(runs, tmp_path):
-    """PersonaMem's: turns of a conversation in place of texts."""
+def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
+    """PersonaMem's history: turns of a conversation instead of texts."""
     folder = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path / "data")]
     assert download_datasets.main(["--dataset", "PersonaMem-32k", *folder]) == 0
     inputs = tmp_path / "data/PersonaMem_32k.json"
@@ -399,7 +402,7 @@ def test_a_history_is_asked_as_the_script_does(runs, tmp_path):
 
 @pytest.mark.parametrize(("length", "is_short"), [("", False), (",max_model_len=2112", True)])
 def test_each_model_has_its_own_length(runs, length, is_short):
-    """What does not fit the critic's context is left out for the critic alone."""
+    """Posts that do not fit the critic's context are left out only for the critic."""
     runs.write("""
 async def answer(record, ask):
     await ask("{profile}", items=record.best(10), model="critic")

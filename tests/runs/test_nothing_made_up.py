@@ -1,4 +1,4 @@
-"""What goes wrong under a method: whatever its `except` and `finally` do, no answer is made up and no work is lost."""
+"""Failures in a method: whatever its `except` and `finally` do, no answer is invented and no work is lost."""
 
 import gc
 import inspect
@@ -86,7 +86,7 @@ def test_an_outage(runs, kind):
 
 @every_kind
 def test_an_engine_that_raises(runs, monkeypatch, kind):
-    """As one whose process died, or a store on a full disk."""
+    """Like an engine whose process died, or a store on a full disk."""
     runs.write(catching(kind))
     error = OSError(28, "No space left on device")
     engine = Failing("generator", [], lambda log: len(log) >= 6, error)
@@ -100,8 +100,8 @@ def test_an_engine_that_raises(runs, monkeypatch, kind):
     assert runs.run() == len(IDS) - 6 and "made up" not in runs.output.read_text()
 
 
-def test_a_disk_that_is_full(runs):
-    """Here a limit on the size of a file, which the store reaches first."""
+def test_a_full_store_disk(runs):
+    """Simulated with a file size limit, which the store reaches first."""
     runs.write(catching("a loop over a bare except"))
 
     def limit():
@@ -138,8 +138,8 @@ def test_a_real_engine_whose_process_is_killed(tmp_path):
     assert all("made up" not in path.read_text() for path in tmp_path.glob("completions/*/*.jsonl"))
 
 
-def test_a_call_that_is_given_up_is_kept(runs):
-    """So what counts is what the store gives, not the clock."""
+def test_an_abandoned_call_is_kept(runs):
+    """So only the store decides, not the clock."""
     runs.server.delay = 0.3
     runs.write(
         """
@@ -155,7 +155,7 @@ async def answer(record, ask):
     assert runs.run() == len(IDS) and "made up" not in runs.output.read_text()
 
 
-def test_an_answer_in_spite_of_a_call_that_is_given_up_is_none(runs, capsys):
+def test_an_answer_despite_an_abandoned_call_does_not_count(runs, capsys):
     runs.write("""
 import asyncio
 
@@ -169,7 +169,7 @@ async def answer(record, ask):
     assert "cancelled a call (a timeout?), so its answer depends on timing" in capsys.readouterr().err
 
 
-def test_a_loop_without_an_end_ends(runs, monkeypatch, capsys):
+def test_an_endless_loop_ends(runs, monkeypatch, capsys):
     monkeypatch.setattr("utils.runs.ask.MOST_CALLS", 20)
     runs.write("""
 async def answer(record, ask):
@@ -200,7 +200,7 @@ async def answer(record, ask):
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
+def test_parallel_chains_with_two_engines(runs, monkeypatch, shared):
     runs.write(CHAINS)
     log = []
 
@@ -212,7 +212,7 @@ def test_chains_beside_each_other_with_two_engines(runs, monkeypatch, shared):
     assert (log.count("some-model"), log.count("other-model")) == (26, 26) and list(runs.answers) == IDS
 
 
-def test_a_method_that_shuffles_before_its_second_call_is_told_in_its_first_run(runs, monkeypatch):
+def test_shuffling_before_the_second_call_is_reported_in_the_first_run(runs, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write("""
 import random
@@ -241,7 +241,7 @@ async def answer(record, ask):
 # What an output keeps
 
 
-def test_notes_and_figures_have_fields_of_their_own(runs):
+def test_notes_and_figures_have_their_own_fields(runs):
     runs.write(r"""
 async def answer(record, ask):
     seen = ["before"]
@@ -256,11 +256,11 @@ async def answer(record, ask):
     first, second = (runs.answers[one][0] for one in IDS[:2])
     assert second["notes"] == {"truncated": "mine", "output": "too", "seen": ["before"], "half": "\ufffd"}
     assert json.loads(second["raw"])["personalized_answer"] == second["output"] and second["truncated"] is False
-    assert "raw" not in first and first["output"].endswith("\ufffd")  # no call gave it: no text stands for it
+    assert "raw" not in first and first["output"].endswith("\ufffd")  # no call returned it, so there is no text for it
     assert second["calls"]["generator"]["num_calls"] == 2
 
 
-def test_unusable_answers_are_told_and_asked_again_with_more_tries(runs, capsys):
+def test_unusable_answers_are_reported_and_retried_with_more_tries(runs, capsys):
     runs.write("""
 async def answer(record, ask):
     return await ask("Say yes: {question}", parse=lambda text: "yes" if "yes" in text else None)
@@ -268,7 +268,7 @@ async def answer(record, ask):
     runs.server.reply = lambda request: Reply("no")
     assert runs.run("--max_retries", 1, code=1) == 2 * len(IDS)
     errors = capsys.readouterr().err
-    assert "13 of 13 answers are unusable; a higher --max_retries asks for them again" in errors
+    assert "13 of 13 answers are unusable; a higher --max_retries retries them" in errors
     assert "13 × the method's parser found nothing usable, such as" in errors
     runs.server.reply = lambda request: Reply("yes")
     assert runs.run("--max_retries", 2) == len(IDS)
@@ -322,16 +322,16 @@ def test_no_placeholder_has_the_name_of_a_parameter_of_ask():
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ('ask("rag", items="one text")', "ValueError: ask: items is one text; give a list"),
-        ('ask("Rag", items=["a"])', "ValueError: ask: no prompt 'Rag'; there is none, rag, "),
-        ('ask("Say {question}", items=["a"])', "ValueError: ask: items are for {profile}"),
+        ('ask("rag", items="one text")', "ValueError: ask: items is a single text; give a list"),
+        ('ask("Rag", items=["a"])', "ValueError: ask: unknown prompt 'Rag'; the prompts are none, rag, "),
+        ('ask("Say {question}", items=["a"])', "ValueError: ask: items need {profile}"),
         ('ask("Say {model}")', "ValueError: ask: {model} is a parameter of ask; give the placeholder another"),
         ('ask("none", parse=answer)', "ValueError: ask: parse is async; give a plain function"),
         ('ask("Say {question}", parse=lambda text: text.nothing)', "AttributeError: 'str' object has no attribute"),
     ],
 )
 @pytest.mark.parametrize("flags", [[], ["--dry_run"]])
-def test_what_ask_would_send_wrongly(runs, call, told, flags, capsys):
+def test_mistakes_in_ask_are_refused(runs, call, told, flags, capsys):
     runs.write(f"async def answer(record, ask):\n    return await {call}\n")
     is_parser = "text.nothing" in call
     assert runs.run(*flags, code=0 if is_parser and flags else 1) == (len(IDS) if is_parser and not flags else 0)
@@ -350,10 +350,12 @@ async def answer(record, ask):
     assert {request["temperature"] for request in runs.server.requests} == {0.0}
 
 
-def test_a_helper_of_a_name_that_is_ours(runs):
+def test_a_helper_named_like_a_project_module(runs):
     (runs.folder / "prompts.py").write_text("MINE = 1\n")
     runs.write("from prompts import MINE\n" + TWO_CALLS)
-    with pytest.raises(UserError, match=r"--method .*mine.py: imports prompts, which is also a module of this project"):
+    with pytest.raises(
+        UserError, match=r"--method .*mine.py: imports prompts, which is also the name of a module of this project"
+    ):
         runs.run()
 
 
@@ -361,7 +363,7 @@ def test_a_helper_of_a_name_that_is_ours(runs):
 
 
 @pytest.mark.parametrize("wait", ["wait_for(call, 0.5)", "wait({asyncio.ensure_future(call)}, timeout=0.5)"])
-def test_a_new_call_that_is_given_up_while_it_waits_gives_no_answer(runs, wait, monkeypatch):
+def test_a_new_call_abandoned_while_waiting_gives_no_answer(runs, wait, monkeypatch):
     monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
     runs.write(f"""
 import asyncio, time
@@ -386,12 +388,12 @@ def test_a_method_that_exits(runs, line):
         runs.run()
 
 
-def test_no_key_goes_to_another_server_and_no_model_is_taken_for_another(runs):
+def test_keys_stay_with_their_server_and_models_are_distinguished(runs):
     runs.write(CRITIC)
-    with pytest.raises(UserError, match="give its key too, ,api_key_addr=FILE"):
+    with pytest.raises(UserError, match="add its key, ,api_key_addr=FILE"):
         runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
     key = f",api_key_addr={runs.folder}/key.txt"
-    with pytest.raises(UserError, match="has another model's name; tell them apart, ,model_id=NAME"):
+    with pytest.raises(UserError, match="another model reports the same name; add ,model_id=NAME"):
         runs.run("--model", f"critic=some-model@http://127.0.0.1:9/v1{key}")
     assert runs.server.requests == []
 
@@ -407,7 +409,7 @@ async def answer(record, ask):
     assert runs.run() == len(IDS)
 
 
-def test_a_task_that_is_left_behind_asks_nothing_more(runs):
+def test_an_abandoned_task_requests_nothing_more(runs):
     runs.write("""
 import asyncio
 
@@ -452,7 +454,7 @@ async def answer(record, ask):
         ),
     ],
 )
-def test_mistakes_are_told_by_their_line(runs, text, told, capsys):
+def test_mistakes_are_reported_with_their_line(runs, text, told, capsys):
     runs.write(text)
     try:
         runs.run(code=1)

@@ -1,4 +1,4 @@
-"""The methods of README.md and docs/your_own_method.md run unchanged."""
+"""The methods in README.md and docs/your_own_method.md run unchanged."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What was requested once is never requested again, without any flag: counted at the server."""
+"""Completed requests are never sent again, without any flag; counted at the server."""
 
 import json
 import random
@@ -42,19 +42,19 @@ class Command:
         self.elsewhere, self._server = ["--completions", str(folder / "elsewhere")], server
 
     def run(self, *more, code=0):
-        """Run it; returns how many requests it made."""
+        """Run it; return the number of requests."""
         before = len(self._server.requests)
         assert import_module(self.case.module).main([*self.case.arguments, *map(str, more)]) == code
         return len(self._server.requests) - before
 
     def run_elsewhere(self):
-        """What it makes with another store: how many requests, and its outputs, which are deleted."""
+        """Run it with another store; return the number of requests and its outputs, which are deleted."""
         asked, contents = self.run(*self.elsewhere), self.contents()
         self.delete()
         return asked, contents
 
     def kill(self, *more, after):
-        """End it with -9 after so many requests."""
+        """Kill it with signal 9 after this many requests."""
         before, arguments = len(self._server.requests), self.case.arguments
         self.case.arguments = [*arguments, *map(str, more)]
         process, self.case.arguments = self.case.start_plain(), arguments
@@ -83,7 +83,7 @@ class Command:
 
 
 def repeated(requests):
-    """How many of them were made before."""
+    """Return how many of these requests were made before."""
     texts = [json.dumps(request, sort_keys=True) for request in requests]
     return len(texts) - len(set(texts))
 
@@ -118,7 +118,7 @@ def test_shards_and_then_the_whole(command):
 
 
 @pytest.mark.parametrize("command", ["baselines", "evaluate_responses"], indirect=True)
-def test_an_interrupted_overwrite_goes_on(command, server):
+def test_an_interrupted_overwrite_is_resumed(command, server):
     """The older output stays until the new one is whole."""
     command.run()
     contents, server.delay = command.contents(), 0.01
@@ -155,8 +155,8 @@ def test_other_sampling_is_another_request(command, flags):
 
 
 @baselines_alone
-def test_more_retries_ask_only_for_what_was_unusable(command, server):
-    """The last try of a run was held to its schema, which is another request than the same try free."""
+def test_more_retries_request_only_unusable_outputs(command, server):
+    """A run's last try was constrained, which is a different request than the same try without a schema."""
 
     def reply(request):
         return Reply("No JSON." if request["seed"] % 2 else json.dumps({"personalized_answer": "Yes."}))
@@ -186,7 +186,7 @@ def test_a_second_system_with_equal_answers_costs_nothing(data, tmp_path, server
 
 
 @baselines_alone
-def test_what_a_server_refuses_is_kept_and_what_it_fails_to_do_is_not(command, server):
+def test_refusals_are_stored_and_failures_are_not(command, server):
     def reply(request):
         drawn = request["seed"] % 3
         if drawn == 0:
@@ -207,7 +207,7 @@ def test_what_a_server_refuses_is_kept_and_what_it_fails_to_do_is_not(command, s
 
 @pytest.mark.parametrize("command", ["baselines", "evaluate_responses", "planpers by API"], indirect=True)
 def test_killed_again_and_again(command, server):
-    """The same bytes; of what was answered no more than what was under way is requested again."""
+    """The same bytes; no answered requests are repeated, except those in flight."""
     total, contents = command.run_elsewhere()
     dice, server.delay = random.Random(command.case.name), 0.01
     del server.requests[:]
@@ -233,9 +233,11 @@ def no_waiting(monkeypatch):
 
 @every_script
 def test_cached_only_requests_nothing(command, server, data, monkeypatch):
-    """It assembles what shards requested, without an API key; what is missing is counted."""
+    """It assembles what shards requested, without an API key, and counts missing completions."""
     command.run("--num_shards", 2, "--shard_index", 0)
-    with pytest.raises(UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  --cached_only"):
+    with pytest.raises(
+        UserError, match=r"lacks completions for \d+ of \d+ (plans|answers|verdicts)\n  run the missing"
+    ):
         command.run("--cached_only")
     assert not command.case.outputs[-1].exists()
     command.run("--num_shards", 2, "--shard_index", 1)
@@ -249,7 +251,7 @@ def test_cached_only_requests_nothing(command, server, data, monkeypatch):
     assert all(path.exists() for path in command.case.outputs)
 
 
-def test_cached_only_waits_for_what_another_node_has_just_written(data, tmp_path, server, monkeypatch):
+def test_cached_only_waits_for_completions_that_another_node_writes(data, tmp_path, server, monkeypatch):
     command = Command("baselines", data, tmp_path, server)
     command.run()
     [path] = command.case.folder.glob("completions/*/*.jsonl")

@@ -1,4 +1,4 @@
-"""The store with the real vLLM: what it has loads no model, and comes out as it did."""
+"""The store with the real vLLM: stored completions need no model and give the same outputs."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture
 def run(warm_engine, tmp_path):
-    """Runs a script; its outputs are deleted, the store stays. Returns their bytes, and which models were loaded."""
+    """Run a script; return its outputs' bytes and the loaded models. The outputs are deleted, the store is kept."""
 
     def run(script, flags, *outputs):
         done = warm_engine.run(script, flags, look_at_models=None)

@@ -1,4 +1,4 @@
-"""Several datasets in one command: each output is as if it were made alone, and each model is loaded once."""
+"""Several datasets in one command: each output equals that of a separate run, and each model is loaded once."""
 
 import json
 
@@ -41,7 +41,7 @@ def files(datasets, names, folder):
     ("script", "flags"), [(baselines, ["--rag", "--unranked"]), (baselines, ["--num_generated_outputs", "2"]),
                           (planpers, ["--gold_plan", "--unranked"])]
 )  # fmt: skip
-def test_each_output_is_as_alone(datasets, api, script, flags, capsys):
+def test_each_output_equals_a_separate_run(datasets, api, script, flags, capsys):
     server, common = api
     for name in "ab":
         assert script.main([*common, *flags, *files(datasets, [name], "alone")]) == 0
@@ -58,7 +58,7 @@ def test_each_output_is_as_alone(datasets, api, script, flags, capsys):
     assert len(server.requests) == len(requests)
 
 
-def test_one_that_is_finished_is_left_alone(datasets, api):
+def test_a_finished_output_is_skipped(datasets, api):
     server, common = api
     assert baselines.main([*common, *files(datasets, ["a"], "out")]) == 0
     before = (datasets / "out/a_out.json.manifest.json").read_bytes()
@@ -68,7 +68,7 @@ def test_one_that_is_finished_is_left_alone(datasets, api):
 
 
 def test_each_model_is_loaded_once(datasets, monkeypatch):
-    """All plans come before all answers, and both are published as soon as they are there."""
+    """All plans come before all answers, and both are published when complete."""
     chat, planner = (save_tiny_chat(datasets / name, seed) for name, seed in (("chat", 0), ("planner", 1)))
     opened = []
 
@@ -94,17 +94,17 @@ def test_each_model_is_loaded_once(datasets, monkeypatch):
         assert all(one["plan"] == "Cost\nTime" for [one] in answers.values())
 
 
-def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
+def test_incompatible_inputs_are_refused(datasets, api, monkeypatch):
     _, common = api
     monkeypatch.setattr(ModelStore, "add", None)  # nothing is asked
     pair = files(datasets, ["a", "b"], "out")
-    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give as many of each"):
+    with pytest.raises(UserError, match=r"^2 --inputs_addr, 1 --output_addr: give the same number of each"):
         baselines.main([*common, *pair[:-1]])
-    with pytest.raises(UserError, match=r"^--output_addr: the same file twice; give each its own"):
+    with pytest.raises(UserError, match=r"^--output_addr: the same file is given twice; give each output its own file"):
         baselines.main([*common, *pair[:-1], pair[-2]])
-    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give as many of each"):
+    with pytest.raises(UserError, match=r"^1 --plans_addr, 2 --inputs_addr: give the same number of each"):
         planpers.main([*common, *pair, "--unranked", "--plans_addr", str(datasets / "a.json")])
-    with pytest.raises(UserError, match=r"^--method: takes one --inputs_addr and one --output_addr"):
+    with pytest.raises(UserError, match=r"^--method: give only one --inputs_addr and one --output_addr"):
         baselines.main([*common, *pair, "--method", "best_of_n"])
     other = [{**record, "task": "LaMP-1"} for record in json.loads((datasets / "b.json").read_text())]
     (datasets / "b.json").write_text(json.dumps(other))
@@ -112,7 +112,7 @@ def test_what_does_not_go_together_is_refused(datasets, api, monkeypatch):
         baselines.main([*common, *pair])
 
 
-def test_what_a_planner_s_server_refuses_is_still_sent_to_the_generator(datasets):
+def test_parameters_refused_by_the_planner_still_reach_the_generator(datasets):
     def refuse(request):
         if "temperature" in request:
             return Reply("Unsupported parameter", status=400, code="unsupported_parameter", param="temperature")
@@ -127,12 +127,12 @@ def test_what_a_planner_s_server_refuses_is_still_sent_to_the_generator(datasets
         assert all(request["temperature"] == 0.1 for request in server.requests) and len(server.requests) == 5
 
 
-def test_plans_that_begin_differently_are_refused(datasets, api, tmp_path):
+def test_plans_with_different_lead_ins_are_refused(datasets, api, tmp_path):
     _, common = api
     for name, its in (("a", {}), ("b", {"planner_target": "reference", "lead_in": "So:\n"})):
         ids = [record["id"] for record in json.loads((datasets / f"{name}.json").read_text())]
         content = {key: [{"aspects": ["Cost"]}] for key in ids}
         publish(datasets / f"{name}_plans.json", content, {"settings": {"script": "planpers.py", **its}})
     plans = [str(datasets / f"{name}_plans.json") for name in "ab"]
-    with pytest.raises(UserError, match=r"--plans_addr: .* begin differently; answer with each in its own command"):
+    with pytest.raises(UserError, match=r"--plans_addr: .* have different lead-ins; use a separate command for each"):
         planpers.main([*common, "--unranked", *files(datasets, ["a", "b"], "out"), "--plans_addr", *plans])

@@ -1,4 +1,4 @@
-"""The store's files: what several processes write and read, and what becomes of damage."""
+"""The store's files with several processes, and with damage."""
 
 import json
 import os
@@ -50,9 +50,9 @@ def fill(folder, numbers):
 fill.seen = set()
 
 
-def test_what_is_kept_is_found_by_this_process_and_the_next(folder):
+def test_stored_completions_are_found_by_this_process_and_the_next(folder):
     store = open_store(folder)
-    assert store.get(key_of(1)) is None and not folder.exists()  # nothing is made before there is something to keep
+    assert store.get(key_of(1)) is None and not folder.exists()  # no file is made before the first completion
     for number, text in enumerate(TEXTS):
         store.add(key_of(number), {"text": text, "id": "q1", "prompt_tokens": 7})
         assert store.get(key_of(number))["text"] == text
@@ -65,7 +65,7 @@ def test_what_is_kept_is_found_by_this_process_and_the_next(folder):
     assert json.loads((again.folder / "model.json").read_text()) == DESCRIBED
 
 
-def test_every_model_and_dtype_has_a_folder_of_its_own(folder):
+def test_every_model_and_dtype_has_its_own_folder(folder):
     fill(folder, [1])
     assert open_store(folder).get(key_of(1))
     assert open_store(folder, dtype="float16").get(key_of(1)) is None
@@ -74,7 +74,7 @@ def test_every_model_and_dtype_has_a_folder_of_its_own(folder):
 
 
 def test_two_writers_and_a_reader(folder):
-    """Other processes' lines are found while all write; none is lost or mixed with another."""
+    """Lines of other processes are found during writing; none is lost or mixed with another."""
     code = f"""
 import sys
 sys.path.insert(0, {ROOT!r})
@@ -115,7 +115,7 @@ for number in itertools.count():
 
 
 @pytest.mark.parametrize("size", [1, 20, 60, 77])
-def test_a_torn_last_line_is_none(folder, size):
+def test_a_torn_last_line_is_ignored(folder, size):
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     last = content.rindex(b"\n", 0, -1) + 1
@@ -129,7 +129,7 @@ def test_a_torn_last_line_is_none(folder, size):
 
 
 def test_every_flipped_bit_is_named_by_file_and_line(folder):
-    """In text, key, checksum and line breaks alike; also in the last line's."""
+    """In text, key, checksum and line breaks, also of the last line."""
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     starts = [0, *(place + 1 for place in range(len(content)) if content[place] == ord("\n"))]
@@ -147,18 +147,18 @@ def test_every_flipped_bit_is_named_by_file_and_line(folder):
         assert [number for number in (1, 2) if store.get(key_of(number))] == left
 
 
-def test_another_whole_line_in_a_lines_place_is_not_believed(folder):
+def test_a_line_replaced_by_another_valid_line_is_detected(folder):
     path = fill(folder, [1, 2])
     store = open_store(folder)
     assert store.get(key_of(1))
     head, first, second = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(head + second + first)
-    with pytest.raises(UserError, match="changed while it was in use"):
+    with pytest.raises(UserError, match="changed while this run used it"):
         store.get(key_of(1))
 
 
 def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
-    """As on a network file system, where a file's end may be there before its middle."""
+    """As on a network file system, where a file's end may arrive before its middle."""
     path = fill(folder, [1, 2])
     content = path.read_bytes()
     hole = content.index(b"text 1")
@@ -175,8 +175,8 @@ def test_lines_that_arrive_late_are_waited_for(folder, monkeypatch):
     assert [store.get(key_of(number))["text"] for number in (1, 2)] == ["text 1", "text 2"] and len(looks) == 3
 
 
-def test_two_processes_that_begin_a_folder_at_once(folder, monkeypatch):
-    """As the tasks of an array do: one makes it all while the other is half through."""
+def test_two_processes_that_create_a_folder_at_once(folder, monkeypatch):
+    """Like tasks of an array: one creates everything while the other is halfway."""
     stores, fsync, turns = [open_store(folder), open_store(folder)], os.fsync, []
 
     def fsync_late(file):
@@ -209,7 +209,7 @@ def test_a_store_of_many_files_opens_few_at_a_time(folder):
 
 
 @pytest.mark.parametrize("can_truncate", [True, False])
-def test_a_line_that_the_disk_takes_in_part_is_in_nobodys_way(folder, monkeypatch, can_truncate):
+def test_a_partly_written_line_does_no_harm(folder, monkeypatch, can_truncate):
     store = open_store(folder)
     store.add(key_of(0), {"text": "first"})
 

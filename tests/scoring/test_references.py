@@ -1,4 +1,4 @@
-"""Metrics against a reference are the established libraries' numbers, by LaMP's rules for what cannot be read."""
+"""Reference metrics equal those of established libraries, with LaMP's rules for unreadable answers."""
 
 import math
 import random
@@ -27,7 +27,7 @@ ODD = ["\u2028", "\u00a0", "\0", "\ufb01ne"]
 
 
 def made_up_texts(seed):
-    """Pairs of texts that share some words, with empty ones among them."""
+    """Return pairs of texts that share some words, including empty ones."""
     rng = random.Random(seed)
 
     def text():
@@ -42,7 +42,7 @@ def made_up_texts(seed):
 
 
 def summary(metric, references_and_responses):
-    """The head of a score file, and its entries; a response of None is a missing answer."""
+    """Return the head of a score file and its entries; a response of None is a missing answer."""
     entries = []
     for target, response in references_and_responses:
         record = {"id": "1", "question": "?", "target": target}
@@ -62,7 +62,7 @@ def nltk_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "kind"), [("rouge-1", "rouge1"), ("rouge-L", "rougeL")])
-def test_rouge_is_rouge_scores_f_measure(name, kind):
+def test_rouge_matches_rouge_score(name, kind):
     metric, scorer = tasks()["LaMP-4"].metrics[name], RougeScorer([kind], use_stemmer=False)
     pairs = made_up_texts(seed=1)
     expected = [scorer.score(*pair)[kind].fmeasure for pair in pairs]
@@ -72,7 +72,7 @@ def test_rouge_is_rouge_scores_f_measure(name, kind):
     assert head["score"] == pytest.approx(sum(expected) / PAIRS, abs=1e-9)  # a plain mean
 
 
-def test_meteor_is_nltks(nltk_folder):
+def test_meteor_matches_nltk(nltk_folder):
     metric = long_text_metrics()["meteor"]
     pairs = made_up_texts(seed=2)
     expected = [
@@ -96,7 +96,7 @@ def test_meteor_by_hand(nltk_folder):
 
 
 @pytest.mark.parametrize("name", ["LaMP-1", "LaMP-2"])
-def test_labels_are_scikit_learns(name):
+def test_label_metrics_match_scikit_learn(name):
     labels = {"LaMP-1": ("[1]", "[2]"), "LaMP-2": TAGS}[name]
     rng = random.Random(3)
     others = ["", "  ", "Comedy", "comedy.", "1", "漢字", "none of them"]
@@ -123,7 +123,7 @@ def test_labels_are_scikit_learns(name):
     assert f1["strategy"] == "f1"
 
 
-def test_ratings_are_scikit_learns():
+def test_rating_metrics_match_scikit_learn():
     rng = random.Random(4)
     spelled = ["1", "2", " 3 ", "4.0", "5", "2.5", "7", "-1", "1e0", "٣", "", "four", "4/5", "3 stars", "nan", "*4*"]
     pairs = [(str(rng.randrange(1, 6)), rng.choice(spelled)) for _ in range(PAIRS)]

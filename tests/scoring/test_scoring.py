@@ -1,4 +1,4 @@
-"""The metric's arithmetic, every number worked out by hand."""
+"""The metric's arithmetic, with every number computed by hand."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ def question(question_id, category, *aspect_scores):
     }
 
 
-def test_summarize_counts_what_is_missing_and_never_as_a_verdict():
+def test_missing_verdicts_are_counted_but_never_scored():
     summary = summarize(
         [
             question("a", "music", 2, 1),  # 3 / 4 = 0.75
@@ -66,7 +66,7 @@ def means_of(questions):
     return column_means(System("RAG", TASK, "aspect", {"rag.json": {"per_question_scores": questions}}))
 
 
-def test_communities_fall_into_the_papers_three_categories():
+def test_communities_belong_to_the_papers_three_categories():
     assert CATEGORIES == ("Arts & Entertainment", "Lifestyle & Personal Development", "Society & Culture")
     assert [list(COMMUNITIES.values()).count(category) for category in CATEGORIES] == [10, 18, 19]
     # Those that one would look for elsewhere, as the hub's files have them.
@@ -96,13 +96,13 @@ def score_file(records, verdicts, asked):
 
 
 def question_entry(record, verdicts):
-    """The record's entry in a score file."""
+    """Return the record's entry in a score file."""
     its_own = {key: verdicts[key] for key in METRICS["aspect"].keys(record)}
     [entry] = score_file([record], its_own, {record["id"]})["per_question_scores"]
     return entry
 
 
-def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
+def test_an_entry_has_each_verdict_and_its_origin():
     verdicts = {
         ("a", 1): {"value": None, "reason": "no match_score in the text"},
         ("a", 0): verdict(2, prompt_tokens=90, constrained=False, temperature=0.0),
@@ -124,7 +124,7 @@ def test_an_entry_has_an_aspects_verdict_and_how_it_came_to_be():
     }
 
 
-def test_an_entry_is_scored_where_every_aspect_has_its_verdict():
+def test_an_entry_is_scored_only_if_every_aspect_has_a_verdict():
     assert question_entry(record("a", 3), verdicts_of("a", 2, 1, 0))["score"] == 0.5  # 3 / 6
     assert question_entry(record("a", 3), verdicts_of("a", 2, None, 2))["score"] is None
     with pytest.raises(KeyError):
@@ -135,7 +135,7 @@ def test_an_entry_is_scored_where_every_aspect_has_its_verdict():
     assert (entry["group"], entry["subgroup"], entry["score"], entry["details"]) == (None, None, None, [])
 
 
-def test_a_question_that_is_not_wholly_judged_is_left_out_and_the_file_says_so():
+def test_a_partly_judged_question_is_left_out_and_reported():
     records = [record("a", 2), record("b", 2), record("c", 1)]
     verdicts = {**verdicts_of("a", 2, None), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
     found = score_file(records, verdicts, {"a", "b", "c"})
@@ -184,13 +184,13 @@ def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_
     ],
 )
 def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_scores, score, as_zero):
-    """A missing verdict leaves no score, and is zero only on demand."""
+    """With a missing verdict there is no score, or zero on demand."""
     assert question_score(aspect_scores) == score
     assert question_score(aspect_scores, unscored_as_zero=True) == as_zero
 
 
 @pytest.mark.parametrize("wrong", [3, -1, 1.0, "2", True, float("nan"), [1]])
-def test_what_is_no_verdict_is_refused_even_beside_a_missing_one(wrong):
+def test_invalid_verdicts_are_refused_even_beside_a_missing_one(wrong):
     for other, as_zero in ((1, False), (None, False), (None, True)):
         with pytest.raises(ValueError, match="is not a verdict"):
             question_score([other, wrong], as_zero)

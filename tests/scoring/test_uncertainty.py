@@ -1,4 +1,4 @@
-"""How sure a judge is: expectations, means and Krippendorff's alpha, against a published example and by hand."""
+"""A judge's uncertainty: expectations, means and Krippendorff's alpha, by a published example and by hand."""
 
 import math
 
@@ -17,7 +17,7 @@ OBSERVERS = [
 ]
 
 
-def test_an_expectation_is_over_the_verdicts_alone():
+def test_an_expectation_covers_only_the_verdicts():
     found = expected_value({"0": math.log(0.1), "1": math.log(0.2), "2": math.log(0.5)})
     assert found["probabilities"] == pytest.approx({"0": 1 / 8, "1": 2 / 8, "2": 5 / 8})
     assert found["value"] == pytest.approx(2 / 8 + 10 / 8)
@@ -25,7 +25,7 @@ def test_an_expectation_is_over_the_verdicts_alone():
     assert found["entropy"] == pytest.approx(3 / 8 + 2 / 4 + 5 / 8 * math.log2(8 / 5))
 
 
-def test_likelihoods_that_no_float_holds_make_an_expectation():
+def test_tiny_likelihoods_give_an_expectation():
     sure = expected_value({"0": -3000.0, "1": -2000.0, "2": -1000.0})
     assert (sure["value"], sure["entropy"], sure["outside"]) == (2, 0, 1)
     even = expected_value(dict.fromkeys("012", math.log(1 / 3) + 1e-7))  # as of rounded numbers with a sum above 1
@@ -36,7 +36,7 @@ def drawn(*values):
     return [{"value": value} | ({"reason": f"nothing {i}"} if value is None else {}) for i, value in enumerate(values)]
 
 
-def test_a_mean_is_of_the_verdicts_that_are_there():
+def test_a_mean_covers_only_existing_verdicts():
     assert average(drawn(2, None, 1)) == {"value": 1.5, "drawn": [2, None, 1], "spread": pytest.approx(0.5**0.5)}
     assert average(drawn(None, 1)) == {"value": 1, "drawn": [None, 1], "spread": None}
     missing = {"value": None, "reason": "nothing 0", "drawn": [None, None], "spread": None}
@@ -44,7 +44,7 @@ def test_a_mean_is_of_the_verdicts_that_are_there():
     assert average([no_answer([False])] * 3) == no_answer([False])
 
 
-def test_a_score_may_lie_between_verdicts_only_where_these_are_weighed_or_drawn():
+def test_fractional_scores_need_weighted_or_sampled_verdicts():
     details = [{"aspect": "a", "score": 1.5, "drawn": [1, 2]}, {"aspect": "b", "score": 0.5, "drawn": [0, 1]}]
     assert score_of(details) == 0.5
     with pytest.raises(ValueError, match=r"^1\.5 is not a verdict: the integer 0, 1 or 2, or None$"):
@@ -59,7 +59,7 @@ def alpha(units):
     return summarize_drawn([{"details": details}], 4)["krippendorff_alpha_interval"]
 
 
-def test_alpha_is_that_of_the_published_example_and_by_hand():
+def test_alpha_matches_the_published_example_and_hand_arithmetic():
     assert alpha(list(zip(*OBSERVERS, strict=True))) == pytest.approx(0.849, abs=5e-4)
     # Two units, 0 and 1, 2 and 2. Observed: (1 + 1) / 1 and 0. Expected, over all ordered pairs of 0 1 2 2:
     # 2 * (1 + 4 + 4 + 1 + 1 + 0) = 22, so 1 - 3 * 2 / 22.

@@ -1,7 +1,7 @@
-"""Odd and broken input for every script that reads it: refused in one to three lines that name it, nothing changed.
+"""Odd and broken input for every script: it is refused in one to three lines that name it, and nothing changes.
 
-A table says which commands read which file; every damage to a kind of file is tried on every command that reads one.
-Odd but legal inputs come last: there the scripts work.
+A table lists which commands read which file; every damage is tried on every command that reads such a file. Odd but
+legal inputs come last: with these, the scripts work.
 """
 
 import gc
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Commands, as they are run in a folder that `make_folder` fills. None of them needs more than the API's address.
+# Commands, run in the prepared folder. They need only the API's address.
 
 API = "--openai --api_key_addr key.txt --base_url $URL"
 COMMANDS = {
@@ -122,19 +122,19 @@ def server():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, server):
-    """A folder with good input of every kind, and what the scripts made of it."""
+    """A folder with good input of every kind, and the scripts' outputs."""
     folder = tmp_path_factory.mktemp("whole")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         make_whole(folder, lambda command: load(command).main(arguments_of(command, server.url)))
     gc.collect()
-    gc.freeze()  # see `refuse`: what is loaded by now need not be looked through again and again
+    gc.freeze()  # see `refuse`: garbage collection need not scan loaded modules again
     yield folder
     gc.unfreeze()
 
 
 def make_whole(folder, run):
-    """Fill it; `run` takes a command, runs it there and returns its exit code."""
+    """Fill the folder; `run` runs a command in it and returns the exit code."""
     write(folder / "data.json", RECORDS)
     write(folder / "train.json", RECORDS)
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
@@ -160,7 +160,7 @@ def make_whole(folder, run):
 
 
 def write(path, content):
-    """A new file with bytes, a text, or anything else as JSON."""
+    """Write a new file with bytes, a text, or anything else as JSON."""
     path.unlink(missing_ok=True)  # it may be a link
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -177,13 +177,13 @@ def alone(monkeypatch):
 
 @pytest.fixture
 def folder(whole, alone, tmp_path, monkeypatch):
-    """A copy of `whole` to work in, which others may look into too."""
+    """A working copy of `whole`, which others may read too."""
     return copy_of(whole, tmp_path / "work", monkeypatch)
 
 
 @pytest.fixture
 def inputs(whole, alone, tmp_path, monkeypatch):
-    """`whole` in hard links, which takes a tenth of the time: for damages that put another file in a file's place."""
+    """A copy of `whole` by hard links, ten times faster, for damages that replace a file by another."""
     return copy_of(whole, tmp_path / "work", monkeypatch, copy_function=os.link)
 
 
@@ -203,7 +203,7 @@ def arguments_of(command, url):
 
 
 def snapshot(folder):
-    """All names in a folder, with the bytes of regular files and the targets of links."""
+    """Return all names in a folder, with the bytes of regular files and the targets of links."""
     found = {}
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
@@ -220,9 +220,9 @@ def read_regular(path):
 
 
 def refuse(folder, command, url, capsys, expected, user=nullcontext):
-    """The command ends with code 2 and a message that matches, and leaves every file as it was.
+    """Check that the command exits with code 2 and a matching message, and changes no file.
 
-    So does its dry run, with the same message, if the script has one.
+    Also its dry run, if the script has one, with the same message.
     """
     before = snapshot(folder)
     told = []
@@ -250,11 +250,11 @@ def check_message(err, expected):
     assert re.match(expected, "\n".join(lines[first:]).removeprefix("error: ")), err
 
 
-# Damages to a whole file: a function of its path that does them, and what is said after its name
+# Damages to a whole file: a function of its path, and the message after its name
 
 
 def replaced(content):
-    """The file's bytes become these, or what a function makes of them."""
+    """Return a damage that replaces the file's bytes by these, or by a function's result."""
     return lambda path: write(path, content(path.read_bytes()) if callable(content) else content)
 
 
@@ -263,7 +263,7 @@ def encoded(encoding):
 
 
 def swapped(make):
-    """Something else in the file's place."""
+    """Return a damage that replaces the file by something else."""
 
     def damage(path):
         path.unlink()
@@ -273,8 +273,8 @@ def swapped(make):
 
 
 # Path.resolve() raises a RuntimeError.
-NOT_REGULAR = "a pipe or a device; give a regular file"
-NO_FORM = "not a score file|not an object|Expected `object`|Object missing required field `evaluators`"
+NOT_REGULAR = "is a pipe or a device; give a regular file"
+NO_FORM = "not a score file|must be a non-empty object|Expected `object`|Object missing required field `evaluators`"
 FILE_DAMAGES = {
     "empty": (replaced(b""), "the file is empty"),
     "a mark and white space": (replaced(b"\xef\xbb\xbf \n"), "the file is empty"),
@@ -282,21 +282,21 @@ FILE_DAMAGES = {
     "Latin-1": (encoded("latin-1"), r"not UTF-8 text \(byte \d+\)"),
     "gzip": (replaced(gzip.compress), r"not UTF-8 text \(byte 1\)"),
     "zeros, as after a crash": (replaced(bytes(4096)), "not JSON"),
-    "cut short": (replaced(lambda content: content[:-20]), r"the JSON breaks off at line \d+, column \d+"),
+    "cut short": (replaced(lambda content: content[:-20]), r"the JSON ends early at line \d+, column \d+"),
     "trailing garbage": (replaced(lambda content: content + b"]"), r"more than one JSON value \(line \d+"),
     "Python's quotes": (replaced(lambda content: content.replace(b'"', b"'")), "not JSON: "),
     "too deep": (replaced(b"[" * 100_000), "nested too deeply"),
-    "a huge integer": (replaced(b"9" * 5000), "holds a number of thousands of digits"),
-    "NaN": (replaced(b"NaN"), rf"(holds NaN;|{NO_FORM})"),
-    "null": (replaced(b"null"), rf"(holds missing or null;|{NO_FORM})"),
+    "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
+    "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
+    "null": (replaced(b"null"), rf"(found missing or null;|{NO_FORM})"),
     "an unknown object": (
         replaced(b'{"version": 2}'),
-        rf"(holds an object;|id .version.: |{NO_FORM})",
+        rf"(found an object;|id .version.: |{NO_FORM})",
     ),
-    "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: 1 where|holds a list;|{NO_FORM})"),
+    "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: found 1,|found a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
-    "a folder": (swapped(Path.mkdir), "a folder; give the file"),
+    "a folder": (swapped(Path.mkdir), "is a folder; give the file"),
     "a pipe": (swapped(os.mkfifo), NOT_REGULAR),
     "/dev/null": (swapped(lambda path: path.symlink_to("/dev/null")), NOT_REGULAR),
     "a link to itself": (swapped(lambda path: path.symlink_to(path.name)), "cannot be read: Too many levels of"),
@@ -309,7 +309,7 @@ def file_cases():
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "damage"), file_cases())
-def test_a_file_that_is_none_of_its_kind(inputs, server, capsys, command, name, damage):
+def test_a_file_of_the_wrong_kind(inputs, server, capsys, command, name, damage):
     change, expected = FILE_DAMAGES[damage]
     change(inputs / name)
     refuse(inputs, (COMMANDS | OTHERS)[command], server.url, capsys, f"{name}: {expected}")
@@ -321,9 +321,9 @@ LINES_DAMAGES = {
     "a line cut short": ('{"id": "q2", "quest', "line 3 is not JSON: Unterminated string"),
     "a key twice": ('{"id": "q2", "id": "q3"}', "line 3: duplicate key 'id'"),
     "too deep": ("[" * 100_000, "line 3: nested too deeply"),
-    "the whole array": (json.dumps(RECORDS), "record 2: a list where a question object belongs"),
+    "the whole array": (json.dumps(RECORDS), "record 2: found a list, expected a question object"),
     "two on one line": ('{"id": "q2"} {"id": "q3"}', "line 3 is not JSON: Extra data at column 14"),
-    "an id twice": (json.dumps(RECORDS[0]), "records 0 and 2 both have id 'q0'; ids are unique"),
+    "an id twice": (json.dumps(RECORDS[0]), "records 0 and 2 both have id 'q0'; ids must be unique"),
 }
 
 
@@ -350,24 +350,24 @@ RECORD = r"record 1 \(id 'q1'\): "
 
 ASPECT = rf"{RECORD}field 'rubric_aspects\[0\]"
 RECORD_DAMAGES = [
-    ("", (), NO_OBJECT, r"record 1: .* where a question object belongs"),
+    ("", (), NO_OBJECT, r"record 1: found .*, expected a question object"),
     ("", ("id",), (MISSING, None, "", True, 1.5, [], "\ud800"), "record 1: field 'id' is "),
-    ("", ("id",), ("q0",), "records 0 and 1 both have id 'q0'; ids are unique"),
-    ("", ("task",), (None, [], "Quiz"), rf"{RECORD}there is no task "),
-    ("", ("question",), NO_TEXT, rf"{RECORD}((no )?field 'question'|.*holds half)"),
-    ("narrative", ("narrative",), NO_TEXT, rf"{RECORD}((no )?field 'narrative'|.*holds half)"),
+    ("", ("id",), ("q0",), "records 0 and 1 both have id 'q0'; ids must be unique"),
+    ("", ("task",), (None, [], "Quiz"), rf"{RECORD}unknown task "),
+    ("", ("question",), NO_TEXT, rf"{RECORD}((no )?field 'question'|.*has half)"),
+    ("narrative", ("narrative",), NO_TEXT, rf"{RECORD}((no )?field 'narrative'|.*has half)"),
     ("profile", ("profile",), NO_LIST, rf"{RECORD}(no )?field 'profile'"),
     ("profile", ("profile", 0), NO_OBJECT, rf"{RECORD}(no )?field 'profile\[0\]': "),
-    ("profile", ("profile", 0, "text"), NO_TEXT, rf"{RECORD}((no )?field 'profile\[0\]|.*holds half)"),
+    ("profile", ("profile", 0, "text"), NO_TEXT, rf"{RECORD}((no )?field 'profile\[0\]|.*has half)"),
     ("rubric_aspects", ("rubric_aspects",), NO_LIST, rf"{RECORD}(no )?field 'rubric_aspects'"),
     ("rubric_aspects", ("rubric_aspects", 0), NO_OBJECT, rf"{ASPECT}': "),
-    ("rubric_aspects", ("rubric_aspects", 0, "aspect"), NO_TEXT, rf"({ASPECT}|{RECORD}.*holds half)"),
+    ("rubric_aspects", ("rubric_aspects", 0, "aspect"), NO_TEXT, rf"({ASPECT}|{RECORD}.*has half)"),
     # missing or empty is fine
-    ("rubric_aspects", ("rubric_aspects", 0, "reason"), (None, 5, "half \ud800"), rf"({ASPECT}|{RECORD}.*holds half)"),
+    ("rubric_aspects", ("rubric_aspects", 0, "reason"), (None, 5, "half \ud800"), rf"({ASPECT}|{RECORD}.*has half)"),
     ("rubric_aspects", ("rubric_aspects", 0, "evidence"), (None, []), rf"{ASPECT}.evidence'"),
-    ("", ("profile", 0, "votes"), (float("nan"), float("-inf")), rf"{RECORD}holds NaN or an infinite number"),
-    ("", ("title",), ("\ud800",), rf"{RECORD}holds half a character"),
-    ("", ("profile", 0, "category"), ("\ud800",), rf"{RECORD}holds half a character"),
+    ("", ("profile", 0, "votes"), (float("nan"), float("-inf")), rf"{RECORD}has NaN or an infinite number"),
+    ("", ("title",), ("\ud800",), rf"{RECORD}has half a character"),
+    ("", ("profile", 0, "category"), ("\ud800",), rf"{RECORD}has half a character"),
 ]
 
 
@@ -386,7 +386,7 @@ def shown(value):
 
 
 def put(value, path, new):
-    """A copy of a JSON value in which the part at the path is another one, or missing."""
+    """Return a copy of a JSON value with the part at the path replaced or missing."""
     if not path:
         return new
     if not isinstance(value, dict):
@@ -397,7 +397,7 @@ def put(value, path, new):
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "path", "value", "expected"), record_cases())
-def test_a_record_with_a_part_of_another_kind(inputs, server, capsys, command, path, value, expected):
+def test_a_record_with_a_part_of_the_wrong_type(inputs, server, capsys, command, path, value, expected):
     write(inputs / "data.json", json.dumps([RECORDS[0], put(RECORDS[1], path, value)]))
     refuse(inputs, (COMMANDS | OTHERS)[command], server.url, capsys, f"data.json: {expected}")
 
@@ -429,7 +429,7 @@ PART_DAMAGES = [
         "responses.json",
         ("q1", 0, "output"),
         (5, [], {}, "\ud800"),
-        r"id 'q1': (field '\[0\].output'|.*holds half)",
+        r"id 'q1': (field '\[0\].output'|.*has half)",
     ),
     ("plans.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
     (
@@ -438,31 +438,36 @@ PART_DAMAGES = [
         (*NO_OBJECT, {}, {"titles": []}),
         NO_SAMPLE,
     ),
-    ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*holds half)"),
+    ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*has half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),
-    ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': .* belongs"),
-    ("scores.json", ("task",), (None, [], "Quiz"), "there is no task "),
+    ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': found .*, expected "),
+    ("scores.json", ("task",), (None, [], "Quiz"), "unknown task "),
     ("scores.json", ITEM[:1], NO_LIST, "not a score file: it has no list 'per_question_scores'"),
-    ("scores.json", ITEM, NO_OBJECT, "per_question_scores, item 1: not a scored question: it has no field 'id'"),
+    (
+        "scores.json",
+        ITEM,
+        NO_OBJECT,
+        "per_question_scores, item 1: not a scored question, because it has no field 'id'",
+    ),
     ("scores.json", (*ITEM, "id"), (None, 0.5, []), "per_question_scores, item 1: field 'id' is "),
     ("scores.json", (*ITEM, "details"), (MISSING, 5, [{}], [{"score": 1}]), "question 'q1': .*(`details`|'details')"),
     ("scores.json", (*ITEM, "details", 0, "aspect"), (None, []), "question 'q1': field 'details' is not a list"),
     ("scores.json", (*ITEM, "details", 0, "score"), NO_VERDICT, "question 'q1': .* is not a verdict: the integer 0, "),
     ("scores.json", (*ITEM, "score"), (MISSING, None, 0.75, True, "0.5", 10**400), "question 'q1': its score is .* gi"),
     ("scores.json", (*ITEM, "answered"), (MISSING, None, 1, []), "question 'q1': .*answered"),
-    ("scores.json", (*ITEM, "answered"), (False,), "question 'q1': its score is 0.5 without an answer, which is 0"),
-    ("scores.json", ("num_unanswered",), (MISSING,), "has no questions, or no 'num_unanswered'"),
+    ("scores.json", (*ITEM, "answered"), (False,), "question 'q1': its score is 0.5 without an answer; it must be 0"),
+    ("scores.json", ("num_unanswered",), (MISSING,), "has no questions or no 'num_unanswered'"),
     ("scores.json", (*ITEM, "question_sha256"), (MISSING, 5, []), "question 'q1': .*question_sha256"),
     ("direct.json", (*ITEM, "details"), ([], [{}]), "question 'q1': field 'details' "),
     ("direct.json", (*ITEM, "details", 0, "score"), (0.8, True), "question 'q1': .* is not a level: one of 0, 0.25,"),
     ("direct.json", (*ITEM, "score"), (0.75,), "question 'q1': its score is 0.75, but its responses give 0.5"),
-    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is twice"),
+    ("pairs.json", (*ITEM, "id"), ("q0",), "question 'q0' is repeated"),
     ("pairs.json", (*ITEM, "details"), (MISSING, [], [5, 5], [{}, {}]), "question 'q1': .*details"),
     ("pairs.json", (*ITEM, "details", 0, "preferred"), (MISSING, 5, "tie"), "question 'q1': field 'details"),
     ("pairs.json", (*ITEM, "answered"), (None, [True], "both"), "question 'q1': .*answered"),
     ("pairs.json", (*ITEM, "answered"), ([False, True],), "question 'q1': its result is 'win', but its verdicts"),
     ("pairs.json", (*ITEM, "result"), (MISSING, None, "tie", []), "question 'q1': its result is .*'win'"),
-    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(Object missing|Expected `array`|evaluators: 0 are given)"),
+    ("made/evaluators.json", ROW[:1], (MISSING, {}, []), "(Object missing|Expected `array`|has 0 evaluators; )"),
     ("made/evaluators.json", ROW, NO_OBJECT, r"Expected `object`, got .* - at `\$.evaluators\[1\]`"),
     ("made/evaluators.json", (*ROW, "name"), (MISSING, []), r".* - at `\$.evaluators\[1\]"),
     (
@@ -485,23 +490,23 @@ def part_cases():
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize(("command", "name", "path", "value", "expected"), part_cases())
-def test_a_file_with_a_part_of_another_kind(inputs, server, capsys, command, name, path, value, expected):
+def test_a_file_with_a_part_of_the_wrong_type(inputs, server, capsys, command, name, path, value, expected):
     good = json.loads((inputs / name).read_text())
     write(inputs / name, json.dumps(put(good, path, value)))
     refuse(inputs, COMMANDS[command], server.url, capsys, f"{name}: {expected}")
 
 
 ID_DAMAGES = [
-    ("evaluate", "responses.json", {"q1": MISSING}, "only a part of the questions has a response"),
-    ("evaluate", "responses.json", {"q2": [{"output": "a"}]}, "its ids are not the dataset's"),
-    ("show", "responses.json", {"q1": MISSING}, "scores.json: id 'q1' is not in the dataset and the responses"),
+    ("evaluate", "responses.json", {"q1": MISSING}, "some questions have no response"),
+    ("evaluate", "responses.json", {"q2": [{"output": "a"}]}, "its ids do not match the dataset"),
+    ("show", "responses.json", {"q1": MISSING}, "scores.json: id 'q1' is missing from the dataset or the responses"),
     ("planpers", "plans.json", {"q1": MISSING}, "lacks 1 of the 2 plans of this run: 'q1'"),
     ("compare", "humans.json", {"q0": MISSING, "q1": MISSING}, "has no question in common with --evaluator "),
 ]
 
 
 @pytest.mark.parametrize(("command", "name", "change", "expected"), ID_DAMAGES)
-def test_a_file_that_lacks_a_question_or_has_a_foreign_one(inputs, server, capsys, command, name, change, expected):
+def test_a_file_with_a_missing_or_unknown_question(inputs, server, capsys, command, name, change, expected):
     samples = json.loads((inputs / name).read_text()) | change
     write(inputs / name, {key: value for key, value in samples.items() if value is not MISSING})
     refuse(inputs, COMMANDS[command], server.url, capsys, expected if command == "show" else f"{name}: {expected}")
@@ -522,9 +527,9 @@ PROMPT_OF = {
 
 
 @pytest.mark.parametrize("command", PROMPT_OF)
-def test_a_prompt_that_cannot_be_used(inputs, server, capsys, command):
+def test_an_invalid_prompt(inputs, server, capsys, command):
     name = f"prompts/{PROMPT_OF[command]}.txt"
-    wrong = "must hold each of .* exactly once, and no other name in braces"
+    wrong = "must contain each of .* exactly once and no other name in braces"
     for change, expected in (
         (lambda content: content + b"{user_name}", wrong),
         (lambda content: content.replace(b"{question}", b"{Question}"), wrong),
@@ -558,32 +563,32 @@ def obeying_modes():
         (COMMANDS["training curve"], "planner/training_log.jsonl"),
     ],
 )
-def test_a_file_that_may_not_be_read(folder, server, capsys, command, name):
+def test_an_unreadable_file(folder, server, capsys, command, name):
     (folder / name).chmod(0)
     refuse(folder, command, server.url, capsys, f"{name}: no permission to read it", obeying_modes)
 
 
 NO_PLACES = {
     "data.json/out.json": "data.json/out.json: cannot be written: (Not a directory|File exists)",
-    "prompts": "prompts: is a folder; give the name of a file in it",
+    "prompts": "prompts: is a folder; give a file",
     "/proc/out.json": "/proc/out.json: cannot be written: ",
     "long" * 64: "(long)+: cannot be written: File name too long",  # 256 characters, one more than a file system takes
 }
 
 
-# Outputs: where they cannot go
+# Outputs: invalid places
 
 
 @pytest.mark.alike("command")
 @pytest.mark.parametrize("place", NO_PLACES)
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_an_output_that_cannot_be_written(folder, server, capsys, command, place):
+def test_an_unwritable_output(folder, server, capsys, command, place):
     given = COMMANDS[command].replace(OUTPUTS[command], place)
     refuse(folder, given, server.url, capsys, NO_PLACES[place])
 
 
 @pytest.mark.parametrize("command", OUTPUTS)
-def test_a_folder_that_may_not_be_written(folder, server, capsys, command):
+def test_a_read_only_folder(folder, server, capsys, command):
     (folder / "closed").mkdir(mode=0o555)
     command = COMMANDS[command].replace(OUTPUTS[command], "closed/out.json")
     refuse(folder, command, server.url, capsys, "closed/out.json: cannot be written: Permission denied", obeying_modes)
@@ -647,7 +652,7 @@ LOCAL = "baselines.py --inputs_addr data.json --output_addr made/x.json"
 
 @pytest.mark.parametrize("damage", ["a pipe", "/dev/null"])
 @pytest.mark.parametrize("command", WITH_MANIFEST)
-def test_a_finished_output_that_is_no_file_any_more(folder, server, capsys, command, damage):
+def test_a_finished_output_that_is_no_longer_a_file(folder, server, capsys, command, damage):
     FILE_DAMAGES[damage][0](folder / OUTPUTS[command])
     refuse(folder, COMMANDS[command], server.url, capsys, f"{OUTPUTS[command]}: not a regular file; move it away")
 
@@ -673,9 +678,9 @@ def test_a_file_for_a_folder_or_a_folder_for_a_file(folder, server, capsys, comm
 
 
 @pytest.mark.parametrize("key", [b"k\x01y", b"two keys", b"caf\xc3\xa9", b""])
-def test_a_key_that_no_header_takes(folder, server, capsys, key):
+def test_a_key_that_no_header_can_hold(folder, server, capsys, key):
     (folder / "key.txt").write_bytes(key)
-    refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must hold the key and nothing else")
+    refuse(folder, COMMANDS["rag"], server.url, capsys, "--api_key_addr key.txt: must contain only the key")
 
 
 ADDRESSES = [
@@ -691,7 +696,7 @@ ADDRESSES = [
 @pytest.mark.alike("place")
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("place", ["flag", "OPENAI_BASE_URL", "HTTP_PROXY", "ALL_PROXY"])
-def test_an_address_that_is_none_is_refused_without_a_part_of_it(folder, server, capsys, monkeypatch, address, place):
+def test_an_invalid_address_is_refused_without_showing_it(folder, server, capsys, monkeypatch, address, place):
     command, url = COMMANDS["rag"], address if place == "flag" else server.url
     if place != "flag":
         monkeypatch.setenv(place, address)
@@ -721,7 +726,7 @@ def test_a_name_that_is_not_utf_8(folder, capsys, script):
 @pytest.mark.parametrize(
     ("command", "damage", "name"), [("train", "gzip", "data.json"), ("table", "NaN", "scores.json")]
 )
-def test_a_process_ends_likewise(folder, server, command, damage, name):
+def test_a_real_process_ends_the_same_way(folder, server, command, damage, name):
     change, expected = FILE_DAMAGES[damage]
     change(folder / name)
     before = snapshot(folder)
@@ -735,7 +740,7 @@ def test_a_process_ends_likewise(folder, server, command, damage, name):
 
 
 @pytest.mark.parametrize("command", [name for name in OUTPUTS if COMMANDS[name].startswith(DRY_RUNS)])
-def test_a_dry_run_of_good_input_writes_and_asks_nothing(folder, server, capsys, command):
+def test_a_dry_run_of_good_input_writes_and_requests_nothing(folder, server, capsys, command):
     before, asked = snapshot(folder), len(server.keys)
     said = work(f"{COMMANDS[command].replace('made/', 'new/')} --dry_run", server.url, capsys)
     assert f"\ndisk of {folder}" in said
@@ -746,14 +751,14 @@ def test_a_dry_run_of_good_input_writes_and_asks_nothing(folder, server, capsys,
 
 
 def work(command, url, capsys):
-    """The command does its work, for some on so few questions that one unusable answer is half; what it printed."""
+    """Run a command that must succeed, or exit with 1 if half of few answers are unusable; return its output."""
     capsys.readouterr()
     assert load(command).main(arguments_of(command, url)) in (0, 1)
     return capsys.readouterr().out
 
 
 def chain(folder, url, capsys):
-    """Rank, answer in three shards, plan, judge, show and put into a table; what was printed."""
+    """Rank, answer in three shards, plan, judge, show, and make a table; return the output."""
     said = work(COMMANDS["rank"].replace("made", "new"), url, capsys)
     rag = f"baselines.py {API} --model_addr m --rag --inputs_addr new/ranked.json --output_addr new/rag.json"
     for shard in range(3):

@@ -1,4 +1,4 @@
-"""baselines.py through the real openai client, against a server on loopback."""
+"""baselines.py with the real openai client and a loopback server."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def answer(text):
 
 
 def hold_first(server, count):
-    """With two requests at a time: the first question's first answer comes when all `count` have been asked for."""
+    """With two concurrent requests: answer the first question's first request when all `count` have arrived."""
     first_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[0], 0), 0).seed
 
     def reply(request):
@@ -50,7 +50,7 @@ def server():
 
 @pytest.fixture
 def flags(tmp_path, server, monkeypatch):
-    """The engine's flags, and no key but the file's."""
+    """The engine's flags, and no API key except the file's."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text(KEY + "\n")
@@ -63,7 +63,7 @@ def output(tmp_path):
 
 
 def run(flags, output, *more, data=SAMPLE, code=0):
-    """Run the script in this process; the answers it wrote."""
+    """Run the script in this process; return its answers."""
     assert baselines.main([*flags, "--inputs_addr", str(data), "--output_addr", str(output), *map(str, more)]) == code
     return json.loads(output.read_text())
 
@@ -80,7 +80,7 @@ def make_question(number, **fields):
 # Answers
 
 
-def test_one_answer_a_question(server, flags, output, capsys, monkeypatch):
+def test_one_answer_per_question(server, flags, output, capsys, monkeypatch):
     server.reply = hold_first(server, len(IDS))
     answers = run(flags, output, "--max_concurrency", 2)
     assert list(answers) == IDS
@@ -148,7 +148,7 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output):
         assert figures["output"] == "An answer."
 
 
-def test_an_unranked_file_is_refused_before_anything_is_asked(server, flags, output):
+def test_an_unranked_file_is_refused_before_any_request(server, flags, output):
     asked = len(server.requests)
     with pytest.raises(
         UserError, match=r"mini_lampqa/test\.json: not ranked: .*\n  rank it first, or add --unranked to"
@@ -158,7 +158,7 @@ def test_an_unranked_file_is_refused_before_anything_is_asked(server, flags, out
     run(flags, output, "--rag", "--num_contexts", 0)  # no posts are used
 
 
-def test_several_answers_a_question_differ_in_their_seeds(server, flags, output, monkeypatch):
+def test_several_answers_per_question_have_different_seeds(server, flags, output, monkeypatch):
     server.reply = hold_first(server, 39)
     answers = run(flags, output, "--num_generated_outputs", 3, "--max_concurrency", 2)
     assert list(answers) == IDS and {len(outputs) for outputs in answers.values()} == {3}
@@ -170,7 +170,7 @@ def test_several_answers_a_question_differ_in_their_seeds(server, flags, output,
     assert fewer == {question_id: outputs[:2] for question_id, outputs in list(answers.items())[:5]}
 
 
-def test_requests_under_way_are_bounded(server, flags, output):
+def test_requests_in_flight_are_bounded(server, flags, output):
     server.delay = 0.01
     run(flags, output, "--max_concurrency", 3)
     assert server.most_at_once == 3
@@ -179,7 +179,7 @@ def test_requests_under_way_are_bounded(server, flags, output):
 # Unusable outputs
 
 
-def test_unusable_outputs_are_asked_for_again_and_the_last_try_is_held_to_the_schema(server, flags, output):
+def test_unusable_outputs_are_retried_and_the_last_try_is_constrained(server, flags, output):
     server.reply = lambda request: answer("At last.") if "response_format" in request else Reply("I'd rather not.")
     found = run(flags, output, "--limit", 1)[IDS[0]][0]
     assert (found["output"], found["attempts"], found["constrained"]) == ("At last.", 4, True)
@@ -202,7 +202,7 @@ def test_output_that_stays_unusable_is_null_with_its_reason(server, flags, outpu
     assert "12 answers, 1 without an answer" in capsys.readouterr().out
 
 
-def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, flags, output, capsys):
+def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, output, capsys):
     questions = [record["question"] for record in json.loads(SAMPLE.read_text())]
 
     def reply(request):
@@ -212,18 +212,18 @@ def test_a_run_in_which_at_least_half_fails_says_why_and_ends_with_1(server, fla
         return Reply(f"Ring \x07 \u202e the bell, {place}.") if place < 7 else answer("Yes.")
 
     server.reply = reply
-    told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries asks for them again\n"
+    told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries retries them\n"
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
     assert told in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
     assert (
         f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     )
-    run(flags, output, "--max_retries", 1, "--overwrite")  # said by a run that has nothing to do
+    run(flags, output, "--max_retries", 1, "--overwrite")  # message of a run that has nothing to do
     assert capsys.readouterr() == (f"{output}: already finished, left alone\n", told)
     server.reply, asked = lambda request: answer("Yes."), len(server.requests)
     assert sum(found["output"] is None for [found] in run(flags, output, "--max_retries", 2).values()) == 2
-    assert len(server.requests) - asked == 5  # a refusal is kept
+    assert len(server.requests) - asked == 5  # a refusal is stored
 
 
 @pytest.mark.parametrize(("mode", "temperatures"), [("always", [0.1] * 3), ("never", [0.1, 0.2, 0.3])])
@@ -235,9 +235,9 @@ def test_constrained_always_or_never(server, flags, output, mode, temperatures):
     assert [its.get("schema") for its in formats] == [SENT_SCHEMA if mode == "always" else None] * 3
 
 
-def test_an_address_without_v1_is_told(server, flags, output):
+def test_an_address_without_v1_gets_a_hint(server, flags, output):
     flags = [flag.removesuffix("/v1") for flag in flags]
-    with pytest.raises(UserError, match=r"answers 404: .*\n  --base_url usually ends in /v1; this one has no path$"):
+    with pytest.raises(UserError, match=r"answers 404: .*\n  --base_url has no path; it usually ends in /v1$"):
         run(flags, output, "--limit", 1)
 
 
@@ -262,7 +262,7 @@ def test_half_a_character_does_not_stop_the_run(server, flags, output):
         (Reply("Not about this.", status=400, code="content_filter"), "content_filter: Not about this."),
     ],
 )
-def test_refused_prompt_is_null_and_the_run_goes_on(server, flags, output, refusal, reason):
+def test_a_refused_prompt_is_null_and_the_run_continues(server, flags, output, refusal, reason):
     question = json.loads(SAMPLE.read_text())[2]["question"]
     server.reply = lambda request: refusal if question in request["messages"][1]["content"] else answer("Yes.")
     answers = run(flags, output)
@@ -283,12 +283,12 @@ def test_refused_prompt_is_null_and_the_run_goes_on(server, flags, output, refus
         (Reply("Pay first.", status=429, code="insufficient_quota"), "answers 429: Pay first."),
         (
             Reply("10000 tokens", status=400, code="context_length_exceeded"),
-            "refuses a prompt as too long: 10000 tokens\n"
-            "  give its real length as --max_model_len, or a smaller --max_tokens",
+            "refuses a prompt because it is too long: 10000 tokens\n"
+            "  give the real limit as --max_model_len, or a smaller --max_tokens",
         ),
     ],
 )
-def test_lasting_trouble_ends_the_run_with_one_line(server, flags, output, reply, message):
+def test_a_lasting_error_ends_the_run_with_one_line(server, flags, output, reply, message):
     server.reply = lambda request: reply
     with pytest.raises(UserError) as raised:
         run(flags, output)
@@ -296,11 +296,11 @@ def test_lasting_trouble_ends_the_run_with_one_line(server, flags, output, reply
     assert not [path for path in output.parent.iterdir() if path.suffix != ".lock"]  # `raised` keeps the lock
 
 
-# What is never sent, and never written
+# Texts that are never sent, and never written
 
 
 def sentences(record):
-    """Every sentence that only the judge may see: of the narrative, and of the aspects' evidence and reason."""
+    """Return every sentence that only the judge may see: narrative, and the aspects' evidence and reason."""
     texts = [record["narrative"]]
     texts += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
     parts = [part for text in texts for part in re.split(r"(?<=[.!?。!?])\s+|(?<=[。!?])|\n+|\.\.\.", text)]
@@ -333,7 +333,7 @@ def test_narrative_and_aspects_are_never_in_a_generators_prompt(server, flags, o
     ],
 )
 def test_nothing_heavy_is_imported_for_an_api(server, flags, tmp_path, command):
-    """The key is the environment's."""
+    """The key comes from the environment."""
     server.reply = default_reply
     (tmp_path / "blocked").mkdir()
     for name in ("torch", "transformers", "vllm", "pandas", "scipy", "datasets", "peft"):
@@ -348,7 +348,7 @@ def test_nothing_heavy_is_imported_for_an_api(server, flags, tmp_path, command):
 # The token budget
 
 
-def test_what_is_too_long_loses_its_last_posts_or_is_not_asked(server, flags, output, tmp_path, capsys):
+def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output, tmp_path, capsys):
     posts = [{"text": f"Post {i}: ".ljust(300, "x")} for i in range(5)]
     records = [make_question(1, profile=posts), make_question(2, question="why " * 3000)]
     without_posts = load_prompt("lampqa/rag").messages(question=records[0]["question"], profile="")

@@ -1,6 +1,6 @@
-"""Runs of the real scripts that are killed or interrupted: the same command ends them, and pays for nothing twice.
+"""Runs of the real scripts that are killed or interrupted: the same command resumes, and pays for nothing twice.
 
-Most runs are forks of a process that has imported what they need (zygote.py), so that there can be many.
+Most runs are forks of a process with the needed imports (zygote.py), so that there can be many.
 """
 
 import random
@@ -16,7 +16,7 @@ from crash_cases import AFTER, UNDER_WAY, Zygotes, check_whole, make_case, make_
 
 pytestmark = pytest.mark.slow
 
-HINT = "interrupted; what is finished is kept, run the same command again\n"
+HINT = "interrupted; finished work is kept, run the same command again to resume\n"
 KILLS = {"baselines": 20, "evaluate_responses": 12, "planpers": 20, "rank_dataset": 10}
 
 
@@ -64,7 +64,7 @@ def test_killed_at_random_moments(case, zygotes, server):
 
 
 def kill_once(case, zygotes, server, dice, whole):
-    """Kill a run at a random moment; returns how far it had come, None where it had ended before."""
+    """Kill a run at a random moment; return how far it had come, None if it had already ended."""
     before, asked = case.finished(), len(server.requests)
     run = case.start(zygotes)
     kill_at = dice.choice(["piece", "piece", "last piece"] if any(before.values()) else ["start", "piece"])
@@ -145,7 +145,7 @@ def test_two_runs_of_one_output(case, server):
     hold.set()
     assert second.returncode == 2
     holder = f"process {first.pid} on {socket.gethostname()}"
-    assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for it, or end it\n"
+    assert errors == f"error: {case.outputs[0]}: {holder} is writing it; wait for that process, or stop it\n"
     _, errors = first.communicate(timeout=600)
     assert first.returncode == 0, errors
     assert case.place() == AFTER

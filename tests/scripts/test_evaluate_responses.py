@@ -1,4 +1,4 @@
-"""evaluate_responses.py through the real openai client, against a server on loopback."""
+"""evaluate_responses.py with the real openai client and a loopback server."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def files(folder):
 
 
 def make_question(number, num_aspects=2, **fields):
-    """A question whose aspects are titled `1a`, `1b`, ... (number 1), which stand nowhere else."""
+    """Return a question with aspects titled `1a`, `1b`, ... (number 1), which occur nowhere else."""
     aspects = [
         {"aspect": f"Aspect {number}{letter}", "evidence": f"evidence {number}{letter}", "reason": f"reason {letter}"}
         for letter in "abcdefg"[:num_aspects]
@@ -42,12 +42,12 @@ def make_question(number, num_aspects=2, **fields):
 
 
 def aspect_of(request):
-    """`1a` for a request about "Aspect 1a"."""
+    """Return `1a` for a request about "Aspect 1a"."""
     return re.search(r"\naspect:\nAspect (\w+)\n", request["messages"][1]["content"])[1]
 
 
 def verdicts(table):
-    """A judge that gives each aspect the verdict in the table; a text goes out as it is."""
+    """Return a judge that gives each aspect its verdict in the table; a text is sent unchanged."""
 
     def reply(request):
         verdict = table[aspect_of(request)]
@@ -64,7 +64,7 @@ def server():
 
 @pytest.fixture
 def flags(tmp_path, server, monkeypatch):
-    """The engine's flags, and no key but the file's."""
+    """The engine's flags, and no API key except the file's."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text(KEY)
@@ -87,12 +87,12 @@ def write(tmp_path):
 
 
 def respond(questions, **outputs):
-    """Responses "Response to q1." and so on, or what `outputs` says."""
+    """Write responses: "Response to q1." and so on, or those in `outputs`."""
     return {q["id"]: [{"output": outputs.get(q["id"], f"Response to {q['id']}.")}] for q in questions}
 
 
 def run(flags, data, responses, scores, *more, code=0):
-    """Run the script in this process; the score file it wrote."""
+    """Run the script in this process; return its score file."""
     arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, *more]
     assert evaluate_responses.main([*flags, *map(str, arguments)]) == code
     return json.loads(scores.read_text())
@@ -101,7 +101,7 @@ def run(flags, data, responses, scores, *more, code=0):
 # Scores
 
 
-def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
+def test_scores_follow_algorithm_1(server, flags, write, scores, capsys):
     questions = [make_question(1, 3), make_question(2, 2, category="law"), make_question(3), make_question(4, 0)]
     questions += [make_question(5), make_question(6, 1)]
     server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0})
@@ -136,8 +136,8 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
     assert [detail["score"] for detail in entries[4]["details"]] == [2, None]
     assert entries[4]["details"][1]["reason"] == "no match_score in the text"
     said = capsys.readouterr().out
-    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut at --max_tokens" in said
-    assert ", scored like whole ones; 1 aspect unscored" in said
+    assert "score 0.3750 over 4 questions; 1 of them without an answer, counted 0; 1 cut off at --max_tokens" in said
+    assert ", scored like complete ones; 1 aspect unscored" in said
     assert "(as zeros: 0.4000); without aspects, left out: q4" in said
 
 
@@ -147,12 +147,10 @@ def test_scores_are_algorithm_1(server, flags, write, scores, capsys):
         # Over questions (2 + 2 + 1 + 0) / 4 / 2, over categories (1 + 1/2 + 0) / 3.
         (["law", "law", "diy", "rpg"], "score 0.6250 over 4 questions (macro: 0.5000 over 3 categories); "),
         (["law", "law", "diy", None], "score 0.6250 over 4 questions; "),  # a category has none
-        (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of no known category); "),
+        (["law", "diy", "rpg", "hsm"], "(macro: 0.8333 over 3 categories, without 1 question of unknown category); "),
     ],
 )
-def test_the_average_of_the_table_is_printed_where_there_is_one(
-    server, flags, write, scores, capsys, communities, said
-):
+def test_the_tables_average_is_printed(server, flags, write, scores, capsys, communities, said):
     questions = [make_question(i, 1, category=community) for i, community in enumerate(communities)]
     server.reply = verdicts({"0a": 2, "1a": 2, "2a": 1, "3a": 0})
     responses = write("responses.json", respond(questions))
@@ -164,7 +162,7 @@ def test_the_average_of_the_table_is_printed_where_there_is_one(
     ("text", "reason"),
     [('{"match_score": 7}', "match_score is 7, not an integer 0-2"), ("", "the text is empty")],
 )
-def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, scores, text, reason):
+def test_an_invalid_verdict_is_unscored_and_never_zero(server, flags, write, scores, text, reason):
     questions = [make_question(1), make_question(2, 1)]
     server.reply = verdicts({"1a": 2, "1b": text, "2a": 1})
     found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
@@ -181,7 +179,7 @@ def test_what_is_no_verdict_is_unscored_and_never_a_zero(server, flags, write, s
     assert {request["temperature"] for request in server.requests} == {0.0}
 
 
-# What the judge reads
+# The judge's prompt
 
 
 def test_judges_prompt(server, flags, write, scores):
@@ -200,7 +198,7 @@ def test_judges_prompt(server, flags, write, scores):
     assert server.keys == [KEY]
 
 
-def test_aspects_stand_next_to_each_other_and_share_everything_before_them(server, flags, write, scores):
+def test_aspects_are_adjacent_and_share_their_prefix(server, flags, write, scores):
     questions = [make_question(1, 3), make_question(2, 2), make_question(3, 4)]
     server.reply = lambda request: Reply('{"match_score": 1}')
     first, second = write("r1.json", respond(questions)), write("r2.json", respond(questions, q2="Another one."))
@@ -231,7 +229,7 @@ def common_start(texts):
 # Several systems, parts
 
 
-def test_systems_judged_together_are_scored_as_alone(server, flags, write, scores, capsys):
+def test_systems_judged_together_are_scored_like_single_ones(server, flags, write, scores, capsys):
     questions = [make_question(1, 3), make_question(2), make_question(3, 0)]
     data = write("data.json", questions)
     systems = [write(f"r{i}.json", respond(questions, q1=f"Answer of system {i}.")) for i in range(3)]
@@ -242,7 +240,7 @@ def test_systems_judged_together_are_scored_as_alone(server, flags, write, score
         run(flags, data, system, scores, "--overwrite", "--completions", scores.parent / f"of_{path.name}")
         assert scores.read_bytes() == path.read_bytes()
     assert len({path.read_bytes() for path in together}) > 1
-    # The lost one is made again, and nothing is asked.
+    # The lost file is made again without requests.
     asked, lost = len(server.requests), together[1].read_bytes()
     together[1].unlink()
     capsys.readouterr()
@@ -259,21 +257,21 @@ def test_only_the_first_response_is_judged(server, flags, write, scores, capsys)
     assert "only the first response to each question is judged" in capsys.readouterr().err
 
 
-def test_part_of_the_responses(server, flags, write, scores, capsys):
+def test_partial_responses(server, flags, write, scores, capsys):
     questions = [make_question(1, 1), make_question(2, 1), make_question(3, 0)]
     server.reply = verdicts({"1a": 2, "2a": 1})
     data, responses = write("data.json", questions), write("responses.json", respond(questions[:1]))
     with pytest.raises(UserError) as raised:
         run(flags, data, responses, scores)
     assert str(raised.value) == (
-        f"{responses}: only a part of the questions has a response; --allow_partial scores that part\n"
+        f"{responses}: some questions have no response; add --allow_partial to score the others\n"
         "  2 questions without a response: 'q2', 'q3'"
     )
     assert server.requests == [] and not scores.exists()
     found = run(flags, data, responses, scores, "--allow_partial")
     assert (found["score"], found["num_questions"]) == (1.0, 1)
     assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    assert "a part: 1 of 3" in capsys.readouterr().out
+    assert "partial: 1 of 3" in capsys.readouterr().out
 
 
 # Bad input
@@ -283,8 +281,8 @@ def test_system_flags_that_do_not_match(server, flags, write, scores):
     data, responses = write("data.json", [make_question(1)]), str(write("responses.json", GOOD))
     same = os.path.join(scores.parent, ".", scores.name)
     for answers, files, message in [
-        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give as many"),
-        ([responses] * 2, [str(scores), same], "--score_addr: the same file twice"),
+        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give the same number"),
+        ([responses] * 2, [str(scores), same], "--score_addr: the same file is given twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
             evaluate_responses.main(
@@ -296,13 +294,13 @@ def test_system_flags_that_do_not_match(server, flags, write, scores):
 # The process
 
 
-def test_aspects_may_lack_evidence_and_reason_which_is_told(server, flags, write, scores, capsys):
+def test_aspects_may_lack_evidence_and_reason_with_a_note(server, flags, write, scores, capsys):
     server.reply = lambda request: Reply('{"match_score": 2}')
     aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
     data = write("data.json", [make_question(1, rubric_aspects=aspects), make_question(2)])
     responses = write("responses.json", {"q1": RESPONSE, "q2": RESPONSE})
     assert run(flags, data, responses, scores)["score"] == 1.0
-    assert f"note: {data}: 2 of 4 aspects lack a text that the judge is shown (" in capsys.readouterr().err
+    assert f"note: {data}: 2 of 4 aspects lack a text that the judge sees (" in capsys.readouterr().err
 
 
 def test_a_refused_and_a_too_long_prompt_are_unscored(server, flags, write, scores):

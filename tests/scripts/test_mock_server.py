@@ -1,4 +1,4 @@
-"""The README's server that makes answers up: it answers any client, each benchmark as asked, and says what is wrong."""
+"""The README's mock server: it answers any client in the benchmark's format, and describes errors."""
 
 import http.client
 import json
@@ -16,7 +16,7 @@ import planpers
 
 @pytest.fixture
 def api(tmp_path):
-    """A server that gets no seed, and its flags."""
+    """A server that gets no seed, and flags for it."""
     (tmp_path / "key.txt").write_text("any")
     with serve(lambda request: default_reply({name: one for name, one in request.items() if name != "seed"})) as server:
         yield ["--openai", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt", "--max_retries", "0"]
@@ -27,7 +27,7 @@ def answered(output):
 
 
 @pytest.mark.parametrize("name", ["LaMP-1", "LaMP-3", "LongLaMP-topic"])
-def test_lamps_questions_get_what_is_read_and_scored(name, api, tmp_path):
+def test_answers_to_lamp_are_parsed_and_scored(name, api, tmp_path):
     data, output, scores = (tmp_path / f"{one}.json" for one in ("data", "output", "scores"))
     data.write_text(json.dumps(read_sample(name)))
     files = ["--model_addr", "m", "--inputs_addr", str(data), "--output_addr", str(output)]
@@ -63,7 +63,7 @@ def ask(server, content, path="/v1/chat/completions", method="POST", **headers):
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "Hello?"}]}
 
 
-def test_any_client_is_answered_the_same_again_and_there_are_no_batches():
+def test_answers_are_repeatable_and_there_are_no_batches():
     with serve() as server:
         first = ask(server, ASKED)
         assert first[0] == 200 and first == ask(server, ASKED)

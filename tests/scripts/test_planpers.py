@@ -1,4 +1,4 @@
-"""planpers.py: answers over the API on loopback, plans by a scripted engine in vLLM's place; no weights load."""
+"""planpers.py: answers from the loopback API, plans from a scripted engine instead of vLLM; no weights are loaded."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ ALL_POSTS = ["--num_contexts", "1000", "--max_model_len", "32768"]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Folders of tiny models: `copy` is `base` in another folder, `other` has other weights; `adapter` and `second` are
-    LoRA adapters on `base`, `on_copy` names `copy` as its base; the tokenizer is that of all."""
+    LoRA adapters on `base`, `on_copy` has `copy` as its base; all share a tokenizer."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("models")
@@ -61,7 +61,7 @@ def models(tmp_path_factory):
 
 
 def save_adapter(folder, base, fill=0.5, width=128):
-    """A LoRA adapter of rank 2 for a module of `width` inputs and 128 outputs."""
+    """Save a LoRA adapter of rank 2 for a module with `width` inputs and 128 outputs."""
     folder.mkdir()
     config = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
     (folder / "adapter_config.json").write_text(json.dumps(config))
@@ -77,7 +77,7 @@ def is_answer(prompt):
 
 
 def scripted_reply(prompt, sampling):
-    """A plan or an answer drawn by a hash of prompt and seed; one in four can't be used, if no schema holds it."""
+    """Return a plan or an answer by a hash of prompt and seed; without a schema, one in four is unusable."""
     drawn = hashlib.sha256(f"{prompt}{sampling.seed}".encode()).hexdigest()
     if int(drawn[:8], 16) % 4 == 0 and sampling.schema is None:
         return "..."
@@ -87,11 +87,11 @@ def scripted_reply(prompt, sampling):
 
 
 class Engines:
-    """Opens scripted engines, and is each of them: keeps what happened.
+    """Opens scripted engines, acts as each of them, and records events.
 
     Attributes:
-        reply: makes the text for a prompt and its sampling.
-        events: ("open", models), ("plan" or "answer", model) and ("close", models), in their order.
+        reply: returns the text for a prompt and its sampling.
+        events: ("open", models), ("plan" or "answer", model) and ("close", models), in order.
         calls: (prompt, sampling) of each request.
     """
 
@@ -121,11 +121,11 @@ class Engines:
         self.models = None
 
     def prompts(self, answers):
-        """The prompts of all answers, or of all plans."""
+        """Return the prompts of all answers, or of all plans."""
         return [prompt for prompt, _ in self.calls if is_answer(prompt) == answers]
 
     def steps(self):
-        """The events, repeated ones once."""
+        """Return the events, without consecutive repetitions."""
         return [event for before, event in zip([None, *self.events], self.events, strict=False) if event != before]
 
 
@@ -141,7 +141,7 @@ def opened(models, monkeypatch):
 
 @pytest.fixture
 def api(tmp_path, server, monkeypatch):
-    """The flags of an API model."""
+    """Return the flags of an API model."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     (tmp_path / "key.txt").write_text("sk-test\n")
@@ -150,7 +150,7 @@ def api(tmp_path, server, monkeypatch):
 
 @pytest.fixture
 def local(models):
-    """The flags of a planner and a generator that share their base model."""
+    """Return the flags of a planner and a generator with the same base model."""
     return ["--planner_model", models.adapter, "--model_addr", models.base]
 
 
@@ -160,20 +160,20 @@ def arguments_of(flags, output, *more, data=SAMPLE):
 
 
 def run(flags, output, *more, data=SAMPLE, code=0):
-    """Run the script in this process; the answers it wrote."""
+    """Run the script in this process; return its answers."""
     assert planpers.main(arguments_of(flags, output, *more, data=data)) == code
     return json.loads(output.read_text())
 
 
 def refusal(flags, output, *more, data=SAMPLE):
-    """The message of a run that the user's mistake ends before any request."""
+    """Return the message of a run that ends with a user error before any request."""
     message = stop(UserError, flags, output, *more, data=data)
     assert 1 <= len(message.splitlines()) <= 3
     return message
 
 
 def stop(error, flags, output, *more, data=SAMPLE):
-    """Run until `error` ends the run; its message."""
+    """Run until `error` ends the run; return its message."""
     with pytest.raises(error) as raised:
         planpers.main(arguments_of(flags, output, *more, data=data))
     message = str(raised.value)
@@ -214,7 +214,7 @@ def snapshot(folder):
 
 
 def write_plans(path, number=1, ids=IDS):
-    """A file of `number` plans a question, all different."""
+    """Write a file with `number` plans per question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
     return write_json(path, plans)
 
@@ -224,18 +224,18 @@ def make_question(number, **fields):
 
 
 def users_of(prompt):
-    """The user's part of a prompt in the tiny models' chat format."""
+    """Return the user's part of a prompt in the tiny models' chat format."""
     return prompt.split("<|im_start|>user\n")[1].removesuffix("<|im_end|>\n<|im_start|>assistant\n")
 
 
 def as_text(messages):
-    """Messages in the tiny models' chat format, up to where the model begins to speak."""
+    """Return messages in the tiny models' chat format, up to the beginning of the reply."""
     turns = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
     return "".join(turns) + "<|im_start|>assistant\n"
 
 
 def plan_block(user):
-    """What stands under the heading of the aspects."""
+    """Return the text under the heading of the aspects."""
     assert user.count(PLAN_HEADING) == 1 and user.endswith(AFTER_PLAN)
     return user.split(PLAN_HEADING)[1].removesuffix(AFTER_PLAN)
 
@@ -259,7 +259,7 @@ IMPORTED = {  # as utils/import_prompts.py writes them
 
 @pytest.fixture
 def imported(tmp_path):
-    """The flags of a folder of prompts as utils/import_prompts.py writes it."""
+    """The flags for a folder of prompts like that of utils/import_prompts.py."""
     folder = tmp_path / "prompts_paper"
     folder.mkdir()
     for name, text in IMPORTED.items():
@@ -269,7 +269,7 @@ def imported(tmp_path):
 
 @pytest.fixture
 def trained(models, tmp_path):
-    """The flags of two planners that remember their target, `reference` and `paper`, and of the base model."""
+    """The flags of two planners with recorded targets, `reference` and `paper`, and of the base model."""
     planners = []
     for target in ("reference", "paper"):
         folder = Path(shutil.copytree(models.adapter, tmp_path / target))
@@ -281,7 +281,7 @@ def trained(models, tmp_path):
 
 
 def planning(text):
-    """A scripted reply: this plan, and an answer."""
+    """Return a scripted reply with this plan and an answer."""
     return lambda prompt, sampling: '{"personalized_answer": "Yes."}' if is_answer(prompt) else text
 
 
@@ -292,7 +292,7 @@ def expected_answer_prompt(record, plan):
     return as_text([system, {"role": "user", "content": user}])
 
 
-def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, trained, imported, output):
+def test_a_planner_of_the_reference_form_passes_its_text_on_unchanged(opened, trained, imported, output):
     raw = f"{LEAD_IN}- Cost  of it\n- Time\n- time\n"
     opened.reply = planning(raw)
     answers = run(trained[0], output, "--limit", 2, "--num_contexts", 2, *imported)
@@ -304,14 +304,14 @@ def test_a_planner_of_the_reference_form_hands_over_its_text_as_it_came(opened, 
         settings = manifest_of(path)["settings"]
         assert (settings["planner_target"], settings["lead_in"]) == ("reference", LEAD_IN)
 
-    # Another run takes them, and knows of their form.
+    # Another run uses them, and knows their format.
     again = output.parent.parent / "again" / "again.json"
     opened.calls.clear()
     given = ["--plans_addr", plans_path(output), *trained[0][2:]]
     answers = run(given, again, "--limit", 2, "--num_contexts", 2, *imported)
     assert opened.prompts(answers=True) == [expected_answer_prompt(record, raw) for record in RECORDS[:2]]
     message = refusal([*given, "--planner_target", "paper"], output.with_name("other.json"), *imported)
-    assert message == f"--planner_target paper: {plans_path(output)} was made with reference\n  leave the flag out"
+    assert message == f"--planner_target paper: {plans_path(output)} was made with reference; leave the flag out"
 
 
 @pytest.mark.parametrize("target", ["reference", "paper"])
@@ -336,7 +336,7 @@ def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api
     assert_no_secret(RECORDS, [m["content"] for request in server.requests for m in request["messages"]])
 
 
-def test_given_plans_bring_only_themselves_into_the_prompt(server, api, output, tmp_path):
+def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path):
     # The plan has the first gold title, and not the others.
     plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
     plans_addr = write_json(tmp_path / "plans.json", plans)
@@ -381,7 +381,7 @@ def test_prompts_hold_the_first_k_posts_and_nothing_of_narrative_or_rubric(opene
     assert_no_secret(RECORDS, [*planned, *answered])
 
 
-def test_questions_without_a_plan_are_answered_as_rag_does(server, api, output, tmp_path, capsys):
+def test_questions_without_a_plan_are_answered_like_rag(server, api, output, tmp_path, capsys):
     plans = {question_id: [plan] for question_id, (plan, _) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False)}
     plans |= {question_id: [{"aspects": ["Cost"]}] for question_id in IDS[3:5]}
     plans_addr = write_json(tmp_path / "plans.json", plans)
@@ -439,9 +439,7 @@ def test_files_of_a_planned_run(opened, local, output):
 
 
 @pytest.mark.parametrize("target", ["paper", "reference"])
-def test_unusable_plan_is_asked_for_again_and_the_last_try_is_held_to_the_form(
-    opened, local, trained, imported, output, target
-):
+def test_an_unusable_plan_is_retried_and_the_last_try_is_constrained(opened, local, trained, imported, output, target):
     plan = f"{LEAD_IN}- Cost\n- Time\n" if target == "reference" else "Cost\nTime"
     flags = [*trained[0], *imported] if target == "reference" else local
     opened.reply = lambda prompt, sampling: planning(plan if sampling.schema else "```\n```")(prompt, sampling)
@@ -497,7 +495,9 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
         return default_reply(request)
 
     server.reply = reply
-    api[api.index("some-model")] = models.base  # vLLM's server names a model by its folder: it is none of this run
+    api[api.index("some-model")] = (
+        models.base
+    )  # vLLM's server names a model by its folder, which is not one of this run
     answers = run([*api, "--planner_model", models.adapter], output)
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
@@ -523,7 +523,7 @@ def reference(opened, local, tmp_path):
 
 
 @pytest.mark.parametrize("stage", ["plans", "answers"])
-def test_stopped_run_goes_on(opened, local, output, reference, stage):
+def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     def reply(prompt, sampling):
         if is_answer(prompt) == (stage == "answers") and len(opened.prompts(stage == "answers")) > 8:
             raise KeyboardInterrupt
@@ -532,7 +532,7 @@ def test_stopped_run_goes_on(opened, local, output, reference, stage):
     opened.reply = reply
     stop(KeyboardInterrupt, local, output)
     assert not output.exists()
-    assert plans_path(output).exists() == (stage == "answers")  # the plans are there as soon as all are made
+    assert plans_path(output).exists() == (stage == "answers")  # the plans are published as soon as all are made
     assert opened.events[-1][0] == "close"
     asked = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
 
@@ -542,13 +542,13 @@ def test_stopped_run_goes_on(opened, local, output, reference, stage):
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
     again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
-    assert len(again) <= Engines.concurrency < len(asked) - 3  # what was under way
+    assert len(again) <= Engines.concurrency < len(asked) - 3  # the requests in flight
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
 
 
-def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(opened, local, output, reference):
+def test_parts_and_shards_make_the_whole_and_nothing_is_requested_twice(opened, local, output, reference):
     run(local, output, "--limit", 3, "--rag")
     for shard in range(2):
         assert planpers.main(arguments_of(local, output, "--num_shards", 2, "--shard_index", shard)) == 0
@@ -563,21 +563,24 @@ def test_parts_and_shards_make_the_whole_and_nothing_is_asked_twice(opened, loca
     assert output.read_bytes() == reference[0] and opened.events == []
 
 
-def test_plans_and_planners_that_cannot_be_used_are_refused(server, opened, api, models, output, tmp_path):
+def test_invalid_plans_and_planners_are_refused(server, opened, api, models, output, tmp_path):
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
     for flags, message in (
         (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
-        (["--planner_model", wide], f"{wide}: an adapter for another architecture than {models.base}\n"),
+        (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
         (["--planner_model", models.base, "--max_tokens_plan", 9000], "--max_tokens_plan 9000 leaves no room for the"),
-        (["--planner_model", models.base, "--max_model_len", 40000], "--max_model_len 40000: the model takes at most"),
+        (
+            ["--planner_model", models.base, "--max_model_len", 40000],
+            "--max_model_len 40000: the model supports at most",
+        ),
     ):
         assert refusal(api, output, *flags).startswith(message)
     assert server.requests == [] and opened.events == [] and not output.parent.exists()
 
 
-# What is there already
+# Existing outputs
 
 
 OTHER_SETTINGS = {
@@ -599,7 +602,7 @@ def test_other_settings_are_named_and_nothing_is_lost(opened, models, local, out
     assert snapshot(output.parent) == before and opened.events == []
 
 
-def test_answers_are_made_again_where_the_file_of_plans_has_changed(server, api, output, tmp_path):
+def test_answers_are_made_again_if_the_plans_file_changed(server, api, output, tmp_path):
     flags = [*api, "--plans_addr", write_plans(tmp_path / "plans.json")]
     run(flags, output, "--limit", 2)
     plans = json.loads((tmp_path / "plans.json").read_text())
@@ -629,7 +632,7 @@ def test_plans_that_would_replace_an_input(server, opened, local, api, tmp_path)
 
 @pytest.fixture
 def planner_api(tmp_path, api):
-    """A server of the planner's own, and the flags that name it."""
+    """A separate server for the planner, and flags for it."""
     (tmp_path / "planner_key.txt").write_text("sk-planner\n")
     with serve(lambda request: Reply("Price of boats\nTime at sea")) as planner:
         flags = ["--planner_base_url", planner.url, "--planner_api_key_addr", f"{tmp_path}/planner_key.txt"]
@@ -637,7 +640,7 @@ def planner_api(tmp_path, api):
 
 
 def usage_of(server, written):
-    """Tokens of all prompts that a server got and of its answers, which have so many each, as it counts them."""
+    """Return the tokens of all prompts of a server and of its answers, as it counts them."""
     prompt = [sum(len(one["content"].split()) for one in request["messages"]) for request in server.requests]
     return sum(prompt), sum(count // 2 for count in prompt), written * len(prompt)
 
@@ -670,13 +673,13 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
         planpers.main(arguments_of([*api, *flags], output.parent.with_name("other") / "answers.json"))
 
 
-def test_dry_run_shows_both_stages_and_asks_and_writes_nothing(opened, local, output, capsys):
+def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local, output, capsys):
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
     said = capsys.readouterr().out.splitlines()
     assert [said[0], said[4]] == [
-        "plans:", "answers (without their plans of up to 512 tokens, which are still to be made):"
+        "plans:", "answers (without the plans, which do not exist yet; each adds up to 512 tokens):"
     ]  # fmt: skip
     assert re.fullmatch(r"26 prompts, \d+ tokens \(the model's tokenizer\); longest \d+", said[1])
-    assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens an output"
-    assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens an output")
+    assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens per output"
+    assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens per output")
     assert len(said) == 12 and opened.events == [] and not output.parent.exists()

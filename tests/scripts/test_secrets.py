@@ -1,8 +1,7 @@
-"""Keys, tokens and passwords are shown nowhere, and nothing that comes with a model is run.
+"""Keys, tokens and passwords are shown nowhere, and code that comes with a model is never run.
 
-The scripts are run as real processes (most as forks of one that has imported what they need) against a server that
-repeats what it was sent, with the libraries' own debug messages on; then every byte they wrote, to a file or a stream,
-is searched.
+The scripts run as real processes (most as forks of one with the needed imports) with a server that repeats its requests
+and with the libraries' debug messages; then all bytes they wrote to files and streams are searched.
 """
 
 import base64
@@ -46,7 +45,7 @@ RECORDS = [{**RECORD, "rubric_aspects": [ASPECT], "profile": [{"id": "p1", "text
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers by the server's `reply(path, sent)`, `sent` being all headers of the request as one text."""
+    """Answers with the server's `reply(path, sent)`; `sent` has all headers of the request as one text."""
 
     protocol_version = "HTTP/1.1"
 
@@ -125,7 +124,7 @@ COMMANDS = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """Input of every kind, and a home of its own: nothing of this machine's keys or caches is used."""
+    """Input of every kind, and a separate home, so that no keys or caches of this machine are used."""
     (tmp_path / "data.json").write_text(json.dumps(RECORDS))
     (tmp_path / "responses.json").write_text('{"q1": [{"output": "Yes."}]}')
     (tmp_path / "home").mkdir()
@@ -134,7 +133,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def run(warm, folder):
-    """Run a script as a fork of a process that has imported what it needs: its exit code and what it showed."""
+    """Run a script as a fork of a process with its imports; return its exit code and output."""
 
     def call(script, arguments, stdin="", **environment):
         done = warm.run(script, arguments, stdin, live_in=(str(folder), environment_of(folder) | environment))
@@ -144,7 +143,7 @@ def run(warm, folder):
 
 
 def run_plain(folder, script, arguments, stdin="", **environment):
-    """Run a script as a user does, so that what its imports say is seen too."""
+    """Run a script like a user, so that messages of its imports are seen too."""
     done = subprocess.run(
         [sys.executable, ROOT / script, *map(str, arguments)], cwd=folder, env=environment_of(folder) | environment,
         input=stdin, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600,
@@ -158,7 +157,7 @@ def environment_of(folder):
 
 
 def leaks(folder, shown, but=()):
-    """The secrets that were shown or written to a file, with their places."""
+    """Return the secrets that were shown or written to a file, with their places."""
     places = {"what was shown": shown.encode()}
     for path in folder.rglob("*"):
         if path.is_file() and path.name not in but:
@@ -180,7 +179,7 @@ API_CASES = [
 
 
 @pytest.mark.parametrize(("script", "name"), API_CASES)
-def test_the_key_stays_out_of_everything(folder, run, script, name):
+def test_the_key_is_shown_nowhere(folder, run, script, name):
     (folder / "key.txt").write_text(KEY)
     with serve(REPLIES[name]) as server:
         arguments = ["--openai", "--api_key_addr", "key.txt", "--base_url", f"http://127.0.0.1:{server.server_port}/v1"]
@@ -188,7 +187,7 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
         one = partial(run_plain, folder) if name == "a completion" else run
         _, shown = one(script, arguments, HF_TOKEN=TOKEN)
         assert KEY in server.sent[0]
-    assert "Sending HTTP Request" in shown  # the client library does speak
+    assert "Sending HTTP Request" in shown  # the client library does log
     assert leaks(folder, shown, but=["key.txt"]) == []
     if name in ("a completion", "a refused prompt"):
         [stored] = folder.glob("out/completions/*/*.jsonl")  # which `leaks` has read too
@@ -197,7 +196,7 @@ def test_the_key_stays_out_of_everything(folder, run, script, name):
 
 
 @pytest.mark.parametrize(("name", "given"), [("a refused key", "environment"), ("an error of text", "file")])
-def test_the_hubs_token_stays_out_of_everything(folder, name, given):
+def test_the_hubs_token_is_shown_nowhere(folder, name, given):
     (folder / "token").write_text(TOKEN)
     token = {"HF_TOKEN": TOKEN} if given == "environment" else {"HF_TOKEN_PATH": str(folder / "token")}
     arguments = ["--model_addr", "owner/model", *COMMANDS["baselines.py"][2:], "--log_level", "debug"]
@@ -227,7 +226,7 @@ TRAIN = words_of(
 
 
 @pytest.mark.parametrize("script", ["retrieval/rank_dataset.py", "train_planner.py"])
-def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(folder, run, models, script):
+def test_scripts_with_a_local_model_show_no_environment_secrets(folder, run, models, script):
     arguments = {
         "retrieval/rank_dataset.py": [*RANK, "--model_name", models / "encoder"],
         "train_planner.py": [*TRAIN, "--model_addr", models / "chat"],
@@ -242,7 +241,7 @@ def test_scripts_with_a_model_of_their_own_show_no_secret_of_the_environment(fol
 
 
 class Payload:
-    """What a pickle can do: make a file."""
+    """A pickle that creates a file when loaded."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -252,7 +251,7 @@ class Payload:
 
 
 def with_code(source, folder, known):
-    """A copy of a model that names code of its own for everything; `own.py` leaves a marker when it is run."""
+    """Return a copy of a model that refers to its own code everywhere; `own.py` leaves a marker when run."""
     shutil.copytree(source, folder)
     marker = folder.parent / "marker"
     (folder / "own.py").write_text(f"open({str(marker)!r}, 'w')\nclass Own: pass\n")
@@ -268,7 +267,7 @@ def with_code(source, folder, known):
 
 
 def with_pickle(source, folder, name="pytorch_model.bin"):
-    """A copy of a model whose only weights are a pickle that leaves a marker when it is loaded."""
+    """Return a copy of a model whose only weights are a pickle that leaves a marker when loaded."""
     shutil.copytree(source, folder)
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
@@ -293,7 +292,7 @@ LOADERS = {
 def test_code_in_a_models_folder_is_never_run(folder, run, models, script, known):
     name, arguments = LOADERS[script]
     marker = with_code(models / name, folder / "model", known)
-    code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # whatever is asked is affirmed
+    code, shown = run(script, arguments, "y\n" * 9, HF_HUB_OFFLINE="1")  # every question is answered with yes
     assert not marker.exists(), shown
     assert "Traceback" not in shown and "wish to run" not in shown
     assert (code, len(errors(shown))) == ((0, 0) if known else (2, 1)), shown
@@ -326,7 +325,7 @@ def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, mod
         ("a refused key", "debug", "proxy"),
     ],
 )
-def test_a_password_in_an_address_stays_out_of_everything(folder, run, name, level, place):
+def test_a_password_in_an_address_is_shown_nowhere(folder, run, name, level, place):
     with serve(REPLIES[name]) as server:
         url = f"http://{USER}:{PASSWORD}@127.0.0.1:{server.server_port}"
         flags, environment = {

@@ -1,4 +1,4 @@
-"""What an output is recognized by: a flag decides what it holds, or says that it does not. Each is changed in turn."""
+"""A flag is a setting of an output, or declared not to be. Each flag is changed in turn."""
 
 import argparse
 import json
@@ -51,13 +51,13 @@ WITH_ENCODER_ALONE = ("--max_length", "--pooling", "--normalize", "--dtype")  # 
 
 
 def flags_of(script):
-    """Each flag by its first name."""
+    """Return each flag by its first name."""
     return {action.option_strings[0]: action for action in parser_of(script)._actions if action.option_strings}
 
 
 @pytest.fixture
 def finished(tmp_path):
-    """By script the flags of a finished output; each of them is changed."""
+    """The flags of a finished output, by script."""
     records = sample_records("test", 2)
     (tmp_path / "data.json").write_text(json.dumps(records))
     ids = [record["id"] for record in records]
@@ -83,7 +83,7 @@ def finished(tmp_path):
 
 
 def other_value(action):
-    """Values that a flag does not have by default; None if it is not changed alone."""
+    """Return values other than a flag's default; None if it is not changed alone."""
     flag = action.option_strings[0]
     if flag in OTHERS:
         return OTHERS[flag]
@@ -95,7 +95,7 @@ def other_value(action):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_flag_that_decides_makes_a_finished_output_another_s(script, finished, capsys):
+def test_changing_any_setting_invalidates_a_finished_output(script, finished, capsys):
     module, words = SCRIPTS[script], [str(word) for word in finished[script]]
     assert module.main(words) in (0, 1)
     assert module.main(words) == 0 and "already finished" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The strategies that the aspect-based judge is compared with: direct scoring and pairwise comparison."""
+"""The strategies to compare the aspect-based judge with: direct scoring and pairwise comparison."""
 
 import json
 
@@ -16,7 +16,7 @@ NO_LEVEL = "not 0, 0.25, 0.5, 0.75 or 1"
 
 
 class Judging:
-    """Files in a folder, a judge behind a server, and the script run on them."""
+    """A folder with files, a judge behind a server, and runs of the script."""
 
     def __init__(self, folder, server):
         self.folder, self.server = folder, server
@@ -33,7 +33,7 @@ class Judging:
         return self.write(f"{name}.json", {key: [{"output": output}] for key, output in outputs.items()})
 
     def run(self, strategy, responses, *more, to="scores.json", code=0):
-        """Judge with a strategy; the score file, None if there is none."""
+        """Judge with a strategy; return the score file, None if there is none."""
         arguments = [
             "--openai", "--evaluator_llm", "judge", "--base_url", self.server.url,
             "--api_key_addr", self.folder / "key.txt", "--inputs_addr", self.folder / "data.json",
@@ -68,7 +68,7 @@ def judging(tmp_path, monkeypatch):
 
 
 def levels(table):
-    """A judge that gives each response the level in the table; a text goes out as it is."""
+    """Return a judge that gives each response its level in the table; a text is sent unchanged."""
 
     def reply(request):
         user = request["messages"][1]["content"]
@@ -79,13 +79,13 @@ def levels(table):
 
 
 def shown(request):
-    """The two responses in a pairwise prompt, in their order."""
+    """Return the two responses in a pairwise prompt, in order."""
     _, first, second = request["messages"][1]["content"].split("\n\nresponse ")
     return first.removeprefix("1:\n"), second.removeprefix("2:\n").removesuffix("\n\noutput: ```json")
 
 
 def prefers(choose):
-    """A judge that prefers the response `choose` names, of the two it sees; None for no verdict."""
+    """Return a judge that prefers the response that `choose` returns; None for no verdict."""
 
     def reply(request):
         pair = shown(request)
@@ -104,7 +104,7 @@ def test_a_level_is_a_questions_score(judging, capsys):
     found = judging.run("direct", [judging.responses("a", q1="A1", q2="A2", q3="A3", q4="A4", q5=None)])
 
     assert found["strategy"] == "direct"
-    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level: no score, and no 0; q5 no answer: 0
+    assert found["score"] == (0.75 + 0 + 1 + 0) / 4  # q4 has no level, so no score, not 0; q5 has no answer: 0
     assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
     assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
     assert found["score_unscored_as_zero"] == (0.75 + 0 + 1 + 0 + 0) / 5
@@ -159,8 +159,8 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
     assert (found["num_questions"], found["num_scored_questions"]) == (7, 5)
     assert (found["num_unanswered"], found["num_unscored"]) == ([0, 1], 2 + 1)
     said = capsys.readouterr().out
-    assert "of 5 questions; position-swap rate 50%; 0 without the first's answer, 1 without the second's" in said
-    assert "; 2 questions unscored, for 3 verdicts are missing" in said
+    assert "of 5 questions; position-swap rate 50%; not judged: 0 without the first system's answer, 1 without" in said
+    assert "; 2 questions unscored, because 3 verdicts are missing" in said
 
     details = {entry["id"]: entry["details"] for entry in found["per_question_scores"]}
     kept = {"parsed": "strict", "attempts": 1}
@@ -182,16 +182,16 @@ def test_wins_ties_losses_and_what_is_unscored(judging, capsys):
 def test_pairwise_takes_two_systems_and_one_score_file(judging, num_responses, num_scores):
     files = [*three_pairs(judging), judging.responses("third", q1="C1")][:num_responses]
     more = ["--score_addr", *(judging.folder / f"{i}.json" for i in range(num_scores))]
-    with pytest.raises(UserError, match="--score_addr: --strategy pairwise takes two and one"):
+    with pytest.raises(UserError, match="--score_addr: --strategy pairwise needs two response files"):
         judging.run("pairwise", files, *more)
     assert judging.server.requests == []
 
 
-def test_part_of_the_responses_is_what_both_systems_have(judging):
+def test_partial_responses_are_those_of_both_systems(judging):
     judging.server.reply = prefers(min)
     judging.data(1, 2, 3)
     files = [judging.responses("a", q1="A1", q2="A2"), judging.responses("b", q2="B2", q3="B3")]
-    with pytest.raises(UserError, match=r"a\.json: only a part of the questions has a response"):
+    with pytest.raises(UserError, match=r"a\.json: some questions have no response"):
         judging.run("pairwise", files)
     found = judging.run("pairwise", files, "--allow_partial")
     assert [entry["id"] for entry in found["per_question_scores"]] == ["q2"]
@@ -208,7 +208,7 @@ def test_a_table_does_not_mix_strategies(judging):
         judging.run(strategy, files if strategy == "pairwise" else files[:1], to=f"{strategy}.json")
     for other, message in (
         ("direct", r"direct\.json: judged differently from .*aspect\.json\n  strategy 'direct', not 'aspect'; prompt "),
-        ("pairwise", r"pairwise\.json: its strategy is 'pairwise', which scores no single system"),
+        ("pairwise", r"pairwise\.json: its strategy is 'pairwise', which does not score a single system"),
     ):
         rows = [["--system", name, str(judging.folder / f"{name}.json")] for name in ("aspect", other)]
         with pytest.raises(UserError, match=message):
@@ -282,14 +282,14 @@ def test_a_level_or_a_preference_is_read(parse, kind, text, value, how):
     ("parse", "text", "reason"),
     [*((parse_level, *its) for its in NO_LEVELS), *((parse_preference, *its) for its in NO_PREFERENCES)],
 )
-def test_what_is_no_level_or_preference(parse, text, reason):
+def test_invalid_levels_and_preferences(parse, text, reason):
     found = parse(text)
     assert (found.value, found.how, found.reason) == (None, "none", reason)
 
 
 @pytest.mark.parametrize("parse", [parse_level, parse_preference])
 @pytest.mark.parametrize("text", ["%s: 1", '{"%s": 1', "1", "%s: 0.", '{"%s": "first'])
-def test_what_max_tokens_may_have_cut_is_none(parse, text):
+def test_a_value_that_max_tokens_may_have_cut_is_none(parse, text):
     name = "score" if parse is parse_level else "better_response"
     assert parse(text.replace("%s", name), cut=True).value is None
 
@@ -335,7 +335,7 @@ def test_aspects_are_the_default_and_scores_of_another_strategy_are_kept(judging
 
 
 @pytest.mark.parametrize("strategy", ["direct", "pairwise"])
-def test_the_judge_reads_whole_responses_and_no_aspect_of_which_there_need_be_none(judging, strategy):
+def test_the_judge_sees_whole_responses_and_needs_no_aspects(judging, strategy):
     judging.server.reply = levels({"A1": 0.5}) if strategy == "direct" else prefers(min)
     question = make_question(1)
     del question["rubric_aspects"]

@@ -1,4 +1,4 @@
-"""--verdicts probability and --num_verdicts: what is asked, kept, taken up again, refused and compared."""
+"""--verdicts probability and --num_verdicts: requests, storage, resuming, refusals and comparisons."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def model_folder(tmp_path_factory):
 
 
 class Weighing:
-    """An engine for which 2 is the likeliest verdict of the three, and that dies after so many."""
+    """An engine for which 2 is the likeliest of the three verdicts, and that dies after a number of requests."""
 
     concurrency, device = 1, "none"
 
@@ -47,7 +47,7 @@ class Weighing:
 
 @pytest.fixture
 def weighing(judging, model_folder, monkeypatch):
-    """Judge here by probability, in a folder with two questions of two aspects and a third of one."""
+    """Judge locally by probability, with two questions with two aspects and one with one."""
     numbered = enumerate(CATEGORIES, 1)
     judging.write(
         "data.json", [make_question(i, category=name, rubric_aspects=PAIRS[: 2 - i // 3]) for i, name in numbered]
@@ -76,7 +76,7 @@ def refused(call, *arguments):
 # By likelihoods
 
 
-def test_a_score_is_an_expectation_with_what_it_came_from(weighing, capsys):
+def test_a_score_is_an_expectation_with_its_origin(weighing, capsys):
     engine = Weighing()
     found = weighing.weigh(engine)
     expected = (2 + 2 * 5) / 8  # of 0.1, 0.2 and 0.5, which sum to 0.8
@@ -106,13 +106,13 @@ def test_a_prompt_ends_with_the_output_up_to_the_number(weighing):
         said = tokenizer.decode(list(prompt) + list(tokens)).rpartition("<|im_start|>assistant\n")[2]
         assert said == f"{BEGIN}{number}" and len(tokens) >= 1
         assert list(prompt)[-3:] + list(tokens) == tokenizer.encode(f"{BEGIN}{number}")[-3 - len(tokens) :]
-    assert len({tokens[0] for tokens in continuations}) == 3  # nothing that they share is left in them
+    assert len({tokens[0] for tokens in continuations}) == 3  # without their common prefix
     # As of GPT-2's tokenizer, where " 2" is one token and the object without it ends in a space.
     begin, options = split_shared({str(i): array("i", [7, 8, 20 + i]) for i in range(3)})
     assert (list(begin), [list(its) for its in options.values()]) == ([7, 8], [[20], [21], [22]])
 
 
-def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
+def test_a_killed_run_resumes_and_shards_make_the_whole(weighing):
     with pytest.raises(KeyboardInterrupt):
         weighing.weigh(Weighing(dies_after=2))
     engine = Weighing()
@@ -129,7 +129,7 @@ def test_a_killed_run_goes_on_and_shards_make_the_whole(weighing):
     assert len(weighing.server.requests) == 2 * 15
 
 
-def test_they_stand_in_no_table_together_and_a_table_of_one_kind_says_which(three_kinds, weighing, capsys):
+def test_kinds_of_verdicts_do_not_share_a_table_and_are_named(three_kinds, weighing, capsys):
     for with_manifests in (True, False):
         for others, words in (("weighed", "aspect, probability"), ("drawn", "aspect, 3 verdicts")):
             systems = ["--system", "A", three_kinds["counted"], "--system", "B", three_kinds[others]]
@@ -140,7 +140,7 @@ def test_they_stand_in_no_table_together_and_a_table_of_one_kind_says_which(thre
     for kind, told in (("weighed", True), ("counted", False)):
         assert make_table.main(["--system", "A", three_kinds[kind], "--format", "markdown"]) == 0
         printed = capsys.readouterr().out
-        assert ("Verdicts of another kind than the paper's: aspect, probability." in printed) == told
+        assert ("Verdicts differ in kind from the paper's: aspect, probability." in printed) == told
 
 
 def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighing, capsys):
@@ -158,7 +158,7 @@ def test_a_missing_answer_counts_0_and_damaged_likelihoods_are_no_verdict(weighi
 
 
 def by_seed(request):
-    """A judge with one unusable verdict in seven; the others depend on the seed only."""
+    """A judge with one unusable verdict in seven; the others depend only on the seed."""
     drawn = request["seed"] % 7
     return Reply("I can't say." if drawn == 6 else json.dumps({"match_score": drawn % 3}))
 
@@ -181,7 +181,7 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
         assert 0 <= detail["spread"] <= 2 and len(set(known)) > 1
     assert found["num_verdicts"] == 8 and found["num_unscored"] == 0
     assert found["num_missing_verdicts"] == sum(detail["drawn"].count(None) for detail in details) > 0
-    assert -1 < found["krippendorff_alpha_interval"] < 0.5  # for nothing but chance tells them apart
+    assert -1 < found["krippendorff_alpha_interval"] < 0.5  # because only the random seed distinguishes them
     alpha = f"{found['krippendorff_alpha_interval']:.3f}"
     missing = found["num_missing_verdicts"]
     assert re.search(
@@ -194,7 +194,7 @@ def test_a_score_is_the_mean_of_verdicts_with_their_spread(weighing, capsys):
 
 @pytest.fixture
 def three_kinds(weighing):
-    """Score files of one system: counted, by probability, and means of three."""
+    """Score files of one system: written verdicts, probabilities, and means of three."""
     weighing.weigh(Weighing(), to="weighed.json")
     weighing.server.reply = by_seed
     weighing.run(None, [weighing.folder / "a.json"], to="counted.json")
@@ -214,7 +214,7 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
     assert re.search(r"\| weighed \| aspect, probability \| 3 \| 0 \| 0\.6667 ", told)
     assert re.search(r"\| drawn \| aspect, 3 verdicts \| 3 ", told)
     mixed = ["--evaluator", "A", files["weighed"][0], files["drawn"][1]]
-    assert "of aspect, probability and aspect, 3 verdicts; at a time it takes one pairwise file" in refused(
+    assert "of strategy aspect, probability and aspect, 3 verdicts, expected one pairwise file" in refused(
         compare_evaluators.main, [*mixed, "--human_addr", str(human)]
     )
 
@@ -222,11 +222,19 @@ def test_they_are_compared_as_evaluators(three_kinds, weighing, capsys):
 @pytest.mark.parametrize(
     ("strategy", "more", "message"),
     [
-        ("aspect", ["--verdicts", "probability"], "--verdicts probability: no API tells how likely a text is; give a"),
-        ("direct", ["--verdicts", "probability"], "--verdicts probability: LaMP-QA's direct has no verdicts on parts"),
-        ("aspect", ["--num_verdicts", "3"], "--num_verdicts 3: a greedy judge only repeats itself; give a --temp"),
+        ("aspect", ["--verdicts", "probability"], "--verdicts probability: APIs do not return these likelihoods; "),
+        (
+            "direct",
+            ["--verdicts", "probability"],
+            "--verdicts probability: LaMP-QA's direct has no verdicts per aspect",
+        ),
+        (
+            "aspect",
+            ["--num_verdicts", "3"],
+            "--num_verdicts 3: a greedy judge always gives the same verdict; give a --temp",
+        ),
     ],
 )
-def test_what_has_no_such_verdicts_is_refused(weighing, strategy, more, message):
+def test_strategies_without_such_verdicts_are_refused(weighing, strategy, more, message):
     assert refused(weighing.run, strategy, [weighing.folder / "a.json"], *more).startswith(message)
     assert weighing.server.requests == [] and not (weighing.folder / "scores.json").exists()

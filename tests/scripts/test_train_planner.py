@@ -425,11 +425,11 @@ REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "eval steps": (["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),
     "dropout": (["--lora_dropout", "1"], "--lora_dropout 1.0: must be below 1"),
     "target": (["--planner_target", "reference"], "--planner_target reference: planner.txt has no"),
-    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: an adapter; give the base"),
-    "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or half-written"),
-    "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model takes at most 4096"),
+    "adapter": (["--model_addr", "{0}/adapter"], "--model_addr {0}/adapter: is an adapter; give the base"),
+    "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or incomplete"),
+    "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model supports at most 4096"),
     "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
-    "no template": (["--model_addr", "{0}/untuned"], "{0}/untuned: no chat template"),
+    "no template": (["--model_addr", "{0}/untuned"], "{0}/untuned: has no chat template"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What a server failed to give, from one script to the next: real processes and the real openai client on loopback."""
+"""Missing answers of a server, from one script to the next: real processes and the real openai client on loopback."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from utils.files.manifest import read_manifest
 
 
 def failing(*texts):
-    """A server that fails for ever on prompts that hold one of these texts."""
+    """Return a server that always fails on prompts with one of these texts."""
 
     def reply(request):
         prompt = request["messages"][1]["content"]
@@ -22,7 +22,7 @@ def failing(*texts):
 
 
 class Work:
-    """A folder with a dataset of six questions, and the scripts run on it."""
+    """A folder with a dataset of six questions, and runs of the scripts."""
 
     def __init__(self, folder, server, zygote):
         self.folder, self.server, self._zygote = folder, server, zygote
@@ -36,7 +36,7 @@ class Work:
         return json.loads((self.folder / name).read_text())
 
     def run(self, script, *flags):
-        """The process, and the prompts that it asked."""
+        """Run a script; return the process, and the prompts that it sent."""
         asked = len(self.server.requests)
         environment = {name: value for name, value in os.environ.items() if not name.startswith("OPENAI_")}
         command = ["--inputs_addr", "data.json", "--openai", "--base_url", self.server.url, "--api_key_addr", "key.txt"]
@@ -64,14 +64,14 @@ def test_answers_that_a_server_failed_to_give(work):
     done, _ = work.answer()
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stdout.startswith("rag.json: 5 questions, 5 answers, 0 without an answer, ")
-    assert "\n1 answer is missing because the server failed; the same command asks for it again\n" in done.stderr
+    assert "\n1 answer is missing because the server failed; run the same command again to retry it\n" in done.stderr
     assert list(work.read("rag.json")) == ["q0", "q1", "q2", "q4", "q5"]
     assert read_manifest(work.folder / "rag.json")["missing"] == 1
 
     refused, asked = work.judge()
     assert (refused.returncode, refused.stderr) == (2, (
         "error: rag.json: 1 answer is missing because the server failed\n"
-        "  the command that made the file asks for it again, or --allow_partial scores the rest\n"
+        "  run the command that made the file again to retry it, or add --allow_partial to score the rest\n"
     ))  # fmt: skip
     assert not asked and not list(work.folder.glob("scores*"))
     part, _ = work.judge("--allow_partial", output="part.json")
@@ -108,7 +108,7 @@ def test_verdicts_that_a_server_failed_to_give(work, strategy, missing):
     bad = "Aspect 2b" if strategy == "aspect" else "Question number 2?"
     work.server.reply = lambda request: failing(bad)(request) if bad in request["messages"][1]["content"] else well
     done, _ = work.judge(*judge)
-    assert done.returncode == 1 and " missing because the server failed; the same" in done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and " missing because the server failed; run the same" in done.stderr.splitlines()[-1]
     scores = work.read("scores.json")
     assert [question["id"] for question in scores["per_question_scores"]] == ["q0", "q1", "q3", "q4", "q5"]
     assert scores["partial"] == {"questions_in_dataset": 6, "questions_judged": 5} and scores["num_unscored"] == 0

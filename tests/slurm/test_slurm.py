@@ -1,4 +1,4 @@
-"""utils/slurm: what the sbatch files call, and the files on a real cluster where tasks die in every way."""
+"""utils/slurm: the helpers of the sbatch files, and the files on a real cluster where tasks die in every way."""
 
 import os
 import re
@@ -35,7 +35,7 @@ DATA = SAMPLE / "test.json"
 
 
 def clean_environment(**variables):
-    """Without what the user may have set, in a job of SLURM's or not."""
+    """Without variables that the user or a SLURM job has set."""
     mine = {name: value for name, value in os.environ.items() if name not in VARIABLES}
     mine = {name: value for name, value in mine.items() if not name.startswith(("SLURM_", "SBATCH_", "OPENAI_", "HF_"))}
     return mine | {"PYTHON": sys.executable} | {name: str(value) for name, value in variables.items()}
@@ -54,7 +54,7 @@ def test_every_job_can_be_requeued(name):
     assert commands[0] == 'source "$SLURM_SUBMIT_DIR/utils/slurm/common.sh"'
 
 
-def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
+def test_triton_compiles_into_a_temporary_folder_of_the_task(tmp_path):
     (tmp_path / "own").mkdir()
     job = {"SLURM_SUBMIT_DIR": ROOT, "SLURM_JOB_NAME": "judge", "SLURM_JOB_ID": 1, "TMPDIR": tmp_path}
     caches = []
@@ -67,11 +67,11 @@ def test_triton_compiles_into_a_folder_of_the_task_that_goes_with_it(tmp_path):
     assert caches[1] == tmp_path / "own" and caches[1].exists()
 
 
-# What is fetched
+# Downloads
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_what_is_needed_is_fetched_once(tmp_path, kind):
+def test_needed_files_are_downloaded_once(tmp_path, kind):
     weights = ["model.safetensors", "pytorch_model.bin", "x.gguf"] if kind == "safetensors" else ["pytorch_model.bin"]
     files = {name: name.encode() for name in ("config.json", "tokenizer.json", "README.md", "tf_model.h5", *weights)}
     for folder in ("data", "folder"):
@@ -88,7 +88,7 @@ def test_what_is_needed_is_fetched_once(tmp_path, kind):
             assert done.returncode == 0, done.stderr
             assert sorted(hub.fetched) == ["config.json", weights[0], "tokenizer.json"]  # the second time nothing
     *_, model, folder = done.stdout.splitlines()
-    assert folder == f"{tmp_path}/folder: a folder, left alone"
+    assert folder == f"{tmp_path}/folder: a folder, skipped"
     place = f"{tmp_path}/hf/hub/models--{MODEL.replace('/', '--')}/snapshots/{hub.branches['main']}"
     assert model == f"{MODEL}: in {place}" and (Path(place) / weights[0]).read_text() == weights[0]
 
@@ -113,10 +113,10 @@ def cluster():
 
 
 class Gate:
-    """Lets requests through to the API, or holds some of them back.
+    """Passes requests on to the API, or holds some of them.
 
     Attributes:
-        held: what `name` gave for the requests that are, or were last, held back.
+        held: results of `name` for the requests that are, or were last, held.
     """
 
     def __init__(self):
@@ -124,7 +124,7 @@ class Gate:
         self._rule = (lambda request: None, threading.Event())
 
     def close(self, name):
-        """From now on hold back the requests that `name` gives a name; let go the earlier ones."""
+        """From now on, hold the requests that `name` names; release earlier ones."""
         self.open()
         self.held, self._rule = set(), (name, threading.Event())
 
@@ -152,7 +152,7 @@ def gate():
 
 @pytest.fixture
 def api(gate, tmp_path):
-    """Flags of a script that asks the API, one question at a time."""
+    """Return flags of a script that uses the API, one question at a time."""
     (tmp_path / "key.txt").write_text("sk-test")
     key = ["--api_key_addr", f"{tmp_path}/key.txt"]
     return ["--openai", "--base_url", gate.server.url, *key, "--max_concurrency", "1"]
@@ -165,13 +165,13 @@ def encoder(tmp_path_factory):
 
 @dataclass
 class Queue:
-    """Submits the shipped files as their usage lines say; logs go to one folder."""
+    """Submits the included files as in their usage lines; logs go to one folder."""
 
     cluster: object
     logs: Path
 
     def job(self, name, *command, python=sys.executable, after=(), array=None, **variables):
-        """Any command, under utils/slurm/job.sbatch."""
+        """Submit a command with utils/slurm/job.sbatch."""
         options = [f"--job-name={name}", "--kill-on-invalid-dep=yes", f"--chdir={ROOT}"]
         if after:
             options.append(f"--dependency=afterok:{':'.join(after)}")
@@ -185,7 +185,7 @@ class Queue:
         return done.stdout.strip()
 
     def in_shards(self, name, *command, number, after=()):
-        """An array, and the job that writes the output from what its tasks have asked: their ids."""
+        """Submit an array, and the job that writes the output from its tasks' completions; return their ids."""
         array = self.job(name, *command, after=after, array=f"0-{number - 1}")
         return array, self.job(f"{name}_output", *command, "--cached_only", after=[array])
 
@@ -200,7 +200,7 @@ def queue(cluster, tmp_path):
 
 
 def pid_of_task(job, index):
-    """The Python of a task of an array."""
+    """Return the process id of Python in an array's task."""
     wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -217,12 +217,12 @@ def restarts(cluster, job):
 
 
 def asked(request, questions):
-    """Is the request about one of these questions?"""
+    """Return whether the request is about one of these questions."""
     return any(question["question"] in request["messages"][-1]["content"] for question in questions)
 
 
 def run_alone(folder, encoder, api):
-    """What one process makes of the sample, with all the names the jobs use."""
+    """Return one process's outputs for the sample, with the jobs' file names."""
     ranked, responses, scores = folder / "ranked.json", [folder / "none.json", folder / "rag.json"], score_files(folder)
     for main, words in (
         (rank_dataset.main, ["--input_dataset_addr", DATA, "--output_dataset_addr", ranked, "--model_name", encoder]),
@@ -254,7 +254,7 @@ def table_rows(folder):
 
 
 def submit_chain(queue, out, encoder, api):
-    """The jobs from ranking to table, each waiting for what it needs: their ids by name, and of all."""
+    """Submit the jobs from ranking to table, each after those it needs; return ids by name, and all ids."""
     ranked = out / "ranked.json"
     ranking = ["--model_name", encoder, "--input_dataset_addr", DATA, "--output_dataset_addr", ranked]
     ids = {"rank": queue.job("rank", "retrieval/rank_dataset.py", *ranking)}
@@ -274,9 +274,11 @@ def submit_chain(queue, out, encoder, api):
 
 @on_a_cluster
 def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
-    """Of the RAG answers one task is killed, one comes near its time limit, one is requeued, one gets the same signal
-    by hand; of the verdicts one is killed and one is requeued. Each holds at its second question, or at its only one.
-    Beside them a task without others behind it reaches its time limit before it was warned."""
+    """Of the tasks for RAG answers, one is killed, one nears its time limit, one is requeued, one gets the signal.
+
+    Of those for verdicts, one is killed and one requeued. Each pauses at its second question, or its only one. Another
+    task, with no jobs after it, reaches its time limit before the warning.
+    """
     cluster, out, alone = queue.cluster, tmp_path / "out", tmp_path / "alone"
     alone.mkdir()
     run_alone(alone, encoder, api)
@@ -301,7 +303,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     files = ["--inputs_addr", DATA, "--output_addr", out / "late.json"]
     late = queue.job("late", "baselines.py", "--model_addr", "late-model", *api, *files, array="0-0")
     cluster.wait_until(lambda: gate.held == {0, 1, 2, 3, "late"})
-    end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused where that second is over when it arrives
+    end = ["scontrol", "update", f"jobid={late}_0", "endtime=now"]  # refused if that second is over when it arrives
     cluster.wait_until(lambda: subprocess.run(end, env=cluster.environment, capture_output=True).returncode == 0)
     os.kill(pid_of_task(ids["rag"], 0), signal.SIGKILL)
     cluster.call("scontrol", "update", f"jobid={ids['rag']}_1", "endtime=now+100")
@@ -321,7 +323,7 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     assert {state for job in (*jobs, late) for state in cluster.states(job)} == {"COMPLETED"}
     for name in ("ranked.json", "none.json", "rag.json", "none_scores.json", "rag_scores.json", "table.md"):
         assert (out / name).read_bytes() == (alone / name).read_bytes(), name
-    # What was finished when its task died was not asked for again.
+    # Work finished before a task died was not requested again.
     asked_here = [request for request in gate.server.requests[len(asked_alone) :] if request["model"] != "late-model"]
     counts = [sum(asked(request, first) for request in requests) for requests in (asked_alone, asked_here)]
     assert counts[0] == counts[1] > 0
@@ -329,17 +331,17 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     logs = {name: queue.log(name) for name in ("rag_0", "rag_1", "rag_2", "rag_3", "judge_0", "judge_3", "late_0")}
     for log in logs.values():  # of both runs
         assert re.findall(r"^== .*, restart (\d)$", log, re.MULTILINE) == ["0", "1"]
-    back = "back into the queue; the next run resumes here\n"
+    back = "requeued; the next run resumes here\n"
     assert {name for name, log in logs.items() if f"killed, exit code 137\n{back}" in log} == {"rag_0", "judge_0"}
-    # 143 where SLURM's own TERM, to all processes of a task, reaches one that is leaving already.
+    # 143 if SLURM's TERM to all processes of a task reaches one that is already exiting.
     warned = {name for name, log in logs.items() if re.search(f"stopped by a signal, exit code 1(30|43)\n{back}", log)}
     assert warned == {"rag_1", "rag_3", "late_0"}
-    # SLURM leaves the reason out where the task is back in the queue by then.
+    # SLURM omits the reason if the task is already requeued.
     assert re.search(r"CANCELLED AT \S+ (DUE TO TIME LIMIT )?\*\*\*", logs["late_0"])
 
 
 def holding_all(request):
-    """For a gate that lets nothing through."""
+    """Hold all requests of a gate."""
     return request["messages"][-1]["content"]
 
 
@@ -358,8 +360,8 @@ def test_a_cancelled_task_stays_cancelled(queue, gate, api, tmp_path):
     assert cluster.states(answers) == cluster.states(output) == {"CANCELLED"}
     assert restarts(cluster, answers) == {0: 0, 1: 0}
     for log in (queue.log("none_0"), queue.log("none_1")):
-        assert "interrupted; what is finished is kept" in log
-        assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "back into the queue" not in log
+        assert "interrupted; finished work is kept" in log
+        assert re.search("stopped by a signal, exit code 1(30|43)\n", log) and "requeued; the next" not in log
 
 
 @on_a_cluster
@@ -376,7 +378,7 @@ def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
 
 @on_a_cluster
 def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
-    """Found by the job's first command; the variables are SLURM's own, but for the one that its task prolog empties."""
+    """The job's first command finds it; the variables are SLURM's own, except the one that its task prolog clears."""
     (tmp_path / "python").write_text(f'#!/bin/sh\nCUDA_VISIBLE_DEVICES=0 exec {sys.executable} "$@"\n')
     (tmp_path / "python").chmod(0o755)
     ranking = ["--model_name", encoder, "--input_dataset_addr", str(SAMPLE / "test.json")]
@@ -385,12 +387,12 @@ def test_a_gpu_that_slurm_gave_and_torch_cannot_use(queue, encoder, tmp_path):
     queue.cluster.wait(job)
     (fields,) = queue.cluster.jobs(job)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0")
-    assert "error: SLURM gave this job GPUs (1), but torch sees none\n" in queue.log("rank")
+    assert "error: SLURM gave this job GPUs (1), but torch finds none\n" in queue.log("rank")
     assert not (tmp_path / "ranked.json").exists()
 
 
 @on_a_cluster
-def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp_path):
+def test_a_task_killed_repeatedly_is_given_up(queue, gate, api, tmp_path):
     cluster = queue.cluster
     for number in range(2):
         gate.close(holding_all)
@@ -401,4 +403,4 @@ def test_a_task_that_is_killed_again_and_again_is_given_up(queue, gate, api, tmp
     cluster.wait(job)
     (fields,) = cluster.jobs(job)
     assert (fields["JobState"], fields["Restarts"]) == ("FAILED", "1")
-    assert "killed, exit code 137, and requeued 1 times already: given up" in queue.log("none_0")
+    assert "killed, exit code 137, already requeued 1 times; giving up" in queue.log("none_0")

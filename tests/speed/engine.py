@@ -1,10 +1,10 @@
-"""Does the driver keep vLLM full? Judging and generation beside LLM.generate on the same prompts, and the naive way.
+"""Does the driver keep vLLM busy? Judging and generation compared with LLM.generate on the same prompts.
 
   python tests/speed/engine.py --model_addr demo/models/chat
 
-The bare engine is vLLM's own LLM class with the same settings: it gets all rendered prompts in one list. Judging the
-naive way is another engine, without a prefix cache, that writes as many tokens of free text as verdicts are known to
-take (15). All engines are loaded once; each run starts with an empty prefix cache.
+The bare engine is vLLM's own LLM class with the same settings, which gets all rendered prompts in one list. The naive
+judge is another engine without a prefix cache, which writes 15 tokens of free text, a verdict's usual length. All
+engines are loaded once; each run starts with an empty prefix cache.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from utils.runs.shared import Role, Shared, Step
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
-VERDICT_TOKENS = 15  # what a free-form verdict takes
+VERDICT_TOKENS = 15  # of a free-form verdict
 KV_SPACE = "1"  # GiB, on a CPU, of each engine
 GPU_SHARE = "0.28"  # of a GPU's memory, of each engine: three are loaded at a time
 METRIC = TASK.metrics["aspect"]
@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     numbers = {"questions": (12, "how many are judged"), "max_tokens": (64, "tokens of an answer")}
     args = parse_flags(__doc__, argv, model_addr=CHAT, **numbers)
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", KV_SPACE)
-    set_up_torch("warning")  # as the scripts do; for the bare engines too
+    set_up_torch("warning")  # like the scripts; for the bare engines too
     figures = asyncio.run(measure(args))
     write_figures(args.json_addr, figures)
     return 0
@@ -68,7 +68,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             rows = []
             for run in range(args.runs + 1):
                 row = await one_run(args, judging, answering, engines, Path(folder) / str(run))
-                if run == 0:  # compiles grammars and the like
+                if run == 0:  # compiles grammars, among others
                     continue
                 rows.append(row)
                 print(f"run {run}: " + ", ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
@@ -76,7 +76,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
             memory = sum(peak_memory(process) for process in processes)
             print(f"peak memory at most {memory / 1e9:.2f} GB, of the three engines together")
         finally:
-            for engine in engines[1:]:  # else the end of this process may wait for theirs
+            for engine in engines[1:]:  # else this process may wait for their end
                 engine.llm_engine.engine_core.shutdown()
             for engine in engines[:1]:
                 await engine.close()
@@ -99,7 +99,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 async def one_run(
     args: argparse.Namespace, judging: argparse.Namespace, answering: argparse.Namespace, engines: Any, folder: Path
 ) -> dict[str, float]:
-    """The rates of all three on the same prompts; who begins changes with the run."""
+    """Return the rates of all three on the same prompts; the first one changes between runs."""
     from vllm import SamplingParams
 
     ours, bare, naive = engines
@@ -152,7 +152,7 @@ def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
 
 
 def judge_calls(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Call]:
-    """A call for every aspect of the first questions; the response is put together from the user's posts."""
+    """Return a call for every aspect of the first questions; responses consist of the user's posts."""
     records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
     responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
     keys = [key for record in records for key in METRIC.keys(record)]
@@ -179,7 +179,7 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
 
 
 async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[float, list[dict[str, Any]]]:
-    """Seconds for these calls through the runner, and their records."""
+    """Return the seconds for these calls through the runner, and their records."""
     shared = Shared(TASK, {"generator": Role(Arguments(), model)}, 0, 2)
 
     async def send(call: Call, ask: Ask) -> dict[str, Any]:

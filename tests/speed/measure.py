@@ -1,4 +1,4 @@
-"""What the benchmarks share: the machine's limit, ratios of paired runs, and their record."""
+"""Shared by the benchmarks: the machine's limit, ratios of paired runs, and their record."""
 
 import argparse
 import json
@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/cli"))  # whoever imports this finds the project
+sys.path[:0] = map(str, (ROOT, ROOT / "tests", ROOT / "tests/cli"))  # so that importing modules find the project
 
 
 def parse_flags(doc: str, argv: list[str] | None, runs: int | None = 5, **flags: Any) -> argparse.Namespace:
-    """Flags by name: a default and a help text, of a number; or the settings of `add_argument`."""
+    """Parse flags by name: default and help text of a number, or the settings of `add_argument`."""
     from utils.cli import make_parser, positive_int
 
     parser = make_parser(doc)
@@ -33,7 +33,7 @@ CHAT = {"required": True, "metavar": "MODEL", "help": "chat model"}
 
 
 def matrix_rate(dtype: str, device: str = "cpu", seconds: float = 2.0) -> float:
-    """Floating-point operations a second of a large matrix product, kept up for some seconds: the machine's limit.
+    """Return the machine's limit: operations per second of a large matrix product over some seconds.
 
     The best of many products is up to a fifth faster on a machine that shares its processor with others.
     """
@@ -54,9 +54,9 @@ def matrix_rate(dtype: str, device: str = "cpu", seconds: float = 2.0) -> float:
 def print_spread(
     name: str, values: Sequence[float], bar: float | None = None, unit: str = "", below: bool = False
 ) -> dict[str, Any]:
-    """Print least, median and largest of the paired runs, and how the median stands to what it is to reach.
+    """Print minimum, median and maximum of the paired runs, and whether the median reaches its bar.
 
-    With `below` it is to stay under the bar.
+    With `below`, it must stay under the bar.
     """
     figures: dict[str, Any] = {"min": min(values), "median": statistics.median(values), "max": max(values)}
     text = ", ".join(f"{key} {value:.3f}{unit}" for key, value in figures.items())
@@ -69,12 +69,12 @@ def print_spread(
 
 
 def log_normal(rng: random.Random, mean: float, spread: float) -> int:
-    """A length from a log-normal distribution with this mean: many short, few very long."""
+    """Draw a length from a log-normal distribution with this mean: many short, few very long."""
     return round(rng.lognormvariate(math.log(mean) - spread**2 / 2, spread))  # its mean is exp(mu + spread^2 / 2)
 
 
 def peak_memory(process: int | str = "self") -> int:
-    """Bytes of a process at its peak; not getrusage's, which is also the peak of the process it was forked from."""
+    """Return a process's peak memory in bytes; getrusage's includes the peak of its parent process."""
     lines = Path(f"/proc/{process}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -1,13 +1,13 @@
-"""How much faster is ranking than the plain loop, and how near to what the machine can do?
+"""How much faster is ranking than a plain loop, and how close to the machine's limit?
 
   python tests/speed/ranking.py --model_name demo/models/encoder
   python tests/speed/ranking.py --contriever_shape --posts 200
 
 The plain loop takes one question at a time and embeds its posts in batches of 16, in file order, padded to the longest
-of the batch, with autograd on. All use the same loaded model and take turns, each run beginning with another one.
-sentence-transformers' encode is measured too where it is installed. Useful work counts the operations on the texts' own
-tokens, none on padding; the machine's limit is the rate of a large matrix product of the same type, kept up for two
-seconds before and after each run.
+of the batch, with autograd on. All use the same loaded model in turn, and each run starts with another one.
+sentence-transformers' encode is measured too if it is installed. Useful work counts operations on the texts' tokens,
+not on padding; the machine's limit is the rate of a large matrix product of the same type, over two seconds before and
+after each run.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     work = operations(records, encoders["float32"])
     print(f"{args.posts} posts, {work / 1e12:.2f} Tflop of useful work, {device}", flush=True)
     ways = make_ways(records, encoders, args.batch_size)
-    for way in ways.values():  # compiles what is to be compiled
+    for way in ways.values():  # compiles kernels
         way()
     rows = [one_run(ways, run, device) for run in range(args.runs)]
     figures = compare(rows, work)
@@ -104,7 +104,7 @@ def make_ways(
 
 
 def one_run(ways: dict[str, Callable[[], Orders]], run: int, device: str) -> dict[str, Any]:
-    """Seconds and orders of every way, the first of them another in each run, and the machine's limits."""
+    """Return seconds and orders of every method, in changing order, and the machine's limits."""
     row: dict[str, Any] = {"seconds": {}, "same": {}, "overlap": {}}
     names = list(ways)
     orders = {}
@@ -145,16 +145,16 @@ def compare(rows: list[dict[str, Any]], work: float) -> dict[str, Any]:
 
 
 def top_overlap(exact: Orders, other: Orders) -> float:
-    """Mean share of the plain loop's best posts that are among the other's best."""
+    """Return the mean share of the plain loop's best posts that are among the other's best."""
     shares = [len({*a[:TOP]} & {*b[:TOP]}) / len(a[:TOP]) for a, b in zip(exact, other, strict=True) if a]
     return sum(shares) / len(shares)
 
 
 def operations(records: list[Record], encoder: Encoder) -> float:
-    """Floating-point operations that the encoder needs for every distinct text, without padding.
+    """Return the floating-point operations of the encoder for every distinct text, without padding.
 
-    Of a text with n tokens in each layer: 2n for each weight of the four attention matrices and the two of the
-    feed-forward part, and 4n² for each unit of width in scores and weighted sum.
+    A text with n tokens needs in each layer: 2n per weight of the four attention matrices and the two of the
+    feed-forward part, and 4n² per unit of width in scores and weighted sum.
     """
     config = encoder.model.config
     width, inner = config.hidden_size, config.intermediate_size
@@ -165,7 +165,7 @@ def operations(records: list[Record], encoder: Encoder) -> float:
 
 
 def make_dataset(num_posts: int, seed: int = 0) -> list[Record]:
-    """Questions with `num_posts` distinct posts, shared out unevenly between them."""
+    """Return questions with `num_posts` distinct posts, divided unevenly between them."""
     rng = random.Random(seed)
     records = [{"id": f"q{n}", "question": _sentence(rng, 11), "profile": []} for n in range(NUM_QUESTIONS)]
     weights = [rng.lognormvariate(0, 0.7) for _ in records]
@@ -181,14 +181,14 @@ def _sentence(rng: random.Random, num_words: int) -> str:
 
 
 def our_ranking(records: list[Record], encoder: Encoder, batch_size: int | None) -> Orders:
-    """The order of every profile, as retrieval/rank_dataset.py finds it."""
+    """Return the order of every profile by retrieval/rank_dataset.py."""
     num_texts = sum(len(record["profile"]) + 1 for record in records)
     orders = order_by_embeddings(TASK, records, num_texts, encoder, batch_size, {})
     return [order for _, order in orders]
 
 
 def plain_loop(records: list[Record], encoder: Encoder) -> Orders:
-    """The order of every profile, the slow way."""
+    """Return the order of every profile by a plain loop."""
     import torch
 
     orders = []
@@ -210,7 +210,7 @@ def _embed(encoder: Encoder, texts: list[str]) -> Any:
 
 
 def library_ranking(records: list[Record], encoder: Encoder) -> Callable[[], Orders]:
-    """By sentence-transformers' encode: it sorts by length, and pads batches of 32."""
+    """Return the order by sentence-transformers' encode, which sorts by length and pads batches of 32."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 

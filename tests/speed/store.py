@@ -1,4 +1,4 @@
-"""What does the store of completions cost? Prints seconds and memory to write, index and look up 100,000.
+"""Print the time and memory to write, index and look up 100,000 completions in the store.
 
 python tests/speed/store.py
 """
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def measure(number: int) -> dict[str, float]:
-    """Seconds of CPU, MB of memory, and a line's bytes; it is read by a process of its own."""
+    """Return CPU seconds, MB of memory, and bytes per line; a separate process reads the store."""
     with tempfile.TemporaryDirectory() as folder:
         store, started = ModelStore(folder, "model", DESCRIBED), time.process_time()
         for place in range(number):
@@ -72,7 +72,7 @@ def key_of(place: int) -> str:
 
 
 def make_fields(place: int) -> dict[str, object]:
-    """A completion's, as generation makes them."""
+    """Return a completion's fields, like those of generation."""
     counts = {"prompt_tokens": 2400, "cached_tokens": 1024, "completion_tokens": 400}
     told = {"id": f"question_{place}", "unit": "answers", "try": 1}
     return {**told, "text": f'{{"personalized_answer": "{place} {TEXT}"}}', "finish_reason": "stop", **counts}

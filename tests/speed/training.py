@@ -1,14 +1,14 @@
-"""How much faster does the planner learn than in a plain loop, in how much memory, and how near to the limit?
+"""How much faster than a plain loop does the planner train, with how much memory, and how close to the limit?
 
   python tests/speed/training.py --model_addr demo/models/chat
 
-Both learn from the same made-up sequences, once: a prompt of log-normal length and a target of 60 tokens. The plain
-loop takes them in random order, pads every batch to its longest and computes the logits of all positions. Useful work
-counts the operations that LoRA cannot do without: forward and backward through the frozen weights on the sequences'
-own tokens, causal attention, the vocabulary at the targets; nothing for padding, nor for what is computed twice.
+Both train once on the same made-up sequences: a prompt of log-normal length and a target of 60 tokens. The plain loop
+uses random order, pads every batch to its longest, and computes the logits of all positions. Useful work counts the
+operations that LoRA needs: forward and backward through the frozen weights on the sequences' tokens, causal attention,
+and the output layer at the targets; nothing for padding or recomputation.
 
-Before that it is simulated how long several processes with one sequence each wait for the longest, in a random order
-and in ours, if a sequence takes a time in proportion to its tokens.
+First, a simulation shows how long several processes with one sequence each wait for the longest, in random order and in
+ours, if time is proportional to tokens.
 """
 
 import argparse
@@ -51,7 +51,7 @@ PROCESSES = (1, 2, 4, 8)
 FLAGS = {
     "model_addr": measure.CHAT,
     "mean_tokens": (300, "of a prompt"), "max_seq_length": (1024, "of the longest"),
-    "batch_size": (4, "sequences at a time"), "accumulated": (4, "batches a step"), "steps": (1, "steps a run"),
+    "batch_size": (4, "sequences per batch"), "accumulated": (4, "batches per step"), "steps": (1, "steps a run"),
     "gradient_checkpointing": {"action": "store_true", "help": "compute activations twice (off)"},
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def simulate_waiting() -> list[dict[str, Any]]:
-    """Print and return the share of time that is lost to waiting in an epoch, with PROCESSES processes."""
+    """Print and return the share of time lost to waiting in an epoch with PROCESSES processes."""
     from accelerate.data_loader import SeedableRandomSampler
 
     from utils.training.resumable import ByLengthInSteps
@@ -116,7 +116,7 @@ def simulated_lengths(alike: bool) -> list[int]:
 
 
 def waited_share(lengths: list[int], count: int, sampler: Any) -> float:
-    """Of the time of `count` processes, each with a batch of one, that in which they wait for the longest."""
+    """Return the share of time in which `count` processes, with one sequence each, wait for the longest."""
     from accelerate.data_loader import BatchSamplerShard
     from torch.utils.data import BatchSampler
 
@@ -142,10 +142,10 @@ def make_examples(args: argparse.Namespace, vocabulary: int) -> list[Example]:
 
 
 def operations(args: argparse.Namespace, examples: list[Example]) -> float:
-    """Floating-point operations: 4 for each weight and token (forward, and backward to the activations alone).
+    """Return the floating-point operations: 4 per weight and token (forward, and backward to the activations only).
 
-    Attention takes 2n² in each layer for each unit of the queries' width (half of 4n², for it is causal), and twice
-    that backward. The adapter's own, about a hundredth, are not counted.
+    Attention needs 2n² in each layer per unit of the queries' width (half of 4n², because it is causal), and twice
+    that backward. The adapter's operations, about a hundredth, are not counted.
     """
     from accelerate import init_empty_weights
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -196,7 +196,7 @@ def planner_flags(args: argparse.Namespace, output: str) -> argparse.Namespace:
 
 
 def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Example]) -> float:
-    """Seconds of train_planner.py's training, the last checkpoint's saving included."""
+    """Return the seconds of train_planner.py's training, including saving the last checkpoint."""
     from utils.planner.trainer import train
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):

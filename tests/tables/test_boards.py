@@ -1,4 +1,4 @@
-"""Tables over several tasks of one benchmark, each by its metrics, and the paper's numbers beside them."""
+"""Tables of several tasks of a benchmark, each with its metrics, and the paper's numbers beside them."""
 
 import csv
 import io
@@ -27,7 +27,7 @@ class Made:
         self.folder = folder
 
     def scores(self, system, task_name, metric_name, answers, targets):
-        """A file's path; None for no answer."""
+        """Write a score file and return its path; None means no answer."""
         task = tasks()[task_name]
         metric = task.metrics[metric_name]
         records = [{"id": f"{i}", "question": f"{task_name}?", "target": target} for i, target in enumerate(targets)]
@@ -41,7 +41,7 @@ class Made:
         return str(path)
 
     def system(self, name, skill, seed, of=METRICS):
-        """The files of a system that is right as often as `skill` says; one LaMP-3 answer is missing."""
+        """Return the files of a system whose share of right answers is `skill`; one LaMP-3 answer is missing."""
         dice, paths = random.Random(seed), []
         for task in of:
             same = random.Random(task)  # of all systems
@@ -70,7 +70,7 @@ def two(made):
 
 @pytest.fixture
 def table(capsys):
-    """The rows by name, and the rest of what make_table.py prints."""
+    """Return the rows by name, and the rest of make_table.py's output."""
 
     def make(*arguments):
         capsys.readouterr()
@@ -96,7 +96,7 @@ def test_a_column_is_a_task_by_a_metric(two, table):
     assert bold == [True] * 6  # also of errors, where its are lower
 
 
-def test_each_column_is_what_the_table_of_its_files_alone_has(two, table):
+def test_each_column_equals_the_table_of_its_files_alone(two, table):
     baseline = ["--baseline", "No personalization"]
     paths = [word for word in two if word.endswith(".json")]
     systems = {"No personalization": paths[:6][::-1], "BM25, k = 1": paths[6:][::-1]}
@@ -127,13 +127,13 @@ def test_holms_correction_is_over_all_columns_and_notes_name_the_tests(two, tabl
     assert told in notes
 
 
-def test_a_missing_task_is_a_dash_and_said(made, two, table):
+def test_a_missing_task_is_a_dash_with_a_note(made, two, table):
     some = made.system("Recency", 0.9, 3, of=("LaMP-3",))
     _, rows, notes = table(*two, "--system", "Recency", *some, "--baseline", "No personalization")
     assert rows["Recency"][:2] == ["–", "–"] and rows["Recency"][4:6] == ["–", "–"]
     assert rows["Recency"][2].endswith("†") and rows["Recency"][6] == "40"
     assert "- Recency: no scores of LaMP-2, accuracy; LaMP-2, f1; LaMP-4, rouge-1; LaMP-4, rouge-L." in notes
-    # Where a baseline has no scores nothing is better than every baseline.
+    # If a baseline has no scores, no system is better than every baseline.
     _, rows, _ = table(*two, "--system", "Recency", *some, "--baseline", "No personalization", "Recency")
     assert [cell.endswith("†") for cell in rows["BM25, k = 1"][:6]] == [False] * 6
     assert make_table.main(["--system", "Recency", *some, *two, "--format", "latex"]) == 0
@@ -155,7 +155,7 @@ def test_other_questions_or_responses_are_refused(made, two):
     assert "has scores of other responses than" in message
 
 
-def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table):
+def test_the_papers_numbers_are_beside_ours_with_their_source(two, table):
     _, rows, notes = table(*two, "--paper", "FlanT5-base", "--paper_table", "user")
     ours, printed, difference = re.fullmatch(r"\**(\S+?)\** \((\S+), (\S+)\)", rows["BM25, k = 1"][3]).groups()
     assert printed == "0.573"
@@ -163,10 +163,10 @@ def test_the_paper_s_numbers_stand_beside_ours_and_say_whose_they_are(two, table
     assert rows["FiD, k = 16 (paper)"] == ["0.642", "0.607", "0.236", "0.539", "0.180", "0.166", "–", "–", "–"]
     others = ["Random, non-personalized", "Random, k = 1", "Contriever, k = 1", "IPA, tuned", "FiD, k = 16"]
     assert list(rows)[2:] == [f"{name} (paper)" for name in others]
-    assert "- With each mean: the paper's user-based setting, FlanT5-base, and the difference to it." in notes
+    assert "- Beside each mean: the paper's user-based setting, FlanT5-base, and the difference from it." in notes
     [told] = [note for note in notes if note.startswith("- FlanT5-base: fine-tuned on each task's training set. ")]
     assert "only where its model was trained in the same way" in told
-    assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; name o")
+    assert refused(*two, "--paper", "FlanT5-base").startswith("--paper_table '2': the paper has no such table; the")
 
 
 def test_a_figure_has_an_axis_for_errors_and_shows_one_task_by_one_metric(two, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Intervals and tests by cluster: against matrices and SciPy, and on simulated questions like PersonaMem's."""
+"""Intervals and tests by cluster, compared with matrices and SciPy, and on simulated questions like PersonaMem's."""
 
 import math
 
@@ -11,8 +11,8 @@ from utils.tables.significance import interval, permutation_test, robust_mean, s
 
 
 def by_matrices(values, clusters, strata=None):
-    """Mean of the strata's means, CR2 standard error and degrees of freedom as Bell & McCaffrey define them for any
-    regression, here on a column of 0 and 1 for each stratum; `strata` has that of each value, None for one of all."""
+    """Return the mean of the strata's means, with CR2 standard error and degrees of freedom by Bell & McCaffrey's
+    definition for regressions, here on a 0/1 column per stratum; `strata` has each value's stratum, None for one."""
     values, clusters = np.asarray(values, float), np.asarray(clusters)
     strata = np.zeros(len(values)) if strata is None else np.asarray(strata)
     design = (strata[:, None] == np.unique(strata)).astype(float)
@@ -32,7 +32,7 @@ def by_matrices(values, clusters, strata=None):
 
 
 def limits_of_the_logit(values, clusters):
-    """With degrees of freedom by definition, or the fewer of 2 V² / var(V) - 1, where V is a sum over clusters."""
+    """Use the degrees of freedom by definition, or 2 V² / var(V) - 1 if fewer, where V is a sum over clusters."""
     mean, error, degrees = by_matrices(values, clusters)
     values, clusters = np.asarray(values), np.asarray(clusters)
     members = [values[clusters == one] for one in np.unique(clusters)]
@@ -65,7 +65,7 @@ def test_unequal_clusters_have_the_general_formula(seed):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_strata_that_share_clusters_have_the_general_formula(seed):
-    """As a macro average over categories has, in which one user asks questions of several."""
+    """As in a macro average over categories, if a user asks questions in several."""
     dice = np.random.default_rng(seed)
     strata, clusters = np.repeat([0, 1, 2], [9, 14, 30]), dice.integers(0, 8, 53).astype(str)
     values = dice.beta(2, 6, 53) + dice.normal(size=8)[clusters.astype(int)] / 5
@@ -93,7 +93,7 @@ def test_one_question_a_cluster_is_the_usual_statistic():
     [([], [], None), ([1, 0, 1], list("aaa"), None), ([0, 0, 0], list("aaa"), None), ([1, 1, 1], list("aab"), None),
      ([1, 0, 0, 1], list("aabb"), None), ([0, 0, 0], list("aab"), 1.0)],
 )  # fmt: skip
-def test_what_is_undefined_is_none(values, clusters, p):
+def test_undefined_values_are_none(values, clusters, p):
     assert t_test([values], [clusters]) == p
     assert interval([values], [clusters]) is None
     assert share_interval(values, clusters) is (None if values else significance.share_interval([]))
@@ -126,11 +126,11 @@ BETTER = 0.08  # by so much is the third system right more often
 
 
 def three_systems(dice, personas, questions, spread, share, effect):
-    """Right (1) or wrong of three systems, and the personas; a right answer is a latent number above a threshold.
+    """Return right (1) or wrong answers of three systems, and personas; an answer is right above a latent threshold.
 
-    Of its variance `effect` is the persona's, so much that half of it is shared is the pair's, and the rest the
-    question's. The first two systems are alike, and of each part they share half; the third is the second with a lower
-    threshold. `spread` is the deviation of personas' sizes over their mean.
+    The share `effect` of the latent variance is the persona's; the pair's part is such that half of it is shared, and
+    the rest is the question's. The first two systems are alike and share half of each part; the third is the second
+    with a lower threshold. `spread` is the deviation of personas' sizes divided by their mean.
     """
     pairs = math.ceil(questions / 2)
     weights = dice.gamma(1 / spread**2, size=personas)
@@ -147,9 +147,9 @@ def three_systems(dice, personas, questions, spread, share, effect):
 
 
 def simulate(runs, seed, *design, flips=99):
-    """Shares of runs: the true share is in its interval by question, and in that by persona; the true difference is in
-    its interval; equal systems are told apart by questions' t-test, by personas', by sign flips. And the correlation
-    of a pair.
+    """Return shares of runs: with the true share in its interval by question, and by persona; with the true difference
+    in its interval; with equal systems distinguished by questions' t-test, personas' t-test, and sign flips. Also
+    return a pair's correlation.
     """
     dice = np.random.default_rng(seed)
     share, found, pairs = design[3], [], []
@@ -177,7 +177,7 @@ def simulate(runs, seed, *design, flips=99):
     ids=["589 questions of unequal personas", "a type of 57 questions"],
 )
 def test_intervals_and_tests_hold_on_questions_like_personamem_s(design):
-    """Single questions don't: their intervals are too narrow, and their t-test finds differences that are not there."""
+    """Tests by single questions fail: their intervals are too narrow, and their t-test finds false differences."""
     naive, share, difference, by_question, by_persona, flipped, correlation = simulate(1500, 28, *design)
     assert 0.28 < correlation < 0.42
     assert 0.935 <= share <= 0.965 and 0.935 <= difference <= 0.965
@@ -186,7 +186,7 @@ def test_intervals_and_tests_hold_on_questions_like_personamem_s(design):
 
 
 def share_covered(runs, seed, personas, questions, spread, share, correlation):
-    """In how many runs the interval of a share has the true one; personas' own shares are beta, of this correlation."""
+    """Return the share of runs with the true share in its interval; personas' shares are beta with this correlation."""
     dice, found = np.random.default_rng(seed), []
     for _ in range(runs):
         weights = dice.gamma(1 / spread**2, size=personas)
@@ -200,5 +200,5 @@ def share_covered(runs, seed, personas, questions, spread, share, correlation):
 
 @pytest.mark.parametrize("share", [0.9, 0.95])
 def test_the_interval_of_a_high_share_holds_where_personas_differ_much(share):
-    """Of 3,000 runs each in 93.4 to 96.3%; Wilson's with the effective number in 91 and 85%."""
+    """In 93.4 to 96.3% of 3,000 runs each; Wilson's with the effective number in 91 and 85%."""
     assert 0.93 <= share_covered(1000, 4, 20, 589, 0.3, share, 0.4) <= 0.97

@@ -1,4 +1,4 @@
-"""Two systems compared: their questions paired, and a result a column of the table."""
+"""Comparisons of two systems: paired questions, and one result per column of the table."""
 
 import math
 
@@ -18,7 +18,7 @@ def question(question_id, community, score):
 
 
 def results_of(first, second):
-    """Every result of one system against another, by column."""
+    """Return the results of one system against another, by column."""
     return {one.column: one for one in comparisons_of(first, second)}
 
 

@@ -36,7 +36,7 @@ def pairs_of(first, second):
 
 @pytest.mark.parametrize(("first", "second"), [(0.9, 0.3), (0.7, 0.4), (0.5, 0.5)])
 def test_the_swap_test_agrees_with_all_swaps(first, second):
-    """Ten questions have 1,024 ways to swap the systems' answers; a score of each is counted by hand."""
+    """Ten questions have 1,024 ways to swap the systems' answers; all are enumerated by hand."""
     one, other = (
         [(gold, label) for gold, label in labels(seed, 10, right)] for seed, right in ((5, first), (6, second))
     )
@@ -60,8 +60,8 @@ def test_swapping_the_systems_negates_and_keeps_p():
     assert swap_test([pairs_of(labels(8), labels(8))], f1.of) == 1
 
 
-def test_by_cluster_it_is_what_stands_in_clusters():
-    """Of a mean each question moves by its own score; of a root mean square by its square, over twice the score."""
+def test_by_cluster_it_agrees_with_the_clusters_module():
+    """A question changes a mean by its own score, and a root mean square by its square over twice the score."""
     values, users = scores(1), [str(number % 7) for number in range(60)]
     assert influences(values, mean_of) == pytest.approx(values)
     pairs, of_mean = pairs_of(values, scores(2)), difference_of(mean_of)
@@ -75,7 +75,7 @@ def test_by_cluster_it_is_what_stands_in_clusters():
     assert sorted(set(influences(errors, ROOT_MEAN_SQUARE.of))) == pytest.approx(expected, rel=1e-2)
 
 
-def test_of_a_mean_it_is_what_stands_in_significance_and_of_rmse_the_root_of_that():
+def test_it_agrees_with_significance_for_means_and_its_root_for_rmse():
     strata = [scores(1), scores(2, 45)]
     assert estimate(strata, mean_of) == pytest.approx(estimate(strata))
     pairs = pairs_of(scores(3), scores(4))

@@ -1,4 +1,4 @@
-"""The paired statistics: by hand, against SciPy, and where there is next to nothing to test."""
+"""The paired statistics: by hand, compared with SciPy, and with almost no data."""
 
 import itertools
 import math
@@ -61,7 +61,7 @@ def test_holm():
         ([-0.1] * 10, None, (-0.1, -0.1), 2 / 1024, None),
     ],
 )
-def test_what_is_undefined_is_none(stratum, p, interval, permutation_p, d_z):
+def test_undefined_values_are_none(stratum, p, interval, permutation_p, d_z):
     assert t_test([stratum]) == p
     assert bootstrap_interval([stratum]) == interval
     assert permutation_test([stratum]) == permutation_p
@@ -86,7 +86,7 @@ def test_permutation_test_follows_its_definition_with_and_without_chance(sizes):
 
 
 @pytest.mark.parametrize("strata", [[[0.5, -0.2, 0.1, 0.0, 0.35]], [[0.5, -0.2, 0.1], [0.0, 0.35]]])
-def test_interval_is_that_of_all_resamples(strata):
+def test_the_interval_equals_that_of_all_resamples(strata):
     means = sorted(
         fmean(map(fmean, resample))
         for resample in itertools.product(*(itertools.product(stratum, repeat=len(stratum)) for stratum in strata))
@@ -124,7 +124,7 @@ def test_intervals_by_hand():
     assert bootstrap_interval([[0.0, 0.4], [0.0] * 9]) == (0.0, 0.2)  # each stratum counts one half
 
 
-def test_a_stratum_that_is_too_small_spoils_the_others_and_one_without_spread_does_not():
+def test_a_too_small_stratum_gives_none_and_one_without_variance_does_not():
     for short in ([], [0.1]):
         strata = [[0.1, 0.2, 0.4], short]
         assert (t_test(strata), bootstrap_interval(strata)) == (None, None)
@@ -134,7 +134,7 @@ def test_a_stratum_that_is_too_small_spoils_the_others_and_one_without_spread_do
     assert permutation_test([[0.1] * 2830]) == 1 / (PERMUTATIONS + 1)  # with chance it is never 0
 
 
-def test_t_tests_are_scipys():
+def test_t_tests_match_scipy():
     for size in (2, 3, 500):
         pairs = np.random.default_rng(size).uniform(size=(size, 2)).round(3)
         expected = scipy.stats.ttest_rel(pairs[:, 0], pairs[:, 1])

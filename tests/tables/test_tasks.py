@@ -24,7 +24,7 @@ ALONE = replace(
 
 @pytest.fixture
 def alone(monkeypatch):
-    """A task of one group that has no parts."""
+    """A task with one group and no subgroups."""
     monkeypatch.setitem(tasks(), "Alone", ALONE)
 
 
@@ -34,7 +34,7 @@ def two(alone, score_file):
     return [first, score_file("second.json", *scored("rpg", 0.5, 0.75, 1.0), task="Alone")]
 
 
-def test_a_score_file_of_before_and_one_of_now_are_read_alike(score_file):
+def test_old_and_new_score_files_are_read_alike(score_file):
     now = {"group": "Arts & Entertainment", "subgroup": "rpg"}
     entry = question("1", "rpg", 2)
     old = score_file("old.json", entry)
@@ -48,11 +48,11 @@ def test_a_score_file_of_before_and_one_of_now_are_read_alike(score_file):
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"group": "Sports"}, "field 'group' is 'Sports', not one of LaMP-QA's"),
+        ({"group": "Sports"}, "field 'group' is 'Sports', not a group of LaMP-QA"),
         ({"group": "Arts & Entertainment", "subgroup": 5}, "field 'subgroup': Expected `str`, got `int`"),
     ],
 )
-def test_a_group_that_the_task_has_not_is_refused(score_file, wrong, told):
+def test_a_group_unknown_to_the_task_is_refused(score_file, wrong, told):
     path = score_file("a.json", {**question("1", "rpg", 2), **wrong})
     with pytest.raises(UserError, match=rf"a\.json: question '1': {told}"):
         read_scores(path)
@@ -71,9 +71,9 @@ def test_one_group_has_a_column_and_no_average(two, capsys):
     assert "average" not in out.lower()
 
 
-def test_scores_of_two_tasks_do_not_stand_in_one_table(two, score_file, tmp_path):
+def test_scores_of_two_tasks_do_not_share_a_table(two, score_file, tmp_path):
     other, another = (score_file(f"{name}.json", *scored("rpg", 0.5, 0.5, 0.5)) for name in ("other", "another"))
-    message = rf"{other}: scores of LaMP-QA, but {two[0]} has scores of Alone\n"
+    message = rf"{other}: has scores of LaMP-QA, but {two[0]} has scores of Alone\n"
     with pytest.raises(UserError, match=message):
         make_table.main(["--system", "A", two[0], "--system", "B", other])
     with pytest.raises(UserError, match=message):

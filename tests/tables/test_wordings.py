@@ -1,4 +1,4 @@
-"""Whose words the prompts behind a table were in, from the scripts' own manifests."""
+"""The origin of the prompts' wording behind a table, from the scripts' manifests."""
 
 import csv
 import io
@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = str(ROOT / "tests/data/mini_lampqa/test.json")
 OURS = (
     "Wording of the judge's prompt: aspect_judge our own; of the answers': rag the paper's, planpers our own. "
-    "Levels need not be the paper's. "
+    "Scores may not be comparable with the paper's. "
     "Constrained decoding: judge fallback, answers fallback; the paper's code has none."
 )
 
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
-    """A folder with responses of RAG and of PlanPers with gold plans, and a way to judge them."""
+    """A folder with responses of RAG and of PlanPers with gold plans, and a function that judges them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
     with serve() as server:
@@ -59,7 +59,7 @@ def change_manifest(path, change):
     manifest.write_text(json.dumps(content))
 
 
-def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, capsys):
+def test_a_table_beside_the_papers_names_the_prompt_wordings(work, capsys):
     work()
     assert f"- {OURS}\n" in table(capsys, *PAPER)
     assert "Wording" not in table(capsys)  # without the paper's numbers
@@ -84,10 +84,10 @@ def test_a_table_beside_the_papers_says_whose_words_its_prompts_were_in(work, ca
         change_manifest(path, take_public)
     note, public = table(capsys, *PAPER), "the public code's"
     assert f"aspect_judge {public}; of the answers': rag {public}, planpers {public}. Constrained" in note
-    assert "Levels need not be" not in note
+    assert "may not be comparable" not in note
 
 
-def test_other_words_and_what_is_not_known_are_told(work, capsys, tmp_path):
+def test_other_and_unknown_wordings_are_reported(work, capsys, tmp_path):
     Path("rag.json.manifest.json").unlink()  # as of a method of one's own
     shutil.copytree(ROOT / "prompts/lampqa", tmp_path / "mine")
     with open(tmp_path / "mine/aspect_judge.txt", "a") as file:

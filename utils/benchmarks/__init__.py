@@ -31,9 +31,9 @@ def task_of(where: str, records: Iterable[Mapping[str, Any]]) -> "Task":
     names: dict[str, None] = {}
     for name in (record.get("task", FIRST) for record in records):
         if not isinstance(name, str) or name not in tasks():
-            raise UserError(f"{where}: there is no task {quote(name)}; the tasks are {', '.join(tasks())}")
+            raise UserError(f"{where}: unknown task {quote(name)}; the tasks are {', '.join(tasks())}")
         names[name] = None
     first, *others = names
     if others:
-        raise UserError(f"{where}: records of {quote(first)} and of {quote(others[0])}; one file is of one task")
+        raise UserError(f"{where}: has records of {quote(first)} and {quote(others[0])}; give one file per task")
     return tasks()[first]

@@ -15,7 +15,7 @@ def check_id(value: Any, where: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str) or not value or not is_unicode(value):
-        raise UserError(f"{where}: field 'id' is {kind(value)}; every question needs its own id, a string")
+        raise UserError(f"{where}: field 'id' is {kind(value)}; every question needs a unique id, a string")
     return value
 
 
@@ -47,7 +47,7 @@ def check_form(value: Any, form: Any, where: str, name: str = "") -> None:
         problem = problem.replace("matching regex '\\\\S'", "that is not empty")
         place = (name + place.removesuffix("`")).removeprefix(".")
     except UnicodeEncodeError:
-        problem, place = "holds half a character (a lone surrogate); no file or model can", name
+        problem, place = "has half a character (a lone surrogate), which no file can hold", name
     else:
         return
     raise UserError(f"{where}: field {place!r}: {problem}" if place else f"{where}: {problem}")
@@ -82,8 +82,8 @@ def check_json(record: dict[str, Any], where: str) -> None:
     try:
         json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
-        raise UserError(f"{where}: holds half a character (a lone surrogate); no file can") from None
+        raise UserError(f"{where}: has half a character (a lone surrogate), which no file can hold") from None
     except ValueError:
-        raise UserError(f"{where}: holds NaN or an infinite number; JSON has none") from None
+        raise UserError(f"{where}: has NaN or an infinite number, which JSON does not allow") from None
     except RecursionError:
         raise UserError(f"{where}: nested too deeply") from None

@@ -49,7 +49,7 @@ def candidates(text: str) -> str:
     """Return the titles of the two references; ValueError if the text does not end in them."""
     found = _CANDIDATES.search(text)
     if found is None:
-        raise ValueError('does not end in [1]: "..." [2]: "...", the titles to choose from')
+        raise ValueError('does not end with the titles to choose from: [1]: "..." [2]: "..."')
     return f"{found[1]} {found[2]}"
 
 
@@ -63,8 +63,8 @@ def convert_movies(question: dict[str, Any], where: str) -> Record:
     items = question.get("profile")
     if isinstance(items, list) and any("category" in item for item in items if isinstance(item, dict)):
         raise UserError(
-            f"{where}: of the news categories that LaMP-2 was before; this is movie tagging\n"
-            "  LaMP's server has it in the folder LaMP_2/new"
+            f"{where}: from LaMP-2's old version, news categories; this task is movie tagging\n"
+            "  use the files in the folder LaMP_2/new on LaMP's server"
         )
     return to_record("LaMP-2", question, where)
 

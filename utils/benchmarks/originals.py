@@ -25,7 +25,7 @@ def after(anchor: str) -> Callable[[str], str]:
     def query(text: str) -> str:
         _, found, rest = text.partition(anchor)
         if not found:
-            raise ValueError(f"has no {anchor!r}, after which its text begins")
+            raise ValueError(f"has no {anchor!r} before its text")
         return rest.strip()
 
     return query
@@ -80,8 +80,8 @@ def convert_emails(name: str, question: dict[str, Any], where: str) -> Record:
     text = question.get("input")
     if isinstance(text, str) and len(text.split()) == 1:
         raise UserError(
-            f"{where}: field 'input' is {quote(text)}, a message's id: the texts are not put in yet\n"
-            f"  {AVOCADO} says how to do that, for holders of a licence"
+            f"{where}: field 'input' is {quote(text)}, a message's id instead of its text\n"
+            f"  see {AVOCADO} for how to add the texts, which needs a licence"
         )
     return to_record(name, question, where)
 

@@ -109,10 +109,10 @@ def read_options(text: str, where: str) -> list[str]:
         raise UserError(f"{where}: all_options {quote(text[:80])} is not a Python list of strings")
     letters = [found and found[1].lower() for found in map(_PREFIX.match, options)]
     if letters != list(LETTERS):
-        raise UserError(f"{where}: all_options holds {len(options)} texts; it must hold four, with (a) to (d) ahead")
+        raise UserError(f"{where}: all_options has {len(options)} texts; it must have four, starting with (a) to (d)")
     texts = [_PREFIX.sub("", option, count=1) for option in options]
     if not all(text.strip() and is_unicode(text) for text in texts):
-        raise UserError(f"{where}: all_options holds an option without text")
+        raise UserError(f"{where}: all_options has an option without text")
     return texts
 
 

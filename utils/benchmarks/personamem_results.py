@@ -107,12 +107,12 @@ def read_answer(row: Mapping[str, str], where: str) -> tuple[str, dict[str, Any]
     column = next((name for name in RESPONSE_COLUMNS if name in row), None)
     if column is None:
         raise UserError(
-            f"{where}: none of the columns {', '.join(RESPONSE_COLUMNS)}, which hold a run's answer\n"
-            "  'answer' is not read, for in the public code's tables it is the right letter"
+            f"{where}: has none of the columns with a run's answer: {', '.join(RESPONSE_COLUMNS)}\n"
+            "  column 'answer' is not read, because the public code's tables have the right letter there"
         )
     text = row[column]
     if not is_unicode(text):
-        raise UserError(f"{where}: column {column!r} holds half a character (a lone surrogate)")
+        raise UserError(f"{where}: column {column!r} has half a character (a lone surrogate)")
     if column != "p":
         found = parse_letter(split_thoughts(text).answer)
         reason = {} if found.value else {"reason": found.reason}

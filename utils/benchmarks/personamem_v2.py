@@ -47,8 +47,10 @@ class LinkedHistories(OnHub):
         paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == TABLE]
         found = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(found) != 1:
-            problem = f"{found[0]} and {found[1]} may be from different releases" if found else f"no file {TABLE} in it"
-            raise UserError(f"{source.name}: {problem}\n  give one copy of {self.name} as it is on the hub, {self.at}")
+            problem = f"{found[0]} and {found[1]} may be from different releases" if found else f"has no file {TABLE}"
+            raise UserError(
+                f"{source.name}: {problem}\n  give one copy of {self.name} as published on the hub, {self.at}"
+            )
         return Originals(found, link=LINK.format(split), messages=MESSAGES, ids_repeat=True)
 
 
@@ -56,7 +58,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     """Return a record from a row of the table; UserError if a column is missing or malformed."""
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give {TABLE} as it is published")
+        raise UserError(f"{where}: no column {missing[0]!r}; give the published {TABLE}")
     check_field(row, where, PERSONA)
     check_field(row, where, "correct_answer")
     query, right = read_literal(row["user_query"]), row["correct_answer"]

@@ -1,6 +1,6 @@
 """Where a benchmark's own files are published, their names there, and their numbers of questions.
 
-utils/download_datasets.py makes from them the files that every command reads.
+utils/download_datasets.py converts them to the files that every command reads.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class Originals(NamedTuple):
     link: str | None = None  # the column that names a question's history, if each history has its own file
     linked: Mapping[str, str] = {}  # those files by the column's value, once the column is read
     messages: str = ""  # the key of the messages in such a file
-    ids_repeat: bool = False  # two questions may have one id; an occurrence number then tells them apart
+    ids_repeat: bool = False  # two questions may have the same id; an occurrence number distinguishes them
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Published:
     at: str | None  # its name on the hub, or an address; None for texts that only holders of a licence may have
     folder: str  # its name there
     name: str  # the name of our files, before _<split>.json
-    identity: Mapping[str, str]  # tells it from others, in the manifests of our files
+    identity: Mapping[str, str]  # distinguishes it from others in our files' manifests
     questions: Mapping[str, int | None]  # expected number by split; None if unknown
     said_by: str = ""  # the source of these numbers, in words
 
@@ -52,14 +52,14 @@ class SharedContexts(OnHub):
     """A table of questions per size on the hub, and a file of the histories that they share; `questions` is by size."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Find both files, also in subfolders; UserError unless one folder has both, as they may be of two releases."""
+        """Find both files, also in subfolders; UserError unless one folder has both, or they may be of two releases."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
         found = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
                  for name in names]  # fmt: skip
         if not (both := found[0] & found[1]):
             raise UserError(
-                f"{source.name}: no folder in it has both {names[0]} and {names[1]}\n"
-                f"  it is to hold the files of {self.name} as they are on the hub, {self.at}"
+                f"{source.name}: none of its folders has both {names[0]} and {names[1]}\n"
+                f"  give a folder with the files of {self.name} as published on the hub, {self.at}"
             )
         folder = min(both, key=lambda path: (len(path.parts), str(path)))
         questions, contexts = (str(folder / name) for name in names)
@@ -69,11 +69,11 @@ class SharedContexts(OnHub):
 class OnServer(Published):
     """A folder on a web server, with a file of questions and one of right answers per split.
 
-    The test set's answers are withheld; a local folder may have them, because the corpus has those of emails.
+    The test set's answers are withheld, but a local folder may have them, because the corpus includes those of emails.
     """
 
     def originals(self, source: Source | Server, split: str) -> Originals:
-        """Return the server's paths; in a local folder, also without the server's folders, as users fetch files."""
+        """Return the server's paths; a local folder may lack the server's subfolders, as users download files."""
         begin = "dev" if split == "val" else split  # LongLaMP's builder of emails uses LaMP's name
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]
@@ -81,16 +81,16 @@ class OnServer(Published):
             places = [place for place in places if str(place / f"{begin}_questions.json") in source.sizes]
         if not places:
             raise UserError(
-                f"{source.name}: no file {self.folder}/{begin}/{begin}_questions.json in it, "
-                "nor one of that name in a folder above\n"
-                f"  it is to hold the files of {self.name} as they are published"
+                f"{source.name}: has no file {self.folder}/{begin}/{begin}_questions.json, "
+                "nor one in a parent folder\n"
+                f"  give a folder with the published files of {self.name}"
             )
         questions, outputs = (str(places[0] / f"{begin}_{kind}.json") for kind in ("questions", "outputs"))
         is_missing = source.is_folder and outputs not in source.sizes
         if split == "test" and (is_missing or not source.is_folder):
             return Originals([questions])
         if is_missing:
-            raise UserError(f"{source.name}: no file {outputs} in it, the answers to {questions}")
+            raise UserError(f"{source.name}: has no file {outputs}, the answers to {questions}")
         return Originals([questions], outputs)
 
 

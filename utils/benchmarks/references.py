@@ -122,7 +122,7 @@ def _metric(
             [found] = its_details
             return score(found)
         except (KeyError, TypeError, ValueError):
-            raise ValueError(f"field 'details' is not what {name} is computed from") from None
+            raise ValueError(f"field 'details' lacks the values that {name} is computed from") from None
 
     def summarize(entries: list[Entry]) -> dict[str, Any]:
         head = {"strategy": name, **summarize_scores(entries)}

@@ -79,7 +79,7 @@ class Asking:
 
         The second question is counted for all posts, because the first one's outputs are not known yet.
         """
-        for question, note in zip(self._questions, ("", ", at most: the step before leaves fewer"), strict=True):
+        for question, note in zip(self._questions, ("", " (at most; the step before drops some)"), strict=True):
             model = self._shared.roles[question.step].model
             calls = calls_of(self._step(question, lambda: records), self._shared)
             told = describe_calls(calls, model.chat, model.policy, prices_of(self._args))
@@ -141,7 +141,7 @@ class Asking:
         counts = {}
         for question in self._questions:
             values = [one[question.field] for one in self.said(question).values()]
-            unusable = "without a usable output, dropped"
+            unusable = "without usable output, dropped"
             counts[question.step] = dict(Counter(unusable if one is None else question.describe(one) for one in values))
         return counts
 

@@ -35,15 +35,15 @@ def choose(index: PostIndex, communities: Collection[str], terms: Terms) -> tupl
         left = terms.per_author
         for place, _, date, community, words, is_copy in reversed(posts):
             if is_copy:
-                why = "a copy of an earlier post"
+                why = "copies of earlier posts"
             elif community not in communities:
-                why = "in a community of no category"
+                why = "in communities without a category"
             elif words < terms.min_words:
-                why = f"of fewer than {terms.min_words} words"
+                why = f"with fewer than {terms.min_words} words"
             elif bisect_left(dates, date) < terms.min_posts:
-                why = f"after fewer than {terms.min_posts} posts of its author"
+                why = f"with fewer than {terms.min_posts} earlier posts by the author"
             elif left == 0:
-                why = f"not among the newest {terms.per_author} of its author"
+                why = f"over the limit of {terms.per_author} per author"
             else:
                 why, left = "candidates", left - 1
                 chosen.append(place)

@@ -41,8 +41,8 @@ _IS_COPY = """(digest IS NOT NULL AND EXISTS (
     SELECT 1 FROM posts AS other WHERE other.digest = posts.digest
     AND (other.date, other.community, other.number) < (posts.date, posts.community, posts.number)
 ))"""
-_TWICE = "a number that was there before"  # in the same or another input
-_REMEDY = "if it is damaged, delete it: the posts are read again"
+_TWICE = "with a repeated number"  # in the same or another input
+_REMEDY = "if it is damaged, delete it; the next run reads the posts again"
 _COLUMNS = "community, number, author, date, title, body, licence"
 
 
@@ -58,12 +58,12 @@ class PostIndex:
             self._file = sqlite3.connect(path, isolation_level=None)
             (version,) = self._file.execute("PRAGMA user_version").fetchone()
             if version == 0 and self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() != (0,):
-                raise sqlite3.DatabaseError("made by something else")
+                raise sqlite3.DatabaseError("another program created it")
             if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
             problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
-            raise UserError(f"{path}: cannot be used as the file of all posts: {problem}") from None
+            raise UserError(f"{path}: cannot be used as the posts index: {problem}") from None
 
     def close(self) -> None:
         self._file.close()
@@ -74,7 +74,7 @@ class PostIndex:
         if (there := self._identities()) == wanted:
             return
         if there:
-            announce(f"{self._path}: is of other inputs, and made again")
+            announce(f"{self._path}: was made from other inputs, rebuilding it")
         self._clear()
         with self._telling(), self._file:  # rolls back after an error
             self._file.execute("BEGIN")
@@ -84,7 +84,7 @@ class PostIndex:
                 identity = json.dumps(wanted[place])
                 self._file.execute("INSERT INTO inputs VALUES (?, ?, ?)", (place, identity, json.dumps(counts)))
                 announce(f"{path}: {format_counts(counts)}")
-            announce("putting the posts in order")
+            announce("sorting the posts")
             for order in _ORDERS:
                 self._file.execute(order)
 
@@ -154,7 +154,9 @@ class PostIndex:
             ).rowcount
             counts["questions" if added else _TWICE] += 1
         if not counts["questions"] and not counts[_TWICE]:
-            raise UserError(f"{path}: no question with title, author and date; give a dump's Posts.xml, or SE-PQA's")
+            raise UserError(
+                f"{path}: has no question with title, author and date; give a dump's Posts.xml, or SE-PQA's *.jsonl"
+            )
         return dict(counts)
 
     @contextmanager
@@ -176,7 +178,7 @@ def _read_users(path: Path) -> dict[int, User]:
     """Return the users of a dump by number; empty, with a note, without its Users.xml."""
     if (beside := users_of(path)).is_file():
         return dict(read_users(beside))
-    announce(f"note: no {beside}: nobody in this community is known to be the author of posts in another")
+    announce(f"note: {beside}: no such file; authors of this community cannot be matched with other communities")
     return {}
 
 
@@ -188,7 +190,7 @@ def users_of(path: Path) -> Path:
 def _identity(path: Path) -> list[Any]:
     """Return an input's name, sizes and modification times, which identify it; hashing would take too long."""
     if path.is_dir():
-        raise UserError(f"{path}: a folder, give the Posts.xml in it, unpacked, or SE-PQA's *.jsonl")
+        raise UserError(f"{path}: is a folder; give the unpacked Posts.xml in it, or SE-PQA's *.jsonl")
     try:
         files = [path, users_of(path)] if path.suffix != ".jsonl" and users_of(path).exists() else [path]
         for file in files:

@@ -65,7 +65,7 @@ def community_of(path: Path) -> str:
     """Return a dump's community, by its folder's name; UserError if that is not a community's name."""
     name = path.resolve().parent.name.removesuffix(NETWORK)
     if not re.fullmatch(COMMUNITY, name):
-        raise UserError(f"{path}: a dump's folder is called as its community is, such as cooking or cooking{NETWORK}")
+        raise UserError(f"{path}: rename its folder to the community's name, such as cooking or cooking{NETWORK}")
     return name
 
 
@@ -82,14 +82,14 @@ def read_dump(path: Path, users: Mapping[int, User], counts: Counter[str]) -> It
     host = community if "." in community else community + NETWORK
     for row in read_rows(path):
         if row.get("PostTypeId") != "1":
-            counts["no question, but an answer or the like"] += 1
+            counts["answers and other posts"] += 1
             continue
         number, owner, date = row.get("Id", ""), row.get("OwnerUserId", ""), iso_date(row.get("CreationDate", ""))
         title = one_line(row.get("Title", ""))
         if not _NUMBER.fullmatch(owner):  # a deleted account, or -1, which is nobody's
-            counts["no author"] += 1
+            counts["without author"] += 1
         elif not title or date is None or not _NUMBER.fullmatch(number):
-            counts["no title, date or number"] += 1
+            counts["without title, date or number"] += 1
         else:
             user = users.get(int(owner), User(None, ""))
             author = f"{community}:{owner}" if user.account is None else f"account:{user.account}"
@@ -112,14 +112,14 @@ def read_rows(path: Path) -> Iterator[dict[str, str]]:
         with open(path, "rb") as file:
             for line in read_lines(file):  # one row per line
                 if b"<!DOCTYPE" in line:
-                    raise UserError(f"{path}: declares a document type, which no dump does; it is not read")
+                    raise UserError(f"{path}: has a DOCTYPE, which dumps do not have; reading stops there")
                 parser.feed(_FORBIDDEN.sub(b"", line))
                 for _, row in parser.read_events():
                     yield dict(row.attrib)
                     row.getparent().remove(row)  # else the tree would grow as large as the file
             parser.close()
     except etree.XMLSyntaxError as error:
-        raise UserError(f"{path}: no whole XML: {error.msg}\n  unpack the dump again") from None
+        raise UserError(f"{path}: incomplete or invalid XML: {error.msg}\n  unpack the dump again") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -138,9 +138,9 @@ def _sepqa_record(line: bytes, where: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        raise UserError(f"{where}: no JSON; SE-PQA's files are JSON Lines") from None
+        raise UserError(f"{where}: not JSON; SE-PQA's files have one JSON object per line") from None
     if not isinstance(record, dict) or not _SEPQA_ID.fullmatch(str(record.get("id"))):
-        raise UserError(f"{where}: no question of SE-PQA; one has an id such as cooking_123")
+        raise UserError(f"{where}: not a question of SE-PQA; its id must be like cooking_123")
     return record
 
 
@@ -151,9 +151,9 @@ def _sepqa_post(record: dict[str, Any], counts: Counter[str]) -> Iterator[Post]:
     title, text = (writable(one).strip() if isinstance(one, str) else "" for one in given)
     date = _date_of(seconds) if type(seconds) is int else None
     if type(account) is not int or account < 0:
-        counts["no author"] += 1
+        counts["without author"] += 1
     elif not title or date is None:
-        counts["no title, date or number"] += 1
+        counts["without title, date or number"] += 1
     else:
         host = community if "." in community else community + NETWORK
         link = f"https://stackexchange.com/users/{account}"

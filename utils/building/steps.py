@@ -42,7 +42,7 @@ class Steps:
     def remove(self, path: Path) -> None:
         """Delete a file that an earlier run wrote and that this run has no content for, and print a note."""
         if path.exists() and is_own(path, self.script):
-            print(f"note: {path}: this run has no content for it, so it is deleted", file=sys.stderr)
+            print(f"note: {path}: deleted, because this run has no questions for it", file=sys.stderr)
             path.unlink()
             path.with_name(f"{path.name}.manifest.json").unlink()
 

@@ -33,7 +33,7 @@ OWN_PARAMETERS = ("model", "messages", "stream", "n", "response_format", "max_co
 OWN_VARIABLES = ("messages", "conversation", "add_generation_prompt", "continue_final_message", "chat_template",
                  "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
                  "return_assistant_tokens_mask", "tokenizer_kwargs")  # fmt: skip
-extra_body = json_object(OWN_PARAMETERS, "is set by this program, or by a flag of that name")
+extra_body = json_object(OWN_PARAMETERS, "is set by this program, or by the flag of that name")
 template_kwargs = json_object(OWN_VARIABLES, "is set by this program")
 drawn_temperature, drawn_top_p = or_word("default", temperature), or_word("default", fraction)
 seed_or_none = or_word("none", non_negative_int)
@@ -64,12 +64,12 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         help="copies of the model, each on its own GPUs (%(default)s)")
     add("--gpu_memory_utilization", type=fraction, default=0.9, help="share of each GPU's memory to use (%(default)s)")
     add("--dtype", default="auto", choices=["auto", "bfloat16", "float16", "float32"],
-        help="type of the weights; `auto` is the model's own, or float32 on a CPU without bfloat16 (%(default)s)")
+        help="type of the weights; `auto`: the model's own type, or float32 on a CPU without bfloat16 (%(default)s)")
     add("--enforce_eager", action="store_true",
-        help="no CUDA graphs: starts sooner, runs slower (off; always so on a CPU)")
+        help="do not use CUDA graphs: starts sooner, runs slower (off; always on for a CPU)")
     add("--reasoning_parser", metavar="NAME",
-        help="vLLM's reasoning parser, or `none`; with --openai deepseek_r1, for texts that begin inside a thought "
-        "(default: by the chat template; with --openai by marks in the text)")
+        help="vLLM's reasoning parser, or `none`; with --openai only deepseek_r1, if texts begin inside a thought "
+        "(default: chosen by the chat template; with --openai by marks in the text)")
 
     group = parser.add_argument_group("API")
     add = group.add_argument
@@ -80,11 +80,11 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
     add("--model_id", metavar="NAME", help="identity of the API's model (default: the name it reports)")
     add("--max_concurrency", type=positive_int, default=32,
-        help="concurrent API requests; fewer if the API asks for it (%(default)s)")
+        help="maximum number of concurrent API requests; reduced if the API asks for it (%(default)s)")
     add("--request_timeout", type=positive_int, default=600, metavar="SECONDS",
-        help="repeat an API request without an answer after this time (%(default)s)")
+        help="retry an API request that has no answer after this many seconds (%(default)s)")
     add("--extra_body", type=extra_body, metavar="JSON",
-        help="JSON object with more parameters for each API request (default: none)")
+        help="JSON object with additional parameters for each API request (default: none)")
     add_price_arguments(parser, group)
     parser.decides_nothing(model_flag, "its identity does, which the settings have")
     parser.decides_nothing(
@@ -112,16 +112,16 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         " --enforce_eager",
         # A planner without an address still runs here.
         lambda args: args.openai and not (vars(args).get("planner_model") and not args.planner_base_url),
-        "with --openai, because no model is loaded here",
+        "with --openai, because no model is loaded locally",
     )
 
 
 def add_price_arguments(parser: FlagParser, group: argparse._ActionsContainer, whose: str = "") -> None:
     """Add the prices of an API's tokens, which do not affect the output; `whose` is a prefix of the flags' names."""
     for name, what in (
-        ("in", "a million tokens of input"),
-        ("out", "a million tokens of output, thoughts included"),
-        ("cached", "a million tokens of input from the API's cache (default: the price of other input)"),
+        ("in", "a million input tokens"),
+        ("out", "a million output tokens, thoughts included"),
+        ("cached", "a million input tokens from the API's cache (default: the price of input tokens)"),
     ):
         group.add_argument(f"--{whose}price_{name}", type=non_negative_float, metavar="USD", help=f"price of {what}")
         parser.decides_nothing(f"--{whose}price_{name}", "what it costs")
@@ -137,13 +137,13 @@ def add_sampling_arguments(
     """Add the flags for sampling; `max_model_len` is the help text for that flag's default."""
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=drawn_temperature, default=temperature_default,
-        help="0 is greedy; `default` uses the model's generation_config.json, or the API's own (%(default)s)")
+        help="0 is greedy; `default` is the model's generation_config.json, or the API's own default (%(default)s)")
     add("--top_p", type=drawn_top_p, default=0.95,
         help="nucleus sampling; `default` as for --temperature (%(default)s)")
     add("--top_k", type=non_negative_int, metavar="K",
-        help="sample from the K likeliest tokens only; 0 means from all (off)")
+        help="sample only from the K likeliest tokens; 0: from all (off)")
     add("--min_p", type=share, metavar="SHARE",
-        help="leave out tokens less likely than this share of the likeliest token's probability (off)")
+        help="drop tokens less likely than this share of the likeliest token's probability (off)")
     add("--presence_penalty", type=penalty, metavar="PENALTY",
         help="penalty on tokens already in the output, from -2 to 2 (off)")
     add("--reasoning_effort", metavar="LEVEL",
@@ -152,19 +152,19 @@ def add_sampling_arguments(
     add("--max_tokens", type=positive_int, default=max_tokens,
         help="tokens per output, thoughts included (%(default)s; more for a thinking model)")
     add("--max_model_len", type=positive_int, help=f"tokens of prompt and output together (default: {max_model_len})")
-    add("--seed", type=seed_or_none, default=0, help="seed of all sampling; `none` sends the API no seed (%(default)s)")
+    add("--seed", type=seed_or_none, default=0, help="sampling seed; `none` sends the API no seed (%(default)s)")
     add("--max_retries", type=non_negative_int, default=3,
-        help="retries of unusable outputs (at --temperature 0 one, constrained) and failed API requests (%(default)s)")
+        help="retries of unusable outputs (at --temperature 0: one, constrained) and failed API requests (%(default)s)")
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
-        help="constrain the output to its JSON schema: on the last try, always, or never; then each retry raises the "
-        "temperature by 0.1, as in the paper's code (%(default)s)")
+        help="constrain the output to its JSON schema: on the last try, always, or never; with never, each retry "
+        "raises the temperature by 0.1, as in the paper's code (%(default)s)")
     parser.decides_nothing("--max_retries", "`Output` compares it, if something was unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:
     add("--chat_template_kwargs", type=template_kwargs, metavar="JSON",
-        help="variables of the chat template, such as '{\"enable_thinking\": false}'; sent to an API in vLLM's form "
-        "(default: none)")
+        help="variables of the chat template, such as '{\"enable_thinking\": false}'; an API gets them in vLLM's "
+        "format (default: none)")
 
 
 def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
@@ -175,15 +175,15 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     if shards:
         num_shards, shard_index = slurm_shard()
         add("--num_shards", type=int, default=num_shards,
-            help="number of parts of the questions; in a SLURM array its size (%(default)s)")
+            help="number of shards; in a SLURM array, its size (%(default)s)")
         add("--shard_index", type=int, default=shard_index,
-            help="the part to work on, from 0; in a SLURM array the task's place in it (%(default)s)")
+            help="shard to run, from 0; in a SLURM array, the task's position (%(default)s)")
     add_overwrite_argument(parser, group)
     add("--completions", metavar="DIR",
-        help="folder of the store; commands with the same folder share completions (default: `completions` beside the "
-        "first output)")
+        help="folder of stored completions, shared by all commands with the same folder (default: `completions` beside "
+        "the first output)")
     add("--cached_only", action="store_true",
-        help="request nothing and load no model: use only stored completions (off)")
+        help="use only stored completions: send no requests, load no model (off)")
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
@@ -197,14 +197,14 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
 def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
     parser.decides_nothing("--overwrite", "what may be replaced")
     group.add_argument("--overwrite", action="store_true",
-        help="replace an output that was made with other settings, has more entries, or was written by something else; "
-        "stored completions are still reused (off)")
+        help="replace an output that has other settings or more entries, or that another program wrote; stored "
+        "completions are still reused (off)")
 
 
 def add_unranked_argument(parser: FlagParser) -> None:
     parser.decides_nothing("--unranked", "what is accepted; the dataset's hash tells its order")
     parser.add_argument("--unranked", action="store_true",
-        help="use an unranked file's posts in their order (off: refuse)")
+        help="accept an unranked dataset, and use its posts in the file's order (off: refuse)")
 
 
 def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, told: str) -> None:
@@ -274,17 +274,17 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
 def check_different(flag: str, outputs: list[str]) -> None:
     """Raise UserError if two outputs are the same file."""
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):
-        raise UserError(f"{flag}: the same file twice; give each its own")
+        raise UserError(f"{flag}: the same file is given twice; give each output its own file")
 
 
 def check_completions(folder: str, outputs: list[str]) -> None:
     """Raise UserError if --completions is not a folder, or is an output's path."""
     if not folder.strip():
-        raise UserError("--completions: names no folder")
+        raise UserError("--completions: is empty; give a folder")
     if os.path.realpath(folder) in map(os.path.realpath, outputs):
-        raise UserError(f"--completions {folder}: is an output too; give it a folder of its own")
+        raise UserError(f"--completions {folder}: is also an output; give another folder")
     if os.path.lexists(folder) and not os.path.isdir(folder):
-        what = "a link to nothing" if os.path.islink(folder) and not os.path.exists(folder) else "not a folder"
+        what = "a broken link" if os.path.islink(folder) and not os.path.exists(folder) else "not a folder"
         raise UserError(f"--completions {folder}: is {what}; give another folder")
 
 
@@ -293,5 +293,5 @@ def check_shard(num_shards: int, shard_index: int) -> None:
     if num_shards < 1 or not 0 <= shard_index < num_shards:
         raise UserError(
             f"--shard_index {shard_index} is out of range: with --num_shards {num_shards} "
-            f"it goes from 0 to {max(num_shards, 1) - 1}"
+            f"it must be from 0 to {max(num_shards, 1) - 1}"
         )

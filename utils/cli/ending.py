@@ -14,11 +14,11 @@ from functools import partial
 from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, is_first_process
 
-# Exit code: a server left requests unanswered (the same command asks again), or most outputs are unusable.
+# Exit code: a server failed on some requests (run the same command again), or half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
-UNREAD = 141  # exit code: the output's reader is gone (... | head); as shells report an end by SIGPIPE
-RESUME_HINT = "interrupted; what is finished is kept, run the same command again"
+UNREAD = 141  # exit code: the output's reader is gone (... | head); as shells report a SIGPIPE
+RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
 LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill a process after ten or more
 
 
@@ -40,7 +40,7 @@ def run_script(main: Callable[[], int]) -> None:
     except KeyboardInterrupt as interrupt:
         code, hint = INTERRUPTED, str(interrupt) or RESUME_HINT
         _on_signals(partial(_leave, hint=hint))  # SLURM sends several: better print it twice than never
-        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before that
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited")  # the signal came before the await
         print(hint, file=sys.stderr)
         _on_signals(lambda *_: os._exit(code))
     sys.exit(code)
@@ -92,13 +92,13 @@ def report_missing(count: int, unit: str) -> int:
     if count == 0:
         return 0
     again = "it" if count == 1 else "them"
-    print(f"{describe_missing(count, unit)}; the same command asks for {again} again", file=sys.stderr)
+    print(f"{describe_missing(count, unit)}; run the same command again to retry {again}", file=sys.stderr)
     return SERVER_FAILED
 
 
 @contextmanager
 def exit_on_signal() -> Iterator[None]:
-    """Have SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
+    """Let SIGINT and SIGTERM end the process at once instead of raising KeyboardInterrupt.
 
     Meant for code that may swallow the exception, as vLLM's start-up does. Nothing is lost: finished work is on disk,
     and the engine's processes die with this one.

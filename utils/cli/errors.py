@@ -36,11 +36,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-_GO_ON = "what is finished is kept, run the same command again"
-_MAKE_WRITABLE = "have it made writable, or give another path; what is finished is kept"
+_GO_ON = "finished work is kept, run the same command again to resume"
+_MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_GO_ON}",
-    errno.EDQUOT: f"free some of your space on its disk; {_GO_ON}",
+    errno.EDQUOT: f"free some of your disk quota; {_GO_ON}",
     errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_GO_ON}",
     errno.EROFS: _MAKE_WRITABLE,
     errno.EACCES: _MAKE_WRITABLE,

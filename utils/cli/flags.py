@@ -165,7 +165,7 @@ def address_problem(text: str) -> str | None:
         is_complete = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
         if is_complete and not parts.fragment and text.isprintable() and " " not in text:
             return None
-    return "not an address such as http://127.0.0.1:8000/v1 (in a password write # / ? @ as %23 %2F %3F %40)"
+    return "not an address such as http://127.0.0.1:8000/v1 (in a password, write # / ? @ as %23 %2F %3F %40)"
 
 
 def or_word(word: str, kind: Callable[[str], float]) -> Callable[[str], float | None]:

@@ -1,4 +1,4 @@
-# Shared by the demos: a run in stages that prints its commands. Source it with $num_stages set.
+# Shared by the demos: run in stages and print each command. Set $num_stages, then source this file.
 python=${PYTHON:-python}
 chat=demo/models/chat
 encoder=demo/models/encoder
@@ -6,17 +6,17 @@ encoder=demo/models/encoder
 start=$(date +%s)
 stage=0
 
-# On a GPU: the first one alone, since training in one process refuses several.
+# Use only the first GPU, because training in one process refuses several.
 on_gpu=
 if nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then
     visible=${CUDA_VISIBLE_DEVICES-0}
     export CUDA_VISIBLE_DEVICES="${visible%%,*}"
     case $CUDA_VISIBLE_DEVICES in
-        [0-9]* | GPU-* | MIG-*) on_gpu=1 ;; # else the GPUs are hidden, and the CPU is meant
+        [0-9]* | GPU-* | MIG-*) on_gpu=1 ;; # else the GPUs are hidden, to use the CPU
     esac
 fi
 
-# What comes now, and how long it has taken so far.
+# Print the stage that begins, and the time so far.
 begin() {
     stage=$((stage + 1))
     seconds=$(($(date +%s) - start))
@@ -28,8 +28,8 @@ run() {
     "$@"
 }
 
-# A function in the background, while others run: each has half of the cores. What it prints, `together` shows.
-# On a GPU it runs first: an engine takes 0.9 of the memory, so two at a time do not fit.
+# Run a function in the background, with half of the cores; `together` shows its output.
+# On a GPU, run it first instead: an engine takes 0.9 of the memory, so two do not fit.
 aside() {
     if [ -n "$on_gpu" ]; then
         "$@"
@@ -46,7 +46,7 @@ aside() {
     trap 'exit 143' TERM
 }
 
-# Until the function in the background has ended too.
+# Wait for the function in the background.
 together() {
     [ -z "$on_gpu" ] || return 0
     status=0

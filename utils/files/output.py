@@ -198,7 +198,7 @@ class Output:
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
         print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
-        print("  if you change settings, give another output or add --overwrite", file=sys.stderr)
+        print("  with other settings, give another output or add --overwrite", file=sys.stderr)
         return 1
 
     def _failed(self) -> list[Key]:
@@ -207,12 +207,12 @@ class Output:
     def _again(self) -> str:
         """Return how to retry unusable pieces; empty for a model that would repeat itself: greedy, or with beams."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
-        return "" if is_greedy or "num_beams" in self._found else "; a higher --max_retries asks for them again"
+        return "" if is_greedy or "num_beams" in self._found else "; a higher --max_retries retries them"
 
     def _refuse_fewer(self, there: int, number: int) -> None:
         if number < there:
             raise UserError(
-                f"{self.path}: has {there} {self.unit}, and this command makes {number}\n"
+                f"{self.path}: has {there} {self.unit}, but this command makes only {number}\n"
                 "  give another output, or --overwrite to replace it; completions are kept"
             )
 
@@ -239,9 +239,9 @@ def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
     if "attempts" not in piece:  # the prompt was too long to be sent
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:
-        return "another model, or generated text: leave out --choose likelihood or --verdicts probability"
+        return "another model, or generated text (without --choose likelihood or --verdicts probability)"
     if "raw" not in piece:
-        return "another model or server: this one refuses what these prompts are about"
+        return "another model or server: this one refuses the content of these prompts"
     if piece.get("reason") == UNFINISHED:
         return THINK_LONGER
     if piece.get("finish_reason") == "length" and unit == "plans":

@@ -88,10 +88,10 @@ def _download(url: str, path: Path) -> None:
             if tries == TRIES or is_away:  # no retries on a node without internet
                 raise UserError(
                     f"{shown}: cannot be downloaded: {problem}\n"
-                    "  run it again later, or copy the files here and give their folder as --source_dir"
+                    "  try again later, or copy the files to this machine and give their folder as --source_dir"
                 )
             wait = WAIT * 2 ** (tries - 1)
-            announce(f"{path.name}: {problem}; again in {wait:.0f} s")
+            announce(f"{path.name}: {problem}; retrying in {wait:.0f} s")
             time.sleep(wait)
     rename(part, path)
 
@@ -104,9 +104,9 @@ def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[st
     start, shown = file.tell() if version else 0, without_password(url)
     with client.stream("GET", url, headers={"Range": f"bytes={start}-", **version} if start else {}) as response:
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
-            raise _TroubleError(f"the server answers {response.status_code}")
+            raise _TroubleError(f"the server returned status {response.status_code}")
         if response.status_code not in (200, 206):
-            raise UserError(f"{shown}: the server answers {response.status_code}; is the address right?")
+            raise UserError(f"{shown}: the server returned status {response.status_code}; check the address")
         if response.status_code == 200:
             start = file.seek(0)
             file.truncate()
@@ -117,7 +117,7 @@ def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[st
         progress = Progress(total // MB, f"MB of {Path(file.name).stem}", start // MB, quiet=True)
         for piece in response.iter_raw():
             if not file.tell() and piece.lstrip().startswith(b"<"):
-                raise UserError(f"{shown}: the server sends a web page, not JSON; is the address right?")
+                raise UserError(f"{shown}: the server returned a web page instead of JSON; check the address")
             file.write(piece)
             if total >= 10 * MB:
                 progress.update(file.tell() // MB - progress.done)

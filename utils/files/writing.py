@@ -48,7 +48,7 @@ def probe_folder(path: Path) -> Path:
     OSError if none can, UserError if `path` is a folder itself.
     """
     if path.is_dir():
-        raise UserError(f"{path}: is a folder; give the name of a file in it")
+        raise UserError(f"{path}: is a folder; give a file")
     path.with_name(f"{path.name}.manifest.json.tmp").exists()  # an error if the longest name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     with tempfile.TemporaryFile(dir=folder):
@@ -154,7 +154,7 @@ def fill_folder(folder: Path) -> Iterator[Path]:
             shutil.rmtree(partial)
         partial.mkdir(parents=True)
     except OSError as error:
-        raise UserError(f"{partial}: cannot be made: {error.strerror}; give another --output_dir") from None
+        raise UserError(f"{partial}: cannot be created: {error.strerror}; give another --output_dir") from None
     yield partial
     partial.rename(folder)
 
@@ -220,7 +220,7 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"{output}: {_holder(file)} is writing it; wait for it, or end it") from None
+            raise UserError(f"{output}: {_holder(file)} is writing it; wait for that process, or stop it") from None
         except OSError:  # a file system without locks
             return file
         with suppress(FileNotFoundError):

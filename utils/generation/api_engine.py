@@ -99,9 +99,9 @@ class APIEngine:
             if tries <= self._max_retries:
                 # Before the very first answer, a wrong address is more likely than an outage.
                 pause = min(5.0 ** min(silent, 4), LONGEST_PAUSE) if self._answered else 1.0
-                self._note(f"{problem}; asking again in {pause:.0f} s")
+                self._note(f"{problem}; retrying in {pause:.0f} s")
                 await asyncio.sleep(pause)
-        self._note(f"{problem}; asked {tries} times, and no more in this run")
+        self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
     async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
@@ -148,7 +148,7 @@ class APIEngine:
         text = None if message is None else _text(message.get("content"))
         if text is None:
             found = self._one_line(field_of(answer, "error", object) or content.decode(errors="replace"))
-            raise UnavailableError(f"the {self.device} sends no completion; check --base_url: {found}")
+            raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
         finish_reason = self._one_line(field_of(choice, "finish_reason", str) or "unknown")
         if finish_reason == "content_filter":
             raise RefusedError("content_filter")
@@ -195,16 +195,14 @@ class APIEngine:
         if status == 400 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
         if code == "context_length_exceeded":
-            hint = "\n  give its real length as --max_model_len, or a smaller --max_tokens"
-            return UserError(f"the {self.device} refuses a prompt as too long: {message}{hint}")
+            hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
+            return UserError(f"the {self.device} refuses a prompt because it is too long: {message}{hint}")
         if status in MALFORMED:
             return MalformedError(f"the {self.device} refuses the request: {message}", param, whole)
         if (status in PASSING or status >= 500) and code != "insufficient_quota":
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         has_path = self._client.base_url.path.strip("/") != ""
-        hint = (
-            "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url usually ends in /v1; this one has no path"
-        )
+        hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
 
     def _one_line(self, found: object) -> str:

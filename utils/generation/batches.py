@@ -94,7 +94,7 @@ class BatchEngine(APIEngine):
         its.noted.clear()
         for batch_id, requests in self._sent().items():
             if batch_id not in its.read and (found := requests & left.keys()):
-                announce(f"{batch_id} was sent before")
+                announce(f"{batch_id}: already sent by an earlier run")
                 with suppress(AbsentError):  # the API keeps files for 30 days
                     await self._take(await self._ended(batch_id, len(requests)), found)
                 its.read.add(batch_id)
@@ -107,7 +107,7 @@ class BatchEngine(APIEngine):
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
         batch_id = await self._insist(lambda: self._submit(content, list(part)))
         size = f"{len(part)} requests, {len(content) / 1e6:.1f} MB"
-        announce(f"{batch_id}: {size}; if you stop here, the same command again waits for it")
+        announce(f"{batch_id}: {size}; if you stop now, run the same command again to wait for it")
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
         if TOO_MUCH in [field_of(error, "code", str) for error in errors] and len(part) > 1:
@@ -144,7 +144,7 @@ class BatchEngine(APIEngine):
         try:
             batch_id = (await self._explained(find()) or await self._explained(send()))[0]
         except AbsentError as error:
-            hint = "\n  is it one with a batch interface? if not, run the command without utils/batch.py"
+            hint = "\n  this API may not support batches; then run the command without utils/batch.py"
             raise UserError(f"{error}{hint}") from None
         if not isinstance(batch_id, str):
             raise UnavailableError(f"the {self.device} returned a batch without an id")
@@ -174,7 +174,7 @@ class BatchEngine(APIEngine):
                 if done > progress.done:
                     progress.update(done - progress.done)
                 if looks and status == "cancelled":  # somebody does not want it
-                    again = "run the same command again to use its answers and send the rest again"
+                    again = "run the same command again: it uses the finished answers and sends the rest again"
                     raise UserError(f"{batch_id} was cancelled at the {self.device}\n  {again}")
                 if status not in UNDER_WAY:
                     return batch
@@ -206,7 +206,7 @@ class BatchEngine(APIEngine):
         try:
             return await super()._explained(asked)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
-            raise UnavailableError(f"the {self.device} returned other than the expected JSON: {error}") from None
+            raise UnavailableError(f"the {self.device} returned unexpected JSON: {error}") from None
 
 
 def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:

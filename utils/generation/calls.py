@@ -65,7 +65,7 @@ class Call:
     parse: Parser  # reads the output's text
     record: dict[str, Any] = field(default_factory=dict)  # fields of its record besides the output's
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
-    # From the options' log-probabilities to the record's fields, with `value`; None: choose the likeliest per token.
+    # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
@@ -106,7 +106,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         thought += completion.reasoning_tokens or 0
         parsed = read(completion)
         is_sampled = "temperature" in completion.refused_parameters
-        # A greedy model would only think the same again.
+        # A greedy model would only repeat the same thought.
         is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
         if parsed.value is not None or is_last:
             break
@@ -154,7 +154,7 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
 def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
     """Return a record's fields with the likeliest option, or with None if another option has the same tokens.
 
-    The scores of options with the same tokens differ by rounding at most. Of equal scores, the first wins.
+    The scores of options with the same tokens differ at most by rounding. Of equal scores, the first wins.
     """
     best = max(scores, key=scores.get)
     twins = [option for option in options if options[option] == options[best]]
@@ -204,10 +204,10 @@ def describe_calls(
         options += len(call.options or ())
         dropped += call.record.get("num_contexts_dropped", 0)
         cut += call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False)
-    too_long = f"{len(over)} prompts too long and not asked" + (printable(f": {', '.join(over[:5])}") if over else "")
+    too_long = f"{len(over)} prompts too long, skipped" + (printable(f": {', '.join(over[:5])}") if over else "")
     told = (
         f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens an output"
+        f"at most {policy.max_tokens} tokens per output"
     )
     if prices:
         prompts, outputs = sum(lengths) * prices.input / 1e6, len(lengths) * policy.max_tokens * prices.output / 1e6

@@ -174,7 +174,7 @@ class LocalChat(_Counting):
     ):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
         if self.tokenizer.chat_template is None:
-            raise UserError(f"{self.tokenizer.name_or_path}: no chat template; give an instruction-tuned model")
+            raise UserError(f"{self.tokenizer.name_or_path}: has no chat template; use an instruction-tuned model")
         self.model_limit = getattr(config, "max_position_embeddings", None)
         self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
         if not only_known:
@@ -189,7 +189,7 @@ class LocalChat(_Counting):
             text = self._apply([{"role": "user", "content": question}])
             self._encode_all([text])
         if question not in text:
-            raise UserError(f"{self._template}: leaves out the user's text; give another model")
+            raise UserError(f"{self._template}: drops the user's text; use another model")
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
@@ -339,7 +339,7 @@ def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
     """Return the user's length (UserError if it exceeds the model's limit), or `wanted` up to the limit."""
     limit = chat.model_limit
     if length and limit and length > limit:
-        raise UserError(f"{flag} {length}: the model takes at most {limit} tokens")
+        raise UserError(f"{flag} {length}: the model supports at most {limit} tokens")
     return length or min(wanted, limit or wanted)
 
 

@@ -105,7 +105,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
     UserError if the model's files or the API's key are missing, before anything expensive starts.
     """
     if args.model_id is not None and not args.model_id.strip():
-        raise UserError("--model_id: says which model an API has; give a name")
+        raise UserError("--model_id: is empty; give the name of the API's model")
     if args.openai:
         if not args.cached_only:
             read_api_key(args.api_key_addr)
@@ -205,7 +205,7 @@ def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
     """Print where a shard's completions are and how to write the outputs."""
     if vars(args).get("num_shards", 1) > 1:
         which = f"shard {args.shard_index} of {args.num_shards}"
-        print(f"{args.completions}: {which} is in it; the same command without shards writes {', '.join(outputs)}")
+        print(f"{args.completions}: {which} is stored; run the command without shards to write {', '.join(outputs)}")
 
 
 def read_api_key(path: str | None) -> str:
@@ -214,7 +214,7 @@ def read_api_key(path: str | None) -> str:
     if path is None:
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         if not key:
-            raise UserError("--openai needs a key: --api_key_addr FILE, or OPENAI_API_KEY in the environment")
+            raise UserError("--openai: no API key; give --api_key_addr FILE or set OPENAI_API_KEY")
     elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
         raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
     else:
@@ -224,5 +224,5 @@ def read_api_key(path: str | None) -> str:
             raise UserError(f"{where}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
     # The key is sent in an HTTP header, which takes printable ASCII.
     if not key.isascii() or not key.isprintable() or " " in key or not key:
-        raise UserError(f"{where}: must hold the key and nothing else")
+        raise UserError(f"{where}: must contain only the key")
     return key

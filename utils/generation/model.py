@@ -39,7 +39,7 @@ class Policy:
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
         """Make a policy from flags; UserError if a local model has no seed."""
         if args.seed is None and not args.openai:
-            raise UserError("--seed none: is only for an API; a model that runs here needs a seed")
+            raise UserError("--seed none: only for an API; a local model needs a seed")
         names = [field.name for field in fields(cls) if field.name not in ("schema", "further", "opened")]
         further = {name: value for name in FURTHER if (value := vars(args).get(name)) not in (None, {})}
         return cls(**{name: getattr(args, name) for name in names}, schema=schema, further=further)

@@ -237,8 +237,8 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
                 self._throttle.accepted()
             elif response.status_code == 429:
                 pause = self._throttle.refused(entered, read_retry_after(response.headers))
-                quiet = f", none for {pause:.1f} s" if pause else ""
-                self._note(f"the API asks for less: at most {self._throttle.limit} requests at a time{quiet}")
+                quiet = f", after a pause of {pause:.1f} s" if pause else ""
+                self._note(f"the API asks for fewer requests: now at most {self._throttle.limit} at a time{quiet}")
             return response
         finally:
             self._throttle.leave()

@@ -122,7 +122,7 @@ def _told_next(result: "RequestOutput", token: int) -> float:
     """Return the log-probability of a token after the request's tokens; UserError if the result lacks it."""
     [found, *_] = result.outputs[0].logprobs or [{}]
     if token not in found:
-        raise UserError(f"vLLM gave no log-probability of token {token}, which it was asked for; set {FIRST_RUNNER}")
+        raise UserError(f"vLLM did not return the requested log-probability of token {token}; set {FIRST_RUNNER}")
     return found[token].logprob
 
 

@@ -77,7 +77,7 @@ class ModelStore:
         line = file.read(offset, place & ((1 << LENGTH_BITS) - 1))
         self._close_oldest(file)
         if not _is_whole(line) or line[KEY_START:KEY_END] != key.encode():
-            raise UserError(f"{file.path}: changed while it was in use; run the same command again")
+            raise UserError(f"{file.path}: changed while this run used it; run the same command again")
         return json.loads(line)
 
     def add(self, key: str, fields: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ class ModelStore:
         if known not in (None, root):
             raise UserError(
                 f"{self.folder}: has completions of {json.dumps(known)}, but the server now reports "
-                f"{json.dumps(root)}\n  give another --completions, or say with --model_id which model it is"
+                f"{json.dumps(root)}\n  give another --completions, or name the model with --model_id"
             )
         if known is None:
             self._make_folder(root=root)

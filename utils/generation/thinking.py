@@ -39,7 +39,7 @@ def template_variables(args: Namespace) -> dict[str, Any]:
     variables = dict(kwargs or {})
     if effort is not None:
         if "reasoning_effort" in variables:
-            raise UserError("--reasoning_effort: is also in --chat_template_kwargs; give it once")
+            raise UserError("--reasoning_effort: also in --chat_template_kwargs; give only one of them")
         variables["reasoning_effort"] = effort
     return variables
 
@@ -54,7 +54,7 @@ def refuse_unknown(variables: dict[str, Any], known: dict[str, Any], where: str)
     if unknown := variables.keys() - known.keys():
         name = min(unknown)
         flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
-        raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or look up the name in its model card")
+        raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or check the name in the model card")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
 
 def _thoughts_of_api(model: str, asked: str | None, effort: str | None) -> Thoughts:
     if asked not in (None, TAGS):
-        meant = f"with --openai only {TAGS} is possible, for texts that begin inside a thought"
+        meant = f"with --openai the only parser is {TAGS}, for texts that begin inside a thought"
         raise UserError(f"--reasoning_parser {asked}: {meant}\n  leave it out: other marks are found in the text")
     thinks = asked == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
     tokens = OPENAI_TOKENS if OPENAI_NAMES.match(model) else THOUGHT_TOKENS

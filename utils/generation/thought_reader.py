@@ -33,7 +33,9 @@ class ThoughtReader:
         from vllm.reasoning import ReasoningParserManager
 
         if name not in (known := ReasoningParserManager.list_registered()):
-            raise UserError(f"--reasoning_parser {name}: vLLM has {', '.join(known)}\n  or give {NO_PARSER}")
+            raise UserError(
+                f"--reasoning_parser {name}: unknown; vLLM has {', '.join(known)}\n  give one of these, or {NO_PARSER}"
+            )
         tokenizer = load_tokenizer()
         try:
             self._parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)

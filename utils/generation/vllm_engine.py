@@ -254,7 +254,7 @@ def _check_gpus(args: Namespace, base: str) -> None:
         check_gpu_free(index, free * 2**20, total * 2**20, args.gpu_memory_utilization)
     smallest, num_gpus = min(int(row[3]) for row in rows[: count_gpus(args)]) * 2**20, args.tensor_parallel_size
     settings = {"value_bytes": 4 if args.dtype == "float32" else 2, "share": args.gpu_memory_utilization}
-    remedy = "more of them (--tensor_parallel_size)"
+    remedy = "more GPUs (--tensor_parallel_size)"
     check_before_fetching(base, args.cache_dir, smallest, num_gpus=num_gpus, remedy=remedy, **settings)
 
 
@@ -262,11 +262,11 @@ def _check_batch_invariance(count: int, on_gpu: bool) -> None:
     """Raise UserError if vLLM lacks the mode here; on a CPU, its first step would crash."""
     what = f"{BATCH_INVARIANT}=1 needs a GPU of compute capability {BATCH_INVARIANT_FROM} or more"
     if not on_gpu:
-        raise UserError(f"{what}; none is here")
+        raise UserError(f"{what}; this machine has none")
     # An unreported capability is that of a part of a GPU (MIG), which only new enough GPUs have.
     lowest = min(list(find_capabilities().values())[:count], default=BATCH_INVARIANT_FROM)
     if lowest < BATCH_INVARIANT_FROM:
-        raise UserError(f"{what}; here it is {lowest}")
+        raise UserError(f"{what}; this one has {lowest}")
 
 
 def _lora_settings(adapters: list[str]) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
     rank, adapter = max((adapter_config(adapter)["r"], adapter) for adapter in adapters)
     fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
     if not fitting:
-        raise UserError(f"{adapter}: LoRA rank {rank} is more than vLLM can serve")
+        raise UserError(f"{adapter}: LoRA rank {rank} is higher than vLLM supports")
     return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
 
 

@@ -48,14 +48,14 @@ def check_devices() -> None:
         for gpu, capability in find_capabilities().items():
             if capability < OLDEST:
                 raise UserError(
-                    f"{gpu} has compute capability {capability}, and the kernels of torch and vLLM begin at {OLDEST}\n"
-                    "  take a newer GPU (docs/gpu.md), or leave this one out with CUDA_VISIBLE_DEVICES"
+                    f"{gpu} has compute capability {capability}, but torch and vLLM need at least {OLDEST}\n"
+                    "  use a newer GPU (docs/gpu.md), or exclude this one with CUDA_VISIBLE_DEVICES"
                 )
     elif not _cpu_is_meant() and (gpu := _find_gpu()):
         raise UserError(
-            f"{gpu}, but torch sees none\n"
+            f"{gpu}, but torch finds none\n"
             f"  {_way_out(torch.version.cuda)}\n"
-            '  CUDA_VISIBLE_DEVICES="" says that the CPU is meant (so does --device cpu, where a script has it)'
+            '  to use the CPU, set CUDA_VISIBLE_DEVICES="" (or give --device cpu, if the script has it)'
         )
 
 
@@ -131,10 +131,10 @@ def _find_gpu() -> str | None:
 def _way_out(cuda: str | None) -> str:
     """Return the remedy for a GPU that torch does not see; `cuda` is torch's CUDA version, None for a CPU build."""
     if cuda is None:
-        return "this torch is the build for CPUs; for the GPU: make setup REQUIREMENTS=requirements.txt"
-    driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["not told"])[0]
+        return "this is torch's CPU build; for the GPU run: make setup REQUIREMENTS=requirements.txt"
+    driver = (_call_nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader") or ["unknown"])[0]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (
-        f"torch is built for CUDA {cuda}; for CUDA 13 the driver has to be 580 or newer, or cuda-compat to be there; "
-        f"the driver: {driver}" + (f", CUDA_VISIBLE_DEVICES: {visible}" if visible else "") + " (see docs/gpu.md)"
+        f"torch is built for CUDA {cuda}; CUDA 13 needs driver 580 or newer, or cuda-compat; "
+        f"this driver: {driver}" + (f", CUDA_VISIBLE_DEVICES: {visible}" if visible else "") + " (see docs/gpu.md)"
     )

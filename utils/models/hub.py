@@ -70,14 +70,14 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
                 _fetch_config(name, cache_dir)
             return
         place = cache_dir or constants.HF_HUB_CACHE
-        remedy = f"fetch it where there is internet: hf download {name} --cache-dir {place}"
+        remedy = f"on a node with internet, run: hf download {name} --cache-dir {place}"
         if folder is None:
             where = f"neither a folder nor in the hub cache {place}, and HF_HUB_OFFLINE is set"
             raise NoModelError(f"{name}: {where}\n  {remedy}")
     _check_folder(folder, remedy)
     is_adapter = adapter_base(name) is not None
     if (is_adapter or safetensors_only) and not any(folder.glob("*.safetensors")):
-        raise UserError(f"{folder}: only pickled weights (*.bin), which may hold code; convert them to safetensors")
+        raise UserError(f"{folder}: has only pickled weights (*.bin), which may run code; convert them to safetensors")
     if is_adapter:
         _check_adapter(folder, cache_dir, safetensors_only)
 
@@ -99,16 +99,16 @@ def model_folder(name: str, cache_dir: str | None = None) -> Path:
     if not sys.stderr.isatty():
         disable_progress_bars()
     if not any(folder.glob("*.safetensors")):
-        announce(f"fetching the weights of {name} from the hub (gigabytes take minutes)")
+        announce(f"downloading the weights of {name} from the hub (gigabytes take minutes)")
     with _hub_errors(name), skipping_absent_hub(name):
         wanted = {"allow_patterns": FETCHED, "ignore_patterns": NOT_FETCHED}
         snapshot_download(name, revision=folder.name, cache_dir=cache_dir, **wanted)
     if not any(folder.glob("*.safetensors")):
         raise UserError(
-            f"{name}: the hub has no *.safetensors of it, or cannot be reached\n"
-            "  pickled weights (*.bin) are not read, for they may hold code"
+            f"{name}: the hub has no *.safetensors for it, or cannot be reached\n"
+            "  pickled weights (*.bin) are not read, because they may run code"
         )
-    _check_folder(folder, "the hub cannot be reached now, or has no more of it")
+    _check_folder(folder, "the hub cannot be reached, or does not have this file")
     return folder
 
 
@@ -178,7 +178,7 @@ def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
     try:
         validate_repo_id(name)
     except HFValidationError:
-        raise UserError(f"{name!r}: neither a folder nor a name a hub model can have") from None
+        raise UserError(f"{name!r}: neither a folder nor a valid name on the hub") from None
     found = (try_to_load_from_cache(name, config, cache_dir=cache_dir) for config in CONFIGS)
     return next((Path(path).parent for path in found if isinstance(path, str)), None)
 
@@ -251,17 +251,17 @@ def _check_folder(folder: Path, remedy: str) -> None:
     if not folder.is_dir():
         raise UserError(f"{folder}: {'not a folder' if folder.exists() else 'no such folder'}; {remedy}")
     if not any((folder / config).is_file() for config in CONFIGS):
-        raise UserError(f"{folder}: holds no config.json (or adapter_config.json)\n  {remedy}")
+        raise UserError(f"{folder}: has no config.json (or adapter_config.json)\n  {remedy}")
     if not _weights(folder):
-        raise UserError(f"{folder}: holds no weights (*.safetensors or *.bin)\n  {remedy}")
+        raise UserError(f"{folder}: has no weights (*.safetensors or *.bin)\n  {remedy}")
     for path in sorted(path for pattern in (*FETCHED, "*.bin") for path in folder.glob(pattern)):
         if not path.is_file():
-            raise UserError(f"{path}: not a file, but a folder, a pipe or a broken link\n  {remedy}")
+            raise UserError(f"{path}: a folder, a pipe or a broken link, not a file\n  {remedy}")
     for path in folder.glob("*.safetensors"):
         try:
             safe_open(path, "numpy")
         except SafetensorError as error:  # left by an interrupted copy
-            raise UserError(f"{path}: damaged or half-written ({error})\n  {remedy}") from None
+            raise UserError(f"{path}: damaged or incomplete ({error})\n  {remedy}") from None
     for index in (*folder.glob("*.safetensors.index.json"), *folder.glob("*.bin.index.json")):
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
@@ -269,7 +269,7 @@ def _check_folder(folder: Path, remedy: str) -> None:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             raise UserError(f"{index}: damaged\n  {remedy}") from None
         if missing:
-            raise UserError(f"{folder}: lacks {missing[0]}, which {index.name} names\n  {remedy}")
+            raise UserError(f"{folder}: lacks {missing[0]}, which is listed in {index.name}\n  {remedy}")
 
 
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
@@ -294,7 +294,7 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         if found is None or found[axis] != shape[axis]:
             what = "has no such module" if found is None else f"has {found[axis]} there, the adapter {shape[axis]}"
             raise UserError(
-                f"{folder}: an adapter for another architecture than {base}\n"
+                f"{folder}: adapter does not match the architecture of {base}\n"
                 f"  {module.removeprefix('base_model.model.')}: the base model {what}"
             )
 
@@ -314,7 +314,7 @@ def _fetch_config(name: str, cache_dir: str | None) -> None:
         with _hub_errors(name), suppress(RemoteEntryNotFoundError):  # an adapter has adapter_config.json only
             hf_hub_download(name, config, cache_dir=cache_dir)
             return
-    raise UserError(f"{name}: holds neither config.json nor adapter_config.json")
+    raise UserError(f"{name}: has neither config.json nor adapter_config.json")
 
 
 @contextmanager
@@ -335,6 +335,6 @@ def _hub_errors(name: str) -> Iterator[None]:
         raise NoModelError(f"{name}: {NOT_TO_BE_HAD}") from None
     except errors.HfHubHTTPError as error:  # its text may repeat the request with the token
         status = error.response.status_code
-        raise UserError(f"{name}: the hub answers {status}; is the token right (`hf auth whoami`)?") from None
+        raise UserError(f"{name}: the hub returned status {status}; check the token with `hf auth whoami`") from None
     except (errors.HTTPError, RuntimeError):  # within a file; RuntimeError is from the client's own downloader
         raise UserError(f"{name}: the connection to the hub broke off; run the same command again to resume") from None

@@ -67,7 +67,7 @@ def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
     if not folder.is_dir():
         raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
     if revision is not None:
-        raise UserError(f"--revision {revision}: {name} is a folder, which has none")
+        raise UserError(f"--revision {revision}: {name} is a folder, so it has no revisions")
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     return Source(name, None, folder, sizes)
 
@@ -94,7 +94,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
         raise unreachable or error from None
     if unreachable is not None and not constants.HF_HUB_OFFLINE:
         announce(f"note: {str(unreachable).splitlines()[0]}")
-        announce(f"  going on with the commit that --cache_dir {cache_dir} holds")
+        announce(f"  continuing with the commit in --cache_dir {cache_dir}")
     return Source(name, folder.name, folder, {entry.path: entry.size for entry in tree}, cache_dir)
 
 
@@ -105,7 +105,7 @@ def files_of(source: Source, config: str, split: str) -> list[str]:
     found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     if not found:
         what = f"{source.name}, {config}, {split}: cannot be downloaded"
-        raise UserError(f"{what}: no file {patterns[0]!r} in it that is one of {', '.join(SUFFIXES)}")
+        raise UserError(f"{what}: it has no file {patterns[0]!r} of a supported type ({', '.join(SUFFIXES)})")
     return found
 
 
@@ -120,7 +120,7 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
         entries = [entry for one in configs if one["config_name"] == config for entry in one.get("data_files", [])]
         paths = [entry["path"] for entry in entries if entry["split"] == split]
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
-        raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not say which files it has") from None
+        raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not list its files") from None
     return [str(path) for path in paths for path in (path if isinstance(path, list) else [path])]
 
 
@@ -139,7 +139,7 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
         errors.RepositoryNotFoundError: f"{name}: no such folder, and no such dataset on the hub, or a private one "
         "(`hf auth login`)",
         errors.RevisionNotFoundError: f"--revision {revision}: {name} has no such branch, tag or commit",
-        errors.HFValidationError: f"{name!r}: neither a folder nor a name that a dataset on the hub can have",
+        errors.HFValidationError: f"{name!r}: neither a folder nor a valid name on the hub",
     }
     try:
         yield
@@ -152,14 +152,16 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
         if status is not None and status < 500:
-            told = f"the hub answers {status}; is the token right (`hf auth whoami`)?"
+            told = f"the hub returned status {status}; check the token with `hf auth whoami`"
             raise UserError(f"{name}: cannot be downloaded: {told}") from None
         copy = "without internet copy the dataset's folder here and give it as --dataset_name"
         if constants.HF_HUB_OFFLINE:
-            missing = f"not whole in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
+            missing = f"incomplete in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
             raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
-        problem = f"the hub answers {status}" if status else f"the hub cannot be reached ({type(cause).__name__})"
+        problem = (
+            f"the hub returned status {status}" if status else f"the hub cannot be reached ({type(cause).__name__})"
+        )
         if "Consistency check" in str(error):
-            problem = "a file came with another size than the hub says"
+            problem = "a file has another size than the hub reports"
         again = f"run the same command again, or {copy}"
         raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None

@@ -48,11 +48,11 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
     size = getattr(config, "vocab_size", None)
     for name in names:
         if (token := getattr(tokenizer, name)) is None:
-            raise UserError(f"{tokenizer.name_or_path}: its tokenizer_config.json names no {name}")
+            raise UserError(f"{tokenizer.name_or_path}: its tokenizer_config.json has no {name}")
         if type(size) is int and tokenizer.convert_tokens_to_ids(token) >= size:
             raise UserError(
-                f"{tokenizer.name_or_path}: its tokenizer_config.json has {quote(token)} as {name}, which is not among "
-                f"the {size} tokens of its model"
+                f"{tokenizer.name_or_path}: its tokenizer_config.json has {quote(token)} as {name}, which is not one "
+                f"of the model's {size} tokens"
             )
 
 
@@ -90,7 +90,7 @@ def adapter_config(name: str) -> dict[str, Any] | None:
         if config["peft_type"] == "LORA" and isinstance(base, str) and base and rank > 0:
             return config
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise UserError(f"{path}: damaged; take another checkpoint") from None
+        raise UserError(f"{path}: damaged; use another checkpoint") from None
     raise UserError(f"{path}: not a LoRA adapter on a named base model")
 
 

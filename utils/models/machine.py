@@ -22,7 +22,7 @@ from utils.models.hub import cached_folder, find_headers
 from utils.models.loading import adapter_base
 from utils.models.memory import ALLOWANCE, BLOCK, GB, Gpu
 
-LARGER = "take larger GPUs, or more of them (--tensor_parallel_size)"
+LARGER = "use larger GPUs, or more of them (--tensor_parallel_size)"
 
 
 class Loaded(NamedTuple):
@@ -81,7 +81,7 @@ def describe_disk(path: str, needed: int = 0) -> list[str]:
     line = f"disk of {folder}: {free / GB:.1f} GB free"
     line += f", the output takes up to {math.ceil(needed / 10**6):,} MB" if needed else ""
     if free < needed:
-        raise UserError(f"{line}\n  free some, or give an output on another disk")
+        raise UserError(f"{line}\n  free some space, or put the output on another disk")
     return [line]
 
 
@@ -105,7 +105,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
     config = memory.load_config(cached_folder(base, args.cache_dir))
     size = memory.read_size(find_headers(base, args.cache_dir), config, args.dtype)
     if size is None:
-        return [f"note: {name}: it is not known how much memory it needs"]
+        return [f"note: {name}: memory needs unknown"]
     total = min((gpu.total for gpu in gpus), default=0)
     fit = memory.fit_model(size, total, utilization, num_gpus)
     request = math.ceil(length / BLOCK) * BLOCK * fit.token_bytes
@@ -125,7 +125,7 @@ def _describe_model(args: Namespace, model: Loaded, gpus: list[Gpu]) -> list[str
         lines.append(
             f"{name}: {fit.cache / GB:.1f} GB are left for the KV cache: {fit.requests(length)} requests of {length} "
             f"tokens at a time, longest --max_model_len {min(fit.tokens, model.limit or fit.tokens)}"
-            + ("" if is_sure else f"; may not fit, since vLLM itself has taken up to {most / GB:.1f} GB")
+            + ("" if is_sure else f"; it may not fit, because vLLM itself may need up to {most / GB:.1f} GB")
         )
     return lines
 
@@ -135,10 +135,10 @@ def _check_bfloat16(dtype: str) -> list[str]:
     """Raise UserError if --dtype is bfloat16 and a GPU lacks it; otherwise, return a note for such a GPU."""
     for gpu, capability in find_capabilities().items():
         if capability < MEANT:
-            what = f"{gpu} has compute capability {capability}, and bfloat16 and FlashAttention begin at {MEANT}"
+            what = f"{gpu} has compute capability {capability}, but bfloat16 and FlashAttention need at least {MEANT}"
             if dtype == "bfloat16":
-                raise UserError(f"{what}\n  take another --dtype or a newer GPU")
-            return [f"note: {what}: with --dtype auto vLLM takes float16 (for Gemma 2 float32, with twice the memory)"]
+                raise UserError(f"{what}\n  use another --dtype or a newer GPU")
+            return [f"note: {what}: with --dtype auto, vLLM uses float16 (float32 for Gemma 2, with twice the memory)"]
     return []
 
 

@@ -146,8 +146,8 @@ def refuse_too_large(
     """Raise UserError if `needed` bytes exceed this share of a GPU's memory."""
     if needed > share * gpu_memory:
         part = f"{share:g} x " if share < 1 else ""
-        sizes = f"{needed / GB:.1f} GB a GPU do not fit into {part}{gpu_memory / GB:.1f} GB"
-        raise UserError(f"{what}: {sizes}\n  take a larger GPU, or {remedy}")
+        sizes = f"{needed / GB:.1f} GB per GPU do not fit into {part}{gpu_memory / GB:.1f} GB"
+        raise UserError(f"{what}: {sizes}\n  use a larger GPU, or {remedy}")
 
 
 def check_before_fetching(
@@ -192,10 +192,10 @@ def check_weights(folder: Path) -> None:
     found = {name: shape for name, (shape, _) in read_headers(folder).items()}
     for name, tensor in wanted.items():
         if found.get(name, list(tensor.shape)) != list(tensor.shape):
-            what = f"{name} has shape {found[name]}, and {list(tensor.shape)} by its config.json"
+            what = f"{name} has shape {found[name]}, but config.json implies {list(tensor.shape)}"
             raise UserError(f"{folder}: its weights do not match its config.json: {what}")
     if unknown := sorted(found.keys() - wanted.keys()):
-        raise UserError(f"{folder}: its weights do not match its config.json, which has no {unknown[0]}")
+        raise UserError(f"{folder}: its weights do not match its config.json, which does not include {unknown[0]}")
 
 
 def find_gpus() -> list[Gpu]:
@@ -221,7 +221,7 @@ def check_gpu_count(found: int, args: Namespace) -> None:
     if count_gpus(args) > found:
         copies = args.data_parallel_size
         flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
-        raise UserError(f"{flags}: only {found} GPUs are here")
+        raise UserError(f"{flags}: this machine has only {found} GPUs")
 
 
 def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
@@ -230,5 +230,5 @@ def check_gpu_free(index: int, free: float, total: float, utilization: float) ->
         raise UserError(
             f"GPU {index} has {free / GIB:.1f} of {total / GIB:.1f} GiB free, "
             f"--gpu_memory_utilization {utilization} asks for {utilization * total / GIB:.1f}\n"
-            "  another process uses it (see nvidia-smi): wait for it, take another GPU, or ask for less"
+            "  another process uses it (see nvidia-smi): wait for it, use another GPU, or lower the flag"
         )

@@ -57,14 +57,16 @@ def read_topics(path: Path, wanted: list[str] | None) -> dict[str, Topic]:
     topics = {}
     for name in wanted or tables:
         if not name.isidentifier():
-            raise UserError(f"{path}: topic {quote(name)}: a topic's name has letters, digits and _ only")
+            raise UserError(f"{path}: topic {quote(name)}: a topic's name may have only letters, digits and _")
         try:
             topics[name] = msgspec.convert(tables[name], Topic)
         except msgspec.ValidationError as error:
             example = 'about = "what the conversations are about"'
-            raise UserError(f"{path}: topic {quote(name)}: {error}\n  a topic is such as {example}") from None
+            raise UserError(
+                f"{path}: topic {quote(name)}: {error}\n  write a topic as in this example: {example}"
+            ) from None
     if not topics:
-        raise UserError(f'{path}: no topic; give a table such as [cooking] with about = "..."')
+        raise UserError(f'{path}: has no topics; add a table such as [cooking] with about = "..."')
     return topics
 
 
@@ -72,7 +74,7 @@ def read_small_talk(path: Path) -> list[str]:
     """Return the questions of a text file, one per line; UserError if it has none."""
     questions = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     if not questions:
-        raise UserError(f"{path}: no question; give one per line")
+        raise UserError(f"{path}: has no questions; give one per line")
     return questions
 
 
@@ -80,7 +82,7 @@ def hash_of_step(path: Path) -> str:
     """Return the hash of a step's file; UserError if it is missing."""
     if not path.is_file():
         step = "conversations" if path.stem == "personas" else path.stem
-        raise UserError(f"{path}: no such file; --step {step} makes it")
+        raise UserError(f"{path}: no such file; run --step {step} first")
     return file_hash(path)
 
 
@@ -89,7 +91,7 @@ def read_values(path: Path) -> dict[str, Any]:
     hash_of_step(path)
     pieces = read_json(path)
     if not isinstance(pieces, dict) or not all(isinstance(one, dict) and "value" in one for one in pieces.values()):
-        raise UserError(f"{path}: not a file that utils/build_personamem.py writes")
+        raise UserError(f"{path}: not a file of utils/build_personamem.py")
     return {key: piece["value"] for key, piece in pieces.items()}
 
 

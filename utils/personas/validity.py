@@ -65,7 +65,7 @@ def share_of(count: float, whole: int) -> float | None:
 
 def sections_of(rows: Sequence[Row]) -> list[Section]:
     """Return a section per type for utils/building/reading_page.py, which draws the questions to read."""
-    question = "Does the right option follow from the history alone, and does no other option?"
+    question = "Does the history alone imply the right option, and only that one?"
     unique = {row.entry["id"]: row for row in rows}.values()
     shown = {name: [as_shown(row) for row in unique if row.entry["type"] == name] for name in TYPES}
     return [Section(name, question, {"questions": len(its)}, its) for name, its in shown.items() if its]

@@ -31,7 +31,9 @@ def find_lead_in(
     sources = [planner_model] if planner_model else plans_addrs
     found = [_find(planner_target, prompt, one, is_folder=planner_model is not None) for one in sources]
     if len(set(found)) > 1:
-        raise UserError(f"--plans_addr: {' and '.join(sources)} begin differently; answer with each in its own command")
+        raise UserError(
+            f"--plans_addr: {' and '.join(sources)} have different lead-ins; use a separate command for each"
+        )
     return found[0] if found else choose_lead_in(planner_target or "paper", prompt)
 
 
@@ -41,7 +43,7 @@ def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_fol
         return choose_lead_in(planner_target or "paper", prompt)
     remembered = settings.get("planner_target", "paper")
     if planner_target not in (None, remembered):
-        raise UserError(f"--planner_target {planner_target}: {source} was made with {remembered}\n  leave the flag out")
+        raise UserError(f"--planner_target {planner_target}: {source} was made with {remembered}; leave the flag out")
     return settings.get("lead_in")
 
 
@@ -70,8 +72,8 @@ def describe_examples(path: str, examples: list[Example]) -> str:
     lengths = [example.length for example in examples]
     return (
         f"{path}: {len(examples)} questions with {sum(len(example.aspects) for example in examples)} aspects; "
-        f"{sum(lengths)} tokens, the longest {max(lengths)}, in the targets "
-        f"{sum(len(example.target) for example in examples)}\n"
+        f"{sum(lengths)} tokens, {sum(len(example.target) for example in examples)} of them in targets; "
+        f"longest example {max(lengths)} tokens\n"
         f"  {sum(example.num_dropped for example in examples)} posts left out for length, "
         f"{sum(example.is_cut for example in examples)} cut at the end"
     )

@@ -52,7 +52,7 @@ class ContextsFile:
         # Returns a context's messages and each message's session number; UserError if they are invalid.
         self.read = lru_cache(AT_HAND)(self._read)
         if not path.is_file():
-            raise UserError(f"{path}: no such file; it holds the histories of the dataset beside it, copy it there too")
+            raise UserError(f"{path}: no such file; copy the histories together with their dataset")
         with path.open("rb") as file:
             for number, line in enumerate(read_lines(file), 1):
                 digest.update(line)
@@ -60,7 +60,9 @@ class ContextsFile:
                     continue
                 for context_id, messages in _decode(line, dict[str, msgspec.Raw], f"{path}: line {number}").items():
                     if context_id in self._lines:
-                        raise UserError(f"{path}: line {number}: id {quote(context_id)} is an earlier line's too")
+                        raise UserError(
+                            f"{path}: line {number}: id {quote(context_id)} is repeated from an earlier line"
+                        )
                     self._lines[context_id] = f"{path}: line {number}", messages
         self.sha256 = digest.hexdigest()
 
@@ -134,7 +136,7 @@ class Profile(Sequence):
                 groups.setdefault(place if self._unit == "message" else sessions[place], []).append(place)
         if len(self.reference.get("order", groups)) != len(groups):
             held = f"{len(self.reference['order'])} items, but its history has {len(groups)}"
-            raise UserError(f"{self._where}: its 'order' is of {held}")
+            raise UserError(f"{self._where}: its 'order' has {held}")
         return list(map(tuple, groups.values()))
 
     def _item(self, number: int) -> Item:
@@ -152,11 +154,11 @@ def open_profile(record: Record, dataset: Path) -> Profile:
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
     file = _contexts_file(dataset.absolute().parent / reference["contexts"])
     if reference.get("sha256", file.sha256) != file.sha256:
-        raise UserError(f"{file.path}: not the file that {dataset} was made with; put that one there")
+        raise UserError(f"{file.path}: not the file that {dataset} was made with; restore that file")
     if reference["context"] not in file:
         raise UserError(f"{where}: {file.path} has no context {quote(reference['context'])}")
     if sorted(order := reference.get("order", [])) != [*range(len(order))]:
-        raise UserError(f"{where}: its 'order' must hold each item's number once")
+        raise UserError(f"{where}: its 'order' must have each item's number exactly once")
     return Profile(file, reference, where)
 
 
@@ -207,7 +209,7 @@ def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid
         elif not skip_invalid:
             raise UserError(
                 f"id {quote(record['id'])}: end_index_in_shared_context is {end}, but its context in {file.path} "
-                f"has {most} messages\n  --skip_invalid leaves such questions out and counts them"
+                f"has {most} messages\n  add --skip_invalid to skip and count such questions"
             )
     return referring, len(placed) - len(referring)
 

@@ -48,7 +48,7 @@ class DatasetFile:
             check_record(record, f"{self.path}: record {number}", self._needs)
             if record["id"] in numbers:
                 both = f"records {numbers[record['id']]} and {number} both have id {quote(record['id'])}"
-                raise UserError(f"{self.path}: {both}; ids are unique")
+                raise UserError(f"{self.path}: {both}; ids must be unique")
             numbers[record["id"]] = number
             first = {"task": self.task.name if self.task else record.get("task", FIRST)}
             self.task = task_of(str(self.path), [first, record])
@@ -56,7 +56,7 @@ class DatasetFile:
             self._places.append(tuple(place))
             yield with_profile(record, self.path, self._needs)
         if not self.ids:
-            raise UserError(f"{self.path}: holds no questions")
+            raise UserError(f"{self.path}: has no questions")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -72,7 +72,7 @@ class DatasetFile:
         except (OSError, ValueError, TypeError, KeyError):
             record = {"id": None}
         if record["id"] != self.ids[number]:
-            raise UserError(f"{self.path}: was changed while it was read; run the same command again")
+            raise UserError(f"{self.path}: changed while it was read; run the same command again")
         return with_profile(record, self.path, self._needs)
 
 
@@ -94,7 +94,7 @@ def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None
 def check_record(record: Any, where: str, needs: Iterable[str]) -> None:
     """Check one record as `read_dataset` does, and make its id a string; errors begin with `where`."""
     if not isinstance(record, dict):
-        raise UserError(f"{where}: {kind(record)} where a question object belongs")
+        raise UserError(f"{where}: found {kind(record)}, expected a question object")
     record["id"] = check_id(record.get("id"), where)
     where = f"{where} (id {quote(record['id'])})"
     task = tasks()[FIRST] if "task" not in record else task_of(where, [record])
@@ -120,10 +120,10 @@ def refuse_shared_ids(datasets: Mapping[str, Collection[str]]) -> None:
     """
     for (first, ids), (second, others) in combinations(datasets.items(), 2):
         if shared := [question_id for question_id in ids if question_id in others]:
-            those = "an id stands" if len(shared) == 1 else f"{len(shared)} ids stand"
+            those = "an id is" if len(shared) == 1 else f"{len(shared)} ids are"
             raise UserError(
                 f"{first} and {second}: {those} in both: {first_five(shared)}\n"
-                "  one table cannot hold both: give every question an id of its own, in all categories"
+                "  one table cannot include both: make ids unique across all categories"
             )
 
 

@@ -46,7 +46,7 @@ def make_file(
     if source.is_folder:
         settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
     if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
-        print(f"{path}: already there, left alone")
+        print(f"{path}: already exists, left alone")
         return
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
@@ -70,9 +70,9 @@ def describe_figures(figures: dict[str, Any]) -> str:
     """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
     told, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
-        told.append(f"{figures['skipped']} left out, which end at none of their messages")
+        told.append(f"{figures['skipped']} skipped, because their history ends at a message that does not exist")
     if figures.get("identical_options"):
-        right = f"{figures['identical_to_right']} of them with the right one"
+        right = f"in {figures['identical_to_right']} one of them is the right option"
         told.append(f"{figures['identical_options']} have two identical options, {right}")
     if published["number"] != figures["questions"]:
         told.append(f"{published['source']} says {published['number']}")
@@ -100,7 +100,7 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
         if found[link] is None:
             raise UserError(
                 f"{source.name}: {table}: record {number}: {originals.link}: no file {quote(link)}\n"
-                "  give the whole dataset: the table as it is published, and the files that it links to"
+                "  give the complete dataset: the published table and the files that it links to"
             )
     return found
 
@@ -116,7 +116,7 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
         named = [file for file in files.values() if str(file) in str(error)] or files.values()
         # Delete the target of a link in the hub's cache, or the client would find it there.
         blobs = [file.parent / file.readlink() if file.is_symlink() else file for file in named]
-        again = f"delete {' '.join(map(os.path.normpath, blobs))} to have it fetched again"
+        again = f"delete {' '.join(map(os.path.normpath, blobs))} to download it again"
         raise UserError(f"{error}\n  {'copy it again' if source.is_folder else again}") from None
 
 
@@ -154,7 +154,7 @@ def write_with_contexts(
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
         is_there = beside.is_file() and file_hash(beside) == contexts.sha256
         if beside.is_file() and not (is_there or overwrite):
-            raise UserError(f"{beside}: exists, and holds other contexts\n  --overwrite replaces it")
+            raise UserError(f"{beside}: exists, but has other contexts\n  give --overwrite to replace it")
         announce_file("writing", beside, shared.stat().st_size)
         if not is_there:
             if not originals.link:

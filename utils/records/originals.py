@@ -49,7 +49,7 @@ def read_originals(
     seen: dict[str, str] = {}
     for number, (where, row) in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(f"{where}: {kind(row)} where a question object belongs")
+            raise UserError(f"{where}: found {kind(row)}, expected a question object")
         row = row if "id" in row or not name else {"id": f"{name}-{number}", **row}
         if golds is not None:
             row = _with_gold(row, golds, f"{where} (id {quote(row.get('id'))})", outputs_addr)
@@ -61,14 +61,14 @@ def read_originals(
         check_record(record, where, [*given, *(["target"] if "target" in record else [])])
         if record["id"] in seen:
             before = seen[record["id"]].rpartition(": ")[2]
-            raise UserError(f"{where}: id {quote(record['id'])} is {before}'s too; ids are unique")
+            raise UserError(f"{where}: id {quote(record['id'])} is also the id of {before}; ids must be unique")
         seen[record["id"]] = where
         yield record
     if not seen:
-        raise UserError(f"{files[0]}: holds no questions")
+        raise UserError(f"{files[0]}: has no questions")
     if golds is not None and (foreign := [gold for gold in golds if gold not in seen]):
         raise UserError(
-            f"{outputs_addr}: {len(foreign)} answers to no question of {files[0]}: {first_five(foreign)}\n"
+            f"{outputs_addr}: {len(foreign)} answers have no question in {files[0]}: {first_five(foreign)}\n"
             "  give the outputs of the same split"
         )
 
@@ -93,19 +93,19 @@ def read_golds(task: Task | None, path: str | Path) -> dict[str, str]:
         content = {"task": task.name, "golds": content}
     check_form(content, _Golds, str(path))
     if task is not None and str(content.get("task")).replace("_", "-") != task.name:
-        raise UserError(f"{path}: answers of task {quote(content.get('task'))}, not of {task.name}")
+        raise UserError(f"{path}: has answers of task {quote(content.get('task'))}, not {task.name}")
     golds: dict[str, str] = {}
     for gold in content["golds"]:
         gold_id = str(gold["id"])
         if gold_id in golds:
-            raise UserError(f"{path}: two answers to id {quote(gold_id)}; ids are unique")
+            raise UserError(f"{path}: two answers with id {quote(gold_id)}; ids must be unique")
         golds[gold_id] = gold["output"]
     return golds
 
 
 def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, outputs_addr: str | Path) -> dict[str, Any]:
     if str(row.get("id")) not in golds:
-        raise UserError(f"{where}: {outputs_addr} has no answer to it; give the outputs of the same split")
+        raise UserError(f"{where}: {outputs_addr} has no answer for it; give the outputs of the same split")
     return {**row, "output": golds[str(row["id"])]}
 
 
@@ -119,7 +119,7 @@ def _rows(path: Path) -> Iterator[Any]:
         return
     content = read_json(path)
     if not isinstance(content.get("golds"), list):
-        raise UserError(f"{path}: an object where an array of questions belongs")
+        raise UserError(f"{path}: found an object, expected an array of questions")
     yield from content["golds"]
 
 
@@ -140,18 +140,18 @@ def table_rows(path: Path) -> Iterator[dict[str, str]]:
             table = csv.DictReader(text, strict=True)
             names = table.fieldnames or []
             if len(set(names)) < len(names):
-                raise UserError(f"{path}: two columns have one name; names are unique")
+                raise UserError(f"{path}: two columns have the same name; names must be unique")
             for number, row in enumerate(table):
                 if None in row or None in row.values():
-                    told = "its number of columns differs from the header's; is the file cut short?"
+                    told = "its number of columns differs from the header's; is the file incomplete?"
                     raise UserError(f"{path}: record {number}: {told}")
                 yield row
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: no CSV that can be read: {error}") from None
+        raise UserError(f"{path}: not a readable CSV file: {error}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:
     try:
         yield from stream_parquet(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no parquet that can be read: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{path}: not a readable parquet file: {str(error).splitlines()[0]}") from None

@@ -81,36 +81,38 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     if isinstance(content, dict) and isinstance(content.get("task"), str):  # a question's responses are never a text
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
-    return _check_samples(content, path, _Response, "responses are an object {question id: [{output}]}")
+    return _check_samples(content, path, _Response, "responses must be an object {question id: [{output}]}")
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
     """Read one response per row; UserError, naming the record, if one is invalid or an id is repeated."""
     if task is None or task.read_answer is None:
-        whose = f"; {task.name}'s are JSON" if task else ""
-        raise UserError(f"{path}: a table, but no table of responses is read here{whose}")
+        whose = f" for {task.name}" if task else ""
+        raise UserError(f"{path}: is a table; give responses{whose} as JSON")
     responses: dict[str, list[dict[str, Any]]] = {}
     lines: dict[str, int] = {}
     for number, row in enumerate(table_rows(Path(path))):
         where = f"{path}: record {number}"
         question_id, response = task.read_answer(row, where)
         if question_id in responses:
-            raise UserError(f"{where}: id {quote(question_id)} is also record {lines[question_id]}'s; one answer each")
+            raise UserError(
+                f"{where}: id {quote(question_id)} is also in record {lines[question_id]}; give one answer per question"
+            )
         responses[question_id], lines[question_id] = [response], number
     if not responses:
-        raise UserError(f"{path}: holds no answers")
+        raise UserError(f"{path}: has no answers")
     return responses
 
 
 def read_plans(path: str | Path) -> dict[str, list[dict[str, Any]]]:
     """Read a file of plans; UserError unless every question has at least one plan, a list of titles or null."""
-    return _check_samples(read_json(path), path, _Plan, "plans are an object {question id: [{aspects}]}")
+    return _check_samples(read_json(path), path, _Plan, "plans must be an object {question id: [{aspects}]}")
 
 
 def _check_samples(samples: Any, path: str | Path, form: type, told: str) -> dict[str, list[dict[str, Any]]]:
     """Return `samples`; UserError, ending with `told`, unless each question has one or more objects of this form."""
     if not isinstance(samples, dict):
-        raise UserError(f"{path}: holds {kind(samples)}; {told}")
+        raise UserError(f"{path}: found {kind(samples)}; {told}")
     some = Annotated[list[form], msgspec.Meta(min_length=1)]
     for question_id, its in samples.items():
         check_form(its, some, f"{path}: id {quote(question_id)}")
@@ -134,13 +136,13 @@ def match_responses(
     foreign = [question_id for question_id in responses if question_id not in known]
     if not foreign and (not missing or (allow_partial and known & responses.keys())):
         return [question for question in questions if question["id"] in responses]
-    lines = [f"{path}: its ids are not the dataset's; give the dataset these responses were made from"]
+    lines = [f"{path}: its ids do not match the dataset; give the dataset these responses were made from"]
     if missing and not foreign and len(missing) < len(questions):
-        lines = [f"{path}: only a part of the questions has a response; --allow_partial scores that part"]
+        lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]
     if missing:
         lines.append(f"  {len(missing)} questions without a response: {first_five(missing)}")
     if foreign:
-        lines.append(f"  {len(foreign)} responses to no question of the dataset: {first_five(foreign)}")
+        lines.append(f"  {len(foreign)} responses without a question in the dataset: {first_five(foreign)}")
     raise UserError("\n".join(lines))
 
 
@@ -160,7 +162,7 @@ def refuse_gaps(path: str | Path) -> None:
         again = "it" if count == 1 else "them"
         raise UserError(
             f"{path}: {describe_missing(count, 'answer')}\n"
-            f"  the command that made the file asks for {again} again, or --allow_partial scores the rest"
+            f"  run the command that made the file again to retry {again}, or add --allow_partial to score the rest"
         )
 
 
@@ -179,7 +181,7 @@ def default_metric(task: Task, paths: Iterable[str]) -> str:
     if len(found) > 1:
         raise UserError(
             f"--response_addr: some are by an encoder-decoder, which is scored by {official}, and some are not\n"
-            f"  score each kind alone, or name a --strategy for all: {ours} or {official}"
+            f"  score each kind separately, or give a --strategy for all: {ours} or {official}"
         )
     return found.pop()
 

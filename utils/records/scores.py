@@ -141,15 +141,15 @@ def read_scores(path: str | Path, pairs: bool = False, unscored_as_zero: bool = 
     if metric is None or not (metric.score_of or pairs):
         singles = [other for other, one in task.metrics.items() if one.score_of is not None]
         raise UserError(
-            f"{path}: its strategy is {quote(name)}, which scores no single system\n"
-            f"  give files of the strategies {' or '.join(singles)}"
+            f"{path}: its strategy is {quote(name)}, which does not score a single system\n"
+            f"  give files of strategy {' or '.join(singles)}"
         )
     if "num_unanswered" not in scores or not scores["per_question_scores"]:
-        raise UserError(f"{path}: has no questions, or no 'num_unanswered'; leave it out, or judge the responses again")
+        raise UserError(f"{path}: has no questions or no 'num_unanswered'; leave it out, or judge the responses again")
     for number, entry in enumerate(scores["per_question_scores"]):
         where = f"{path}: per_question_scores, item {number}"
         if not isinstance(entry, dict) or "id" not in entry:
-            raise UserError(f"{where}: not a scored question: it has no field 'id'")
+            raise UserError(f"{where}: not a scored question, because it has no field 'id'")
         entry["id"] = check_id(entry["id"], where)
         _check_entry(task, metric, entry, f"{path}: question {quote(entry['id'])}")
         if unscored_as_zero and metric.score_of and entry["score"] is None:
@@ -166,18 +166,18 @@ def _check_entry(task: Task, metric: Metric, entry: Record, where: str) -> None:
         entry |= task.group_of(entry)
     check_form(entry, _Scored if metric.score_of else _Compared, where)
     if entry["group"] is not None and entry["group"] not in task.groups:
-        raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not one of {task.name}'s")
+        raise UserError(f"{where}: field 'group' is {quote(entry['group'])}, not a group of {task.name}")
     if entry["group"] is not None and "subgroup" in entry:
         check_field(entry, where, "subgroup", str)
     if task.user_field in metric.needs and "cluster" not in entry:
         again = "run evaluate_responses.py again, with --overwrite"
-        raise UserError(f"{where}: no field 'cluster'; it must be the question's {task.user_field}\n  {again}")
+        raise UserError(f"{where}: has no field 'cluster' with the question's {task.user_field}\n  {again}")
     if metric.score_of:
         _check_score(metric, entry, where)
         return
     answered, orders = entry["answered"], [one["preferred"] for one in entry["details"]]
     if all(answered) and len(orders) != 2:
-        raise UserError(f"{where}: field 'details' is not the two orders of a pairwise comparison")
+        raise UserError(f"{where}: field 'details' must have both orders of a pairwise comparison")
     expected = pair_result(*orders) if all(answered) else result_by_default(answered)
     if entry.get("result", "missing") != expected:
         raise UserError(f"{where}: its result is {quote(entry.get('result'))}, but its verdicts give {quote(expected)}")
@@ -200,4 +200,4 @@ def _check_score(metric: Metric, entry: Record, where: str) -> None:
     if not is_right:
         raise UserError(f"{where}: its score is {quote(score)}, but its {metric.unit}s give {expected}")
     if not entry["answered"] and score and not metric.lower_is_better:
-        raise UserError(f"{where}: its score is {quote(score)} without an answer, which is 0")
+        raise UserError(f"{where}: its score is {quote(score)} without an answer; it must be 0")

@@ -32,10 +32,10 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
         raise
     except (OSError, ValueError, RecursionError):
         if path.is_file() and path.stat().st_size >= LARGE:  # reading it whole takes ten times its size in memory
-            raise UserError(f"{path}: cut short, or no JSON array: not to be read from byte {end} on") from None
+            raise UserError(f"{path}: not a JSON array, or incomplete: cannot be read from byte {end} on") from None
         content = read_json_lines(path) if path.suffix == ".jsonl" else read_json(path)  # says what is wrong
         if content != []:
-            raise UserError(f"{path}: holds {kind(content)}; a dataset is a JSON array of questions") from None
+            raise UserError(f"{path}: found {kind(content)}; a dataset must be a JSON array of questions") from None
 
 
 def stream_places(file: IO[bytes], suffix: str) -> Iterator[tuple[Any, int, int]]:

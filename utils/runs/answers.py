@@ -56,8 +56,8 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument
     add("--choose", choices=["likelihood"],
-        help="choose the likeliest option (mean log-probability per token) instead of generating text, for questions "
-        "with options (off)")
+        help="choose the likeliest option (by mean log-probability per token) instead of generating text; only for "
+        "questions with options (off)")
     add("--trim_items", action="store_true",
         help="if a prompt is too long, trim each post, then the question, as LaMP's code does (off: leave out the "
         "lowest-ranked posts; LaMP and LongLaMP only)")
@@ -65,14 +65,14 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     parser.without_effect(
         "--num_contexts --unranked --trim_items",
         lambda args: not (args.rag or args.method),
-        "without --rag, for the prompt has no posts",
+        "without --rag, because the prompt has no posts",
         "give --rag",
     )
     parser.without_effect(
         "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
         " --constrained_decoding --num_generated_outputs",
         lambda args: args.choose is not None,
-        "with --choose, for no text is generated",
+        "with --choose, which generates no text",
         "leave out --choose",
     )
 
@@ -85,14 +85,16 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
     """
     if len(args.inputs_addr) != len(args.output_addr):
         given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.output_addr)} --output_addr"
-        raise UserError(f"{given}: give as many of each")
+        raise UserError(f"{given}: give the same number of each")
     cli.check_different("--output_addr", args.output_addr)
     datasets = []
     for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):
         records = read_questions(path, needs, most_items)
         task = task_of(path, records)
         if datasets and task is not (first := datasets[0]).task:
-            raise UserError(f"{path}: is of {task.name}, and {first.path} of {first.task.name}; run them apart")
+            raise UserError(
+                f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
+            )
         selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
         asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
         datasets.append(Dataset(path, output_addr, records, task, asked))
@@ -189,22 +191,22 @@ def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **as
             f"  {args.inputs_addr[0]} is of {task}: give a generator of that, or the base model"
         )
     if template_variables(args):
-        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them\n  leave it out")
+        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them; leave the flag out")
     now = {name: value for name, value in asked.items() if trained.get(name, value) != value}
     for name, value in now.items():
-        print(f"note: {args.model_addr} was trained with {name} {trained[name]}, here it is {value}", file=sys.stderr)
+        print(f"note: {args.model_addr} was trained with {name} {trained[name]}, this run has {value}", file=sys.stderr)
     if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
-        print(f"note: {args.model_addr} was trained with another prompt than this {prompt.name}", file=sys.stderr)
+        print(f"note: {args.model_addr} was trained with a different {prompt.name} prompt", file=sys.stderr)
 
 
 def _check_flags(args: Arguments, task: Task) -> None:
     """Raise UserError for a flag that the benchmark or the kind of model does not support."""
     if args.choose and args.openai:
-        raise UserError("--choose likelihood: no API tells how likely a text is; give a model that runs here")
+        raise UserError("--choose likelihood: APIs do not return these likelihoods; give a local model")
     if args.choose and task.options is None:
         raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:
-        raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
+        raise UserError(f"--trim_items: not supported for {task.name}; leave the flag out")
 
 
 def _publish(args: Arguments, shared: Shared, output: Output, device: str | None) -> None:

@@ -77,19 +77,19 @@ def choose_metric(args: Arguments, task: Task) -> Metric:
     args.strategy = args.strategy or default_metric(task, args.response_addr)
     if args.strategy not in task.metrics:
         if args.reading is not None:
-            raise UserError(f"--reading {args.reading}: {task.name}'s answers are read in one way; leave it out")
-        raise UserError(f"--strategy {args.strategy}: {task.name} has {', '.join(task.metrics)}")
+            raise UserError(f"--reading {args.reading}: {task.name} has only one reading; leave the flag out")
+        raise UserError(f"--strategy {args.strategy}: the metrics of {task.name} are {', '.join(task.metrics)}")
     metric, what = task.metrics[args.strategy], f"--evaluator_llm: {task.name}'s {args.strategy}"
     if metric.judge is None and args.evaluator_llm:
-        raise UserError(f"{what} is computed, no judge is asked; leave it out")
+        raise UserError(f"{what} is computed without a judge; leave the flag out")
     if metric.judge is not None and not args.evaluator_llm:
-        raise UserError(f"{what} needs a judge; name a model")
+        raise UserError(f"{what} needs a judge; give a model")
     responses, scores = len(args.response_addr), len(args.score_addr)
     given = f"{responses} --response_addr, {scores} --score_addr"
     if metric.num_systems > 1 and (responses, scores) != (metric.num_systems, 1):
-        raise UserError(f"{given}: --strategy {args.strategy} takes two and one")
+        raise UserError(f"{given}: --strategy {args.strategy} needs two response files and one score file")
     if metric.num_systems == 1 and responses != scores:
-        raise UserError(f"{given}: give as many of each")
+        raise UserError(f"{given}: give the same number of each")
     cli.check_different("--score_addr", args.score_addr)
     return metric
 
@@ -98,11 +98,11 @@ def check_verdicts(args: Arguments, task: Task, scale: Scale | None) -> None:
     """Raise UserError if the judge cannot give verdicts as --verdicts and --num_verdicts ask."""
     asked = f"--verdicts {args.verdicts}" if args.verdicts else f"--num_verdicts {args.num_verdicts}"
     if (args.verdicts or args.num_verdicts > 1) and scale is None:
-        raise UserError(f"{asked}: {task.name}'s {args.strategy} has no verdicts on parts of an answer; leave it out")
+        raise UserError(f"{asked}: {task.name}'s {args.strategy} has no verdicts per aspect; leave the flag out")
     if args.verdicts and args.openai:
-        raise UserError(f"{asked}: no API tells how likely a text is; give a judge that runs here")
+        raise UserError(f"{asked}: APIs do not return these likelihoods; give a local judge")
     if args.num_verdicts > 1 and args.temperature == 0:
-        raise UserError(f"{asked}: a greedy judge only repeats itself; give a --temperature above 0")
+        raise UserError(f"{asked}: a greedy judge always gives the same verdict; give a --temperature above 0")
 
 
 def read_systems(args: Arguments, task: Task, records: list[Record], judging: Judging | None) -> list[System]:
@@ -143,7 +143,7 @@ def note_incomplete(path: str, systems: list[System]) -> None:
         return
     parts = [part for question in asked.values() for part in metric.parts(question)]
     if incomplete := sum(not all(part) for part in parts):
-        texts = "a text that the judge is shown (such as evidence or reason)"
+        texts = "a text that the judge sees (such as evidence or reason)"
         print(f"note: {path}: {incomplete} of {len(parts)} {metric.unit}s lack {texts}", file=sys.stderr)
 
 

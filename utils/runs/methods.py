@@ -102,7 +102,7 @@ def load_method(path: str) -> Method:
     file = Path(path) if Path(path).is_file() else SHIPPED / f"{path}.py"
     if not file.is_file():
         names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.py")))
-        raise UserError(f"--method {path}: no such file, and none of the methods that ship: {names}")
+        raise UserError(f"--method {path}: no such file, and not one of the included methods: {names}")
     folder = file.resolve().parent
     sys.path.insert(0, str(folder))
     spec = importlib.util.spec_from_file_location(f"method_{file.stem}", file.resolve())
@@ -137,7 +137,7 @@ def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
     for name in (name.partition(".")[0] for name in names):
         here, ours = ((place / f"{name}.py", place / name) for place in (folder, ROOT))
         if any(path.exists() for path in here) and any(path.exists() for path in ours):
-            raise UserError(f"imports {name}, which is also a module of this project; rename yours")
+            raise UserError(f"imports {name}, which is also the name of a module of this project; rename yours")
 
 
 def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
@@ -170,7 +170,7 @@ def report_raised(raised: dict[Key, str]) -> int:
     """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
-    print(f"the method raised on {len(raised)} records; the same command retries them:", file=sys.stderr)
+    print(f"the method raised on {len(raised)} records; run the same command again to retry them:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), told in raised.items():
         alike.setdefault(told, []).append(str(question_id))

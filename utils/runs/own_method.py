@@ -52,7 +52,7 @@ def answer_by_method(args: Arguments) -> int:
     """Answer the questions by --method and return the exit code."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
-        raise UserError("--method: takes one --inputs_addr and one --output_addr")
+        raise UserError("--method: give only one --inputs_addr and one --output_addr")
     shown = tuple(args.show or ())
     [dataset] = read_datasets(args, ["profile", "asked", *shown], None)
     check_ranked(args, [dataset])
@@ -98,7 +98,7 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
             raise UserError(f"--model {role}={addr}: the name is taken; choose another")
         if args.openai and own.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
             raise UserError(
-                f"--model {role}={addr}@{without_password(own['base_url'])}: give its key too, ,api_key_addr=FILE"
+                f"--model {role}={addr}@{without_password(own['base_url'])}: add its key, ,api_key_addr=FILE"
             )
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
         flags[role] = args.replaced(model_addr=addr, openai=args.openai or "base_url" in own, **{**none, **own})
@@ -111,13 +111,11 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
     for role, own in flags.items():
         identity = identify_model(own, own.model_addr)
         if not own.openai and is_encoder_decoder(own.model_addr, own.cache_dir):
-            raise UserError(f"{own.model_addr}: an encoder-decoder; give a chat model")
+            raise UserError(f"{own.model_addr}: is an encoder-decoder; give a chat model")
         model = choose_generator(own, identity, task.output.schema, task.prompt_length)
         first, completions = stores.setdefault(model.completions.store.folder, (own, model.completions))
         if own.openai and own.base_url != first.base_url:
-            raise UserError(
-                f"--model {role}={own.model_addr}: has another model's name; tell them apart, ,model_id=NAME"
-            )
+            raise UserError(f"--model {role}={own.model_addr}: another model reports the same name; add ,model_id=NAME")
         roles[role] = Role(own, replace(model, completions=completions))
     return roles
 
@@ -213,7 +211,7 @@ def describe_first_calls(step: Step, shared: Shared) -> int:
     print(
         f"{len(step.records())} records: {len(step.pieces)} are complete in the store, {run.num_left} need calls\n"
         f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
-        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens an output\n"
+        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens per output\n"
         "follow-up calls are not counted"
     )
     return report_raised(run.raised)
@@ -225,7 +223,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
     add("--method", metavar="FILE",
         help="Python file with `async def answer(record, ask)`, or the name of a method in utils/methods")
     add("--model", type=named_model, action="append", metavar="NAME=MODEL[@URL][,FLAG=VALUE]",
-        help="another model for ask(..., model=NAME). @URL: address of its API. FLAG: its api_key_addr, model_id, "
+        help="additional model for ask(..., model=NAME). @URL: address of its API. FLAG: its api_key_addr, model_id, "
         "price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
@@ -237,7 +235,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
     parser.without_effect(
         "--rag --choose --trim_items",
         lambda args: args.method is not None,
-        "with --method, which decides itself what to ask",
+        "with --method, because the method itself decides what to ask",
     )
     parser.without_effect("--model --set --show", lambda args: args.method is None, "without --method", "give --method")
 

@@ -27,12 +27,12 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     add_source("--planner_model", metavar="MODEL",
         help="planner: a checkpoint of train_planner.py, another model folder, or a hub name")
     add_source("--plans_addr", nargs="+", metavar="FILE",
-        help="plans of an earlier run, a file per dataset (<output>.plans.json)")
+        help="plans of an earlier run, one file per dataset (<output>.plans.json)")
     add_source("--gold_plan", action="store_true",
-        help="use the titles of the rubric's aspects as plans, the paper's headroom experiment (off)")
+        help="use the titles of the rubric's aspects as plans: the paper's headroom experiment (off)")
     add("--planner_target", choices=["paper", "reference"],
-        help="plans as titles alone, or as in the public code with lead-in and dashes (default: the planner's own "
-        "target, else paper)")
+        help="format of plans: the titles alone, or with a lead-in and dashes as in the public code (default: the "
+        "planner's own format, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens per plan (%(default)s; more for a thinking planner)")
     parser.decides_nothing("--planner_model --plans_addr", "their hashes do")
@@ -40,7 +40,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")
     group.add_argument("--planner_base_url", metavar="URL", type=cli.api_address,
-        help="address of the planner's API, even if it is the generator's too (default: a local planner)")
+        help="address of the planner's API, also if it is the generator's (default: a local planner)")
     group.add_argument("--planner_api_key_addr", metavar="FILE",
         help="file with the key to that API (default: OPENAI_API_KEY)")
     # fmt: on
@@ -55,8 +55,8 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
 def load_prompts(args: Arguments, task: Task) -> dict[str, Prompt]:
     """Return the prompts by name. UserError if the benchmark has no planner's prompt and no --plans_addr."""
     if "planner" not in task.prompts:
-        remedy = "answer it with baselines.py"
-        remedy += ", or with plans of your own by --plans_addr" if "planpers" in task.prompts else ""
+        remedy = "use baselines.py"
+        remedy += ", or give your own plans with --plans_addr" if "planpers" in task.prompts else ""
         if "planpers" not in task.prompts or not args.plans_addr:
             raise UserError(f"{args.inputs_addr[0]}: {task.name} has no plans; {remedy}")
         if args.planner_target == "reference":
@@ -75,7 +75,9 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
     if not args.plans_addr:
         return [{} for _ in datasets]
     if len(args.plans_addr) != len(datasets):
-        raise UserError(f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give as many of each")
+        raise UserError(
+            f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give the same number of each"
+        )
     return [_read_given(path, list(one.asked), lead_in) for path, one in zip(args.plans_addr, datasets, strict=True)]
 
 
@@ -85,7 +87,7 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
         named = first_five(question_id for question_id, _ in missing)
         raise UserError(
             f"{path}: lacks {len(missing)} of the {len(keys)} plans of this run: {named}\n"
-            "  plan them with --planner_model, or give fewer --num_generated_outputs or a --limit"
+            "  make them with --planner_model, or lower --num_generated_outputs or --limit"
         )
     return {key: plans[key] for key in keys}
 

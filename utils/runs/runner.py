@@ -23,9 +23,9 @@ from utils.runs.command import open_engines
 from utils.runs.methods import Method, Question, piece_of
 from utils.runs.shared import Shared, Step
 
-AT_ONCE = 16  # records without an engine, because a method may wait for something else
+AT_ONCE = 16  # concurrent records without an engine, because a method may wait for other things
 GRACE = 1  # seconds to end the tasks that a method has left running
-OUTAGE = 3  # unanswered records in a row (at least as many as are under way) after which the server counts as gone
+OUTAGE = 3  # consecutive unanswered records (at least the number in flight) after which the server counts as gone
 Engines = Mapping[str, Engine]  # by the roles that they serve
 
 
@@ -44,8 +44,8 @@ def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["
         The device of the last engine (None if the store had everything), and the steps' runs.
 
     Raises:
-        UserError: a record makes different calls than before, a server has never answered, or the store lacks something
-            and nothing may be requested. Other exceptions of an engine or the store end the run and are raised.
+        UserError: a record makes different calls than before, a server has never answered, or the store lacks a
+            completion with --cached_only. Other exceptions of an engine or the store end the run and are raised.
         NotedError: the open engine notes requests instead of making them.
         KeyboardInterrupt: SIGINT or SIGTERM. Received completions are in the store.
     """
@@ -104,7 +104,7 @@ class Servers:
 
 
 class Run:
-    """A step under way, in several passes.
+    """A running step, in several passes.
 
     Attributes:
         is_own: whether its method is a user's.
@@ -123,7 +123,7 @@ class Run:
         self.raised: dict[Key, str] = {}
         self._left: dict[Key, Any] | None = None  # records that have not ended; None before the step begins
         self._total = 0
-        self._asked: dict[Key, Set[str]] = {}  # what each record of a user's method has asked so far
+        self._asked: dict[Key, Set[str]] = {}  # requests of each record of a user's method so far
         self._needs: dict[Key, str] = {}  # the role that a record waits for
         self._num_calls = self._num_unusable = 0
         self._begin_pass()
@@ -155,7 +155,7 @@ class Run:
             raise UserError(
                 f"{self._completions(role).store.folder}: lacks completions for {self.num_left} of {self._total} "
                 f"{self.step.unit}\n"
-                "  --cached_only requests none: run the shards that are missing, or the same command without it"
+                "  run the missing shards, or run the same command without --cached_only"
             )
 
     async def go(self, engines: Engines, is_shown: bool = True) -> None:
@@ -204,12 +204,14 @@ class Run:
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
-        elif self.missing and self.step.role not in self._servers.answered:  # rather a wrong address than an outage
-            again = f"asked {self._tries()} times; what is finished is kept, run the same command again"
+        elif (
+            self.missing and self.step.role not in self._servers.answered
+        ):  # a wrong address is more likely than an outage
+            again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
         elif self._in_a_row >= most:
             problem = list(self.missing.values())[-1]
-            told = "the server no longer answers; no further requests are sent to this model"
+            told = "the server no longer answers; sending no more requests to this model"
             print(f"note: {problem}; {told}", file=sys.stderr)
             self.missing |= dict.fromkeys(untried, problem)
             untried = {}
@@ -279,7 +281,7 @@ class Run:
         return False
 
     def _num_requested(self) -> int:
-        """Return how many completions were requested so far from the models it may ask, also by earlier steps."""
+        """Return the number of completions requested so far from this step's models, also by earlier steps."""
         roles = [self.step.role] if self.step.role else self.shared.roles
         return sum(self._completions(role).asked for role in roles)
 
@@ -296,7 +298,7 @@ class Run:
         )
 
     def _end(self, error: Exception) -> None:
-        """End the run: calls under way still land, and no call follows."""
+        """End the run: calls in flight still finish, and no new calls follow."""
         self._error = self._error or error
         for ask in self._live:
             ask.end(error)
@@ -326,7 +328,7 @@ class Run:
 
 
 async def end_tasks() -> None:
-    """Cancel tasks that methods left running, and abandon those that ignore it: asyncio.run would wait for them."""
+    """Cancel tasks that methods left running; abandon those that ignore it, or asyncio.run would wait for them."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

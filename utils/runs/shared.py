@@ -142,10 +142,10 @@ class Shared:
         self, role: str, name: str, is_named: bool, prompts: Mapping[str, str], items: Any, parse: Any, own: Mapping
     ) -> None:
         if role not in self.roles:
-            there = f"there is {', '.join(self.roles)} (--model NAME=ADDRESS adds one)"
-            raise ValueError(f"ask: no model {role!r}; {there}")
+            there = f"the models are {', '.join(self.roles)} (add one with --model NAME=ADDRESS)"
+            raise ValueError(f"ask: unknown model {role!r}; {there}")
         if isinstance(items, str):
-            raise ValueError("ask: items is one text; give a list of texts")
+            raise ValueError("ask: items is a single text; give a list of texts")
         for flag, value, kinds in (
             ("max_tokens", own.get("max_tokens", 1), int),
             ("temperature", own.get("temperature", 0), float | int),
@@ -155,13 +155,13 @@ class Shared:
         if inspect.iscoroutinefunction(parse):
             raise ValueError("ask: parse is async; give a plain function of the text")
         if not is_named and not re.search(r"[\s{]", name):
-            raise ValueError(f"ask: no prompt {name!r}; there is {', '.join(prompts)}, or give a text")
+            raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {', '.join(prompts)}, or give a text")
 
     def _check_filled(self, prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
         if taken := sorted(prompt.placeholders & TAKEN):
             raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
         if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
-            raise ValueError("ask: items are for {profile}, which the prompt does not have")
+            raise ValueError("ask: items need {profile}, which is not in the prompt")
         if missing := prompt.placeholders - known.keys() - {"profile"}:
             raise ValueError(f"ask: no value for {', '.join(f'{{{one}}}' for one in sorted(missing))} of the prompt")
         if unused := values.keys() - prompt.placeholders:

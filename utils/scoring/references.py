@@ -74,6 +74,6 @@ def meteor(reference: str, response: str) -> float:
         return float(single_meteor_score(*words, alpha=ALPHA, beta=BETA, gamma=GAMMA))
     except LookupError:
         raise UserError(
-            "METEOR: NLTK's data are not there: the sentence splitter punkt_tab, or WordNet 3.0\n"
+            "METEOR: NLTK data are missing: the sentence splitter punkt_tab or WordNet 3.0\n"
             "  python -m nltk.downloader punkt_tab wordnet (on a node without internet: see docs/evaluation.md)"
         ) from None

@@ -1,41 +1,41 @@
-# Sourced first by the sbatch files. It is found in the folder that sbatch was called from, the root of
-# the repository, because a running job's own path is a copy elsewhere.
+# Sourced first by the sbatch files, from the folder where sbatch was called (the root of the repository), because
+# a running job's script is a copy elsewhere.
 #
-# A task is put back into the queue, and its scripts resume,
-#   - when TERM comes before the time limit or a preemption: python gets it too, leaves, and the task requeues itself;
-#   - when its process was killed (exit code above 128: out of memory, say), MAX_REQUEUES times. Not so a training on
-#     several GPUs: accelerate launch ends with 1 after any error.
-# Not when the user cancelled it, not after exit code 2, a mistake that the same command would make again, and not after
-# 1: a bug, or an API that failed on some requests, which the same command asks for again.
+# A task is requeued, and its scripts resume,
+#   - after a TERM before the time limit or a preemption: python gets it too and exits, then the task requeues itself;
+#   - if its process was killed (exit code above 128, such as out of memory), up to MAX_REQUEUES times. Not for training
+#     on several GPUs, because accelerate launch exits with 1 after any error.
+# It is not requeued if the user cancelled it, after exit code 2 (a mistake that the same command would repeat), or
+# after 1 (a bug, or an API that failed on some requests; run the same command again to retry them).
 
 terminated=
 child=
-# Set first: the signal may come in the very second a task starts.
+# Set first, because the signal may come as soon as a task starts.
 trap 'terminated=1; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' TERM
 
 set -euo pipefail
 cd "$SLURM_SUBMIT_DIR"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-if [ -z "${TRITON_CACHE_DIR:-}" ]; then # on the node's own disk: tasks that start together would meet in one home
+if [ -z "${TRITON_CACHE_DIR:-}" ]; then # on the node's own disk, so that tasks that start together do not share it
     TRITON_CACHE_DIR=$(mktemp -d)
     export TRITON_CACHE_DIR
     trap 'rm -rf "$TRITON_CACHE_DIR"' EXIT
 fi
 PYTHON=${PYTHON:-python}
 MAX_REQUEUES=${MAX_REQUEUES:-5}
-# Of an array, SLURM_JOB_ID is in one of the tasks the whole array's.
+# In an array, one task's SLURM_JOB_ID is the whole array's.
 task=${SLURM_ARRAY_TASK_ID+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
 task=${task:-$SLURM_JOB_ID}
 printf '== %s: %s, job %s on %s, restart %s\n' \
     "$(date '+%F %T')" "$SLURM_JOB_NAME" "$task" "$(hostname)" "${SLURM_RESTART_COUNT:-0}"
 
-# run COMMAND...: returns where it succeeded, else ends the task or requeues it.
+# run COMMAND...: return if the command succeeded, else end or requeue the task.
 run() {
     local code=0
-    printf '\n$ %s\n' "$*" | sed -E 's#://[^/?\# ]*@#://#g' # no password of an API's address in the log
-    "$@" & # in the background, for a trap waits until the command in front has ended
+    printf '\n$ %s\n' "$*" | sed -E 's#://[^/?\# ]*@#://#g' # without passwords in API addresses
+    "$@" & # in the background, because a trap waits until a foreground command has ended
     child=$!
-    [ -z "$terminated" ] || kill -TERM "$child" 2>/dev/null || true # it came before there was a child
+    [ -z "$terminated" ] || kill -TERM "$child" 2>/dev/null || true # the signal came before the child started
     while kill -0 "$child" 2>/dev/null; do # a signal ends `wait`, not the child
         wait "$child" || true
     done
@@ -44,7 +44,7 @@ run() {
     [ "$code" = 0 ] || leave "$code"
 }
 
-# leave CODE: end the task with a step's exit code, back into the queue where that makes sense.
+# leave CODE: end the task with a step's exit code, and requeue it if that makes sense.
 leave() {
     local code=$1 job
     if [ "$code" = 2 ]; then
@@ -54,13 +54,14 @@ leave() {
     elif [ "$code" -le 128 ]; then
         exit "$code"
     elif [ "${SLURM_RESTART_COUNT:-0}" -ge "$MAX_REQUEUES" ]; then
-        echo "killed, exit code $code, and requeued $MAX_REQUEUES times already: given up"
+        echo "killed, exit code $code, already requeued $MAX_REQUEUES times; giving up"
         exit "$code"
     else
         echo "killed, exit code $code"
     fi
-    # Cancelled, requeued by SLURM itself, or its node going down: then it runs no more, and SLURM sees to it. A task
-    # that reached its limit unwarned can still be requeued, but SLURM may have cancelled what waits for its array.
+    # If it was cancelled, requeued by SLURM, or its node goes down, it no longer runs, and SLURM handles it. A task
+    # that reached its limit without warning can still be requeued, but SLURM may have cancelled jobs that wait for
+    # its array.
     for _ in 1 2 3; do # a busy SLURM may not answer at once
         job=$(scontrol -o show job "$task") && break
         sleep 2
@@ -68,11 +69,11 @@ leave() {
     case $job in
         *" JobState=RUNNING "* | *" Reason=TimeLimit "*) ;;
         *)
-            echo "not requeued: $(grep -oE 'JobState=[A-Z_]+' <<<"$job" || echo 'SLURM does not tell its state')"
+            echo "not requeued: $(grep -oE 'JobState=[A-Z_]+' <<<"$job" || echo 'SLURM does not report its state')"
             exit "$code"
             ;;
     esac
-    echo "back into the queue; the next run resumes here"
+    echo "requeued; the next run resumes here"
     scontrol requeue "$task"
     exit "$code"
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetch the dataset and models on a machine with internet, for jobs that have none. From the root of the repository:
+# Download the dataset and models on a machine with internet, for jobs without it. From the root of the repository:
 #
 #   utils/slurm/prefetch.sh data Qwen/Qwen2.5-7B-Instruct Qwen/Qwen2.5-32B-Instruct facebook/contriever-msmarco
 #
-# The first word is the dataset's folder. DATASETS="LaMP-3:user LaMP-4:user" fetches these tasks and settings into it
-# instead of LaMP-QA. Models go to Hugging Face's cache (HF_HOME moves it), which the nodes must see
-# too. What is there is not fetched again; a model that is a folder is left alone. Also: PYTHON (python).
+# The first word is the dataset's folder. DATASETS="LaMP-3:user LaMP-4:user" downloads these tasks and settings into it
+# instead of LaMP-QA. Models go to Hugging Face's cache (set HF_HOME to move it), which the nodes must be able to read.
+# Cached files are not downloaded again; a model that is a folder is skipped. PYTHON is the interpreter (python).
 set -euo pipefail
 if [ $# = 0 ]; then
     echo "usage: utils/slurm/prefetch.sh FOLDER [MODEL...]" >&2
@@ -13,7 +13,7 @@ if [ $# = 0 ]; then
 fi
 PYTHON=${PYTHON:-python}
 
-fetch() { # MODEL PATTERN...: the files of these names; prints their folder
+fetch() { # MODEL PATTERN...: download files by these patterns, and print their folder
     local model=$1 pattern include=()
     shift
     for pattern in "$@"; do
@@ -29,12 +29,12 @@ done
 shift
 for model in "$@"; do
     if [ -d "$model" ]; then
-        echo "$model: a folder, left alone"
+        echo "$model: a folder, skipped"
         continue
     fi
     folder=$(fetch "$model" "*.safetensors" "*.json" "tokenizer*" "vocab*" "merges.txt" "*.jinja")
     if ! ls "$folder"/*.safetensors >/dev/null 2>&1; then
-        folder=$(fetch "$model" "pytorch_model*.bin") # an older model, as Contriever is
+        folder=$(fetch "$model" "pytorch_model*.bin") # an older model, such as Contriever
     fi
     echo "$model: in $folder"
 done

@@ -54,16 +54,18 @@ def read_human(path: str) -> Human:
     if isinstance(choices, dict) and isinstance(choices.get("choices"), dict):
         choices, responses, raters = choices["choices"], choices.get("responses"), choices.get("raters", [])
         if not (isinstance(responses, list) and len(responses) == 2 and all(map(_are_texts, responses))):
-            raise UserError(f"{path}: field 'responses': {quote(responses)} where a list of SHA-256 a system belongs")
+            raise UserError(
+                f"{path}: field 'responses': found {quote(responses)}, expected a list of SHA-256 per system"
+            )
         if not _are_texts(raters):
-            raise UserError(f"{path}: field 'raters': {quote(raters)} where a list of names belongs")
+            raise UserError(f"{path}: field 'raters': found {quote(raters)}, expected a list of names")
     if not isinstance(choices, dict) or not choices:
-        raise UserError(f'{path}: not an object {{question id: "first", "second" or "tie"}}, or an empty one')
+        raise UserError(f'{path}: must be a non-empty object {{question id: "first", "second" or "tie"}}')
     choices = {question_id: [its] if isinstance(its, str) else its for question_id, its in choices.items()}
     for question_id, its in choices.items():
         if not _are_texts(its) or not its or not set(its) <= PREFERENCES.keys():
-            where = f"{path}: id {quote(question_id)}: {quote(its)}"
-            raise UserError(f'{where} where "first", "second" or "tie" belongs, or a list of these')
+            where = f"{path}: id {quote(question_id)}: found {quote(its)}"
+            raise UserError(f'{where}, expected "first", "second" or "tie", or a list of these')
     return Human(path, choices, responses, raters)
 
 
@@ -115,7 +117,7 @@ def sign_test(first: int, second: int) -> dict[str, Any] | None:
 def describe_sign_test(figures: dict[str, Any], first: str, second: str) -> str:
     """Return the sign test of `human_figures` as a sentence."""
     if (its := figures["sign_test"]) is None:
-        return "Sign test: none, for no question has a preference."
+        return "Sign test: none, because no question has a preference."
     return (
         f"Sign test (exact, two-sided, without ties): {first} {figures['first']}, {second} {figures['second']}, "
         f"p = {p_text(its['p'])}; share of {first} {number(its['share'])}, 95% interval "

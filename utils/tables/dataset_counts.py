@@ -44,11 +44,11 @@ class Column:
 def read_columns(paths: list[str]) -> list[Column]:
     """Count files; the paper's come first, in the paper's order, then the others in the given order."""
     if twice := [path for path, count in Counter(paths).items() if count > 1]:
-        raise UserError(f"--inputs_addr {twice[0]}: given twice; give a file once")
+        raise UserError(f"--inputs_addr {twice[0]}: is given twice; give each file once")
     columns = {path: count_file(path) for path in paths}
     task = columns[paths[0]].task
     if others := [path for path, column in columns.items() if column.task != task]:
-        raise UserError(f"{others[0]}: not of {task.name}, as {paths[0]} is; give the files of one task")
+        raise UserError(f"{others[0]}: has another task than {paths[0]} ({task.name}); give the files of one task")
     paper = task.paper_files()
     keys = {path: stem if (stem := Path(path).stem) in paper else Path(path).name for path in paths}
     for path, column in columns.items():
@@ -112,7 +112,7 @@ def communities_figure(columns: Sequence[Column]) -> "Figure":
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     for number in headings:
         panels[0].get_yticklabels()[number].set_fontweight("bold")
-    figure.supxlabel("questions (every panel has its own scale)", fontsize=9)
+    figure.supxlabel("questions (each panel has its own scale)", fontsize=9)
     return figure
 
 

@@ -12,7 +12,7 @@ from utils.cli.errors import printable
 from utils.parsing.plans import one_line
 
 # Scores of the same questions are correlated, which two systems' intervals do not show.
-NOT_COMPARED = "Two intervals of the same questions are not a comparison, whether they overlap or not."
+NOT_COMPARED = "Whether two intervals over the same questions overlap says nothing about their difference."
 LONGEST_NAME, LONGEST_LINE = 28, 75  # in characters on a LaTeX page: a row's name, and a line above rows
 
 

@@ -43,7 +43,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 def judge_notes(paths: Iterable[str]) -> list[str]:
     """Return a note that names the score files without a manifest, which would tell how they were judged."""
     unknown = [path for path in paths if manifest_of(path) is None]
-    told = f"Not known by which judge and prompt: {few(unknown)} (no manifest beside it, or changed since)."
+    told = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
     return [told] if unknown else []
 
 
@@ -52,20 +52,20 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
     for system in systems:
         yield from (f"{system.name}: {note}." for note in _notes_on_system(system, unscored_as_zero))
     if (strategy := strategy_in_words(next(iter(systems[0].files.values())))) != board.metric_name:
-        yield f"Verdicts of another kind than the paper's: {strategy}."
+        yield f"Verdicts differ in kind from the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
     if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         group, _, subgroup = task.group_words
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
         yield (
-            f"Warning: {counted(len(unplaced), 'question')} in no column, for no {group} is known for the "
-            f"{subgroup} {one_line(names)}; {task.facts} has the {plural(subgroup)}."
+            f"Warning: {counted(len(unplaced), 'question')} in no column, because the {group} is unknown for "
+            f"{subgroup} {one_line(names)}; {task.facts} lists the {plural(subgroup)}."
         )
     all_ids = set().union(*(system.asked_ids for system in systems))
     lacking = {system.name: len(all_ids) - len(system.asked_ids) for system in systems}
     if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
-        yield f"Warning: not all systems were scored on the same questions; their numbers do not compare: {parts}."
+        yield f"Warning: the systems were scored on different questions, so their numbers are not comparable: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
@@ -78,10 +78,10 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         if count:
             yield f"{counted(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
     if truncated := system.num_truncated:
-        yield f"{counted(truncated, 'answer')} cut at --max_tokens, scored like whole ones"
+        yield f"{counted(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_selected:
         told = f"{counted(system.num_selected, 'response')} selected by their scores"
-        yield f"{told}, so it gets no dagger and no bold"
+        yield f"{told}, so it is excluded from daggers and bold"
     if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -91,13 +91,13 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {"answer": origins, "verdict": manifests}
     counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
-        yield f"{told} missing because of unfinished thoughts"
+        yield f"{told} missing because thoughts were unfinished"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, for these questions chose its generator's checkpoint"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
     yield from dict.fromkeys(describe_seen(one["saw"]) for one in origins if "saw" in one)
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
-        yield f"scored only in part in {few(partial)}"
+        yield f"partly scored in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
         yield f"{counted(len(empty), 'question')} without {plural(unit)}, not scored: {few(empty)}"
 
@@ -130,7 +130,7 @@ def wording_note(systems: list[System]) -> str:
         text = f"Wording of the answers' prompts: {_listed(answers)}."
         del constrained["judge"]
     if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
-        text += " Levels need not be the paper's."
+        text += " Scores may not be comparable with the paper's."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
@@ -187,11 +187,11 @@ def describe_scores(
     """Return a score file's summary line: the mean score or the wins, and what is left out."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
-        text += f"; a part: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
+        text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
     if chose_checkpoint:
         text += "; optimistic: these questions chose the generator's checkpoint"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
-        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens from the cache"
+        text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens were cached"
     return text
 
 
@@ -204,9 +204,9 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
     if "num_truncated" in scores:
-        text += f"; {scores['num_truncated']} cut at --max_tokens, scored like whole ones"
+        text += f"; {scores['num_truncated']} cut off at --max_tokens, scored like complete ones"
     if "num_selected" in scores:
-        text += f"; {scores['num_selected']} {SELECTED}: no fair system"
+        text += f"; {scores['num_selected']} {SELECTED}, so not comparable"
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):
         text += f"; {counted(unreadable, 'answer')} unreadable, counted {metric.worst}"
     if scores["num_unscored"]:
@@ -238,7 +238,7 @@ def describe_average(task: Task, scores: Scores) -> str:
         return ""
     one, several, _ = task.group_words
     unplaced = len(system.entries) - len(system.questions)
-    without = f", without {counted(unplaced, 'question')} of no known {one}" if unplaced else ""
+    without = f", without {counted(unplaced, 'question')} of unknown {one}" if unplaced else ""
     return f" (macro: {average:.4f} over {len(task.groups)} {several}{without})"
 
 
@@ -248,11 +248,11 @@ def describe_wins(scores: Scores) -> str:
     text += f"of {counted(scores['num_scored_questions'], 'question')}; position-swap rate {rate}"
     if any(scores["num_unanswered"]):
         first, second = scores["num_unanswered"]
-        text += f"; {first} without the first's answer, {second} without the second's: nobody was asked"
+        text += f"; not judged: {first} without the first system's answer, {second} without the second's"
     if scores["num_unscored"]:
         unscored = scores["num_questions"] - scores["num_scored_questions"]
         missing = scores["num_unscored"]
-        text += f"; {counted(unscored, 'question')} unscored, for {counted(missing, 'verdict')} "
+        text += f"; {counted(unscored, 'question')} unscored, because {counted(missing, 'verdict')} "
         text += "is missing" if missing == 1 else "are missing"
     if (test := sign_test(scores["wins"], scores["losses"])) is not None:
         text += f"; sign test p = {p_text(test['p'])}"

@@ -43,7 +43,7 @@ def as_text(value: Any) -> str | None:
 def add_new(whole: dict[str, Any], part: dict[str, Any], path: str) -> None:
     """Add a file's questions to a system's; UserError if the system already has one of them."""
     if twice := whole.keys() & part.keys():
-        raise UserError(f"{path}: another file of this system has {first_five(sorted(twice))} too")
+        raise UserError(f"{path}: {first_five(sorted(twice))} are also in another file of this system")
     whole.update(part)
 
 

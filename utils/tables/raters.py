@@ -22,7 +22,7 @@ from utils.tables.rating_study import SCALES, slots_of
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
 PAPER = {  # the agreement of the paper's own raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
-    "aspects": "The paper's two raters, of what is called complete here: mean 4.9, Cohen's kappa 0.87 (section 3).",
+    "aspects": "The paper's two raters, on our scale complete: mean 4.9, Cohen's kappa 0.87 (section 3).",
 }
 LONGEST = 60  # characters of a question or an aspect
 
@@ -92,10 +92,10 @@ def read_key(path: str) -> dict[str, Any]:
     """Read a study's key; UserError if the file is something else, or has changed since it was written."""
     key = read_json(path)
     if not isinstance(key, dict) or not {"study", "ask", "systems", "raters", "questions"} <= key.keys():
-        raise UserError(f"{path}: not the key of a study; give the *_key.json that was written beside its page")
+        raise UserError(f"{path}: not the key of a study; give the *_key.json beside its page")
     manifest = read_manifest(path)
     if manifest is not None and manifest["output_sha256"] != file_hash(path):
-        raise UserError(f"{path}: changed since it was written\n  restore the file as it was written")
+        raise UserError(f"{path}: changed since it was written\n  restore the original file")
     return key
 
 
@@ -122,12 +122,12 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     try:
         content = msgspec.convert(read_json(path), ResultFile)
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
-        raise UserError(f"{path}: not a result that the page of a study has written: {error}") from None
+        raise UserError(f"{path}: not a result file of a study's page: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(f"{path}: of another study, {its}; this key is of {wanted}\n  give the key made with it")
+        raise UserError(f"{path}: is of study {its}, but the key is of study {wanted}\n  give the key of that study")
     if content["rater"] not in key["raters"]:
-        raise UserError(f"{path}: of rater {quote(content['rater'])}, whom the study does not have")
+        raise UserError(f"{path}: is of rater {quote(content['rater'])}, who is not in the study")
     return content
 
 
@@ -145,7 +145,7 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
         if known["value"] != value:
             raise UserError(
                 f"{where}: {quote(slot)} is {value}, but {known['value']} in another file of {quote(rater)}\n"
-                "  give the file that holds what this rater decided in the end"
+                "  give only the file with this rater's final decisions"
             )
     if (comment := answer.get("comment", "")).strip():
         results.comments[question_id, rater] = comment
@@ -213,9 +213,9 @@ def raters_table(results: Results) -> Table:
         finished = len(set(ids) - open_ids)
         rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
     silent = [rater for rater in key["raters"] if rater not in results.raters]
-    notes = [f"No file of {', '.join(silent)}."] if silent else []
-    notes += ["Response 1 and Response 2 are as they were shown, which chance decided."] if sides else []
-    return _table(["Rater", "Questions", "Finished", "Seconds a decision (median)", *sides.values()], rows, notes)
+    notes = [f"No file from {', '.join(silent)}."] if silent else []
+    notes += ["Response 1 and Response 2 are in the order shown, which was random."] if sides else []
+    return _table(["Rater", "Questions", "Finished", "Seconds per decision (median)", *sides.values()], rows, notes)
 
 
 def preferences_table(results: Results) -> Table:
@@ -229,7 +229,7 @@ def preferences_table(results: Results) -> Table:
         said = sum(its.count(choice) for its in choices.values())
         rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
     notes = [
-        f"A question goes to what more than half of its raters say, else it is a tie: {figures['no_majority']} are.",
+        f"An outcome is the choice of more than half of the raters, else a tie ({figures['no_majority']} questions).",
         describe_sign_test(figures, first, second),
     ]
     return _table(["Preferred", "Questions", "Share", "Choices"], rows, notes)
@@ -245,7 +245,7 @@ def means_table(results: Results) -> Table:
         counts = [str(its.count(value)) if value in SCALES[scale]["choices"] else "" for value in values]
         rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
     halves = sum(median(one.values.values()) % 1 > 0 for one in results.rated)
-    note = f"Verdicts collected are medians; of {halves} between two verdicts one of these, by a coin that is fixed."
+    note = f"Collected verdicts are medians; {halves} fell between two verdicts, and a fixed seed chose one."
     notes = [note] if results.key["ask"] == "verdicts" else []
     return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
 
@@ -256,11 +256,11 @@ def agreement_table(results: Results) -> Table:
     scales = results.by_scale()
     rows = [row for scale, ratings in scales.items() for group in groups for row in _agreement(scale, ratings, group)]
     notes = [
-        "Same: share of the values that are the same. The interval, 95%, is a bootstrap over questions: a dash where "
-        "all resamples agree."
+        "Same: share of equal values. The 95% interval is a bootstrap over questions, with a dash if all "
+        "resamples agree."
     ]
     if any(SCALES[scale]["steps"] for scale in scales):
-        notes.append("Coefficients weigh a disagreement by the square of its steps.")
+        notes.append("Coefficients weight a disagreement by its squared distance in steps.")
     notes += [PAPER[results.key["ask"]]] if results.key["ask"] in PAPER else []
     columns = ["Scale", "Raters", "Questions", "Ratings of both", "Same", "Coefficient", "Value", "Interval"]
     return _table(columns, rows, notes, num_names=2)

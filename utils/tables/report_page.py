@@ -26,7 +26,7 @@ MOST_ITEMS, OF_ITEM = 10, 2  # items shown per system, and messages per item: a 
 MOST_CHARACTERS = 1_000  # shown of a message
 
 RULE = (
-    f"Shown are the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the place that the "
+    f"Shown are the first {AT_START} and the last {AT_END} messages, {BEFORE + AFTER} around the part that the "
     f"question is about (if its distance is known), and the first {OF_ITEM} messages of each system's best "
     f"{MOST_ITEMS} items. Messages are cut to {MOST_CHARACTERS:,} characters."
 )
@@ -147,7 +147,7 @@ def answer_notes(answer: Shown, num_others: int, item_words: str) -> list[str]:
     notes = {
         f"reason: {said['reason']}": answer.get("reason"),
         f"answered without a plan: {said['no_plan']}": answer.get("no_plan"),
-        "cut at --max_tokens": answer.get("truncated"),
+        "cut off at --max_tokens": answer.get("truncated"),
         "read from damaged JSON": answer.get("parsed") == "repaired",
         f"{said['num_contexts_dropped']} {item_words} left out for length": answer.get("num_contexts_dropped"),
         f"the first of {num_others + 1} answers": num_others,
@@ -326,8 +326,8 @@ def range_words(task: Task, boards: list[Board]) -> str:
     group, groups, _ = task.group_words
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
-        extent = "from 0 up, and lower is better" if metric.lower_is_better else "from 0 to 1"
-        over = "over all questions of a {} together" if metric.pooled else "the mean over the questions of a {}"
+        extent = "at least 0, lower is better" if metric.lower_is_better else "from 0 to 1"
+        over = "over all questions of a {}" if metric.pooled else "the mean over the questions of a {}"
         kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
     if task.overall:

@@ -54,7 +54,7 @@ def read_paper(
 
     `shown` maps the paper's column names to the table's, for a benchmark of several tasks (see `Task.scored_by`).
     """
-    missing = UserError(f"--paper: the paper has no numbers on {task.name}, which these scores are of; leave it out")
+    missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
     if task.paper_results is None:
         raise missing
     data = read_json(task.paper_results)
@@ -62,13 +62,17 @@ def read_paper(
     tables = {name: one for name, one in data["tables"].items() if one.get("task", task.name) == task.name}
     if table not in tables:
         of = "" if len(tables) == len(data["tables"]) else f" of {task.name}"
-        raise UserError(f"--paper_table {quote(table)}: the paper has no such table{of}; name one: {', '.join(tables)}")
+        raise UserError(
+            f"--paper_table {quote(table)}: the paper has no such table{of}; the tables are {', '.join(tables)}"
+        )
     models = tables[table]["models"]
     if model not in models:
         raise UserError(f"--paper {model!r}: the paper has no such model; its models are {', '.join(models)}")
     methods = models[model]
     if not methods.keys() & set(names):
-        raise UserError(f"--paper: no --system is named as a method of the paper; these are {', '.join(methods)}")
+        raise UserError(
+            f"--paper: no --system has the name of a method in the paper; its methods are {', '.join(methods)}"
+        )
     columns = [(shown or {}).get(column, column) for column in data["columns"]]
     # If the user's data add a category, the paper's average is not comparable.
     own = {MACRO} if {*task.groups} - {*columns} else set()
@@ -186,7 +190,7 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
             texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}")
         lines.append([*map(Cell, [*texts, str(len(names))])])
     note = (
-        "Mean ± sample standard deviation over the n seeds of a method: how much the method varies from seed to seed. "
+        "Mean ± sample standard deviation over a method's n seeds. "
         "Tests and daggers in the table above compare single seeds, each with every seed of the baselines."
     )
     return Table(["Over seeds", *columns, "n"], lines, [note], short=_short_names(boards))
@@ -201,12 +205,12 @@ def shares_table(boards: list[Board]) -> Table:
             right = "–" if point.mean is None else str(round(point.mean * point.questions))
             texts = [name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
             rows.append([*map(Cell, [*texts, right, str(point.questions)])])
-    note = "Share: of the questions, those with score 1. Interval, of each share alone: Wilson's."
+    note = "Share: questions with score 1. Interval: Wilson's, for each share alone."
     if cluster := cluster_names(boards):
         note = note.replace("Wilson's", "a t interval of the logit") + f" {CLUSTERED.format(cluster)} "
-        note += f"A dash: fewer than two values of {cluster}, or no variation between them."
+        note += f"A dash means fewer than two values of {cluster}, or no variation between them."
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
-    notes = [note, f"{NOT_COMPARED} --baseline compares."]
+    notes = [note, f"{NOT_COMPARED} Use --baseline to compare."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
 
 
@@ -223,11 +227,11 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     drawn = " or ".join(drawn)
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
     if cluster := cluster_names(boards):
-        elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Where nobody has two: {interval}"
-        interval = f"{CLUSTERED.format(cluster)} Interval and t-test go by it.{elsewhere}"
-        drawn += f", all differences of a {cluster} together"
+        elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Without repeated values: {interval}"
+        interval = f"{CLUSTERED.format(cluster)} Interval and t-test use it.{elsewhere}"
+        drawn += f", with all differences of a {cluster} together"
     note = (
-        "Difference: system minus baseline, over the questions that both have a score of. "
+        "Difference: system minus baseline, over the questions that both have a score for. "
         f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
     )
@@ -253,7 +257,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     robust = f", cluster-robust by {cluster}" if cluster else ""
     tested = counted(len(comparisons) - len(untested), "comparison")
     is_corrected = comparisons[0].is_corrected
-    correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for the {tested}"
+    correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
     if marked:
         baselines = list(dict.fromkeys(one.baseline for one in comparisons))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
@@ -289,7 +293,7 @@ def _describe_pairs(one: Comparison) -> str:
 def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str]:
     names = boards[0].rows
     own = ", with its own daggers" if marked and any(method in names for method, _ in paper.daggers) else ""
-    yield f"With each mean: the paper's {paper.title}{own}, and the difference to it."
+    yield f"Beside each mean: the paper's {paper.title}{own}, and the difference from it."
     if paper.other_model:
         yield f"{paper.model}: {paper.other_model}"
     if others := [name for name in names if name not in paper.methods]:

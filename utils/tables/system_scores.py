@@ -89,7 +89,7 @@ def few(names: Iterable[str]) -> str:
 
 def add_unscored_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --unscored_as_zero."""
-    what = "count an aspect without a verdict as 0 (default: leave its question out of the means)"
+    what = "count aspects without a verdict as 0 (default: leave their questions out of the means)"
     parser.add_argument("--unscored_as_zero", action="store_true", help=what)
 
 
@@ -147,7 +147,7 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
             if entry["id"] in file_of:
                 raise UserError(
                     f"--system {name!r}: question {quote(entry['id'])} is in {file_of[entry['id']]} "
-                    f"and in {path}; a question counts once"
+                    f"and in {path}; a question may be in only one file"
                 )
             file_of[entry["id"]] = path
     return system
@@ -157,14 +157,14 @@ def divide(board: Board, name: str) -> Board:
     """Return the board with the same questions in other groups: the values of the field `name` of `Task.divisions`."""
     task = board.task
     if name not in task.divisions:
-        told = f"it has {', '.join(task.divisions)}" if task.divisions else "leave it out"
-        raise UserError(f"--by {quote(name)}: the questions of {task.name} cannot be divided by it; {told}")
+        told = f"use {', '.join(task.divisions)}" if task.divisions else "leave the flag out"
+        raise UserError(f"--by {quote(name)}: not supported for {task.name}; {told}")
     files = [file for system in board.systems for file in system.files.items()]
     for path, scores in files:
         for entry in scores["per_question_scores"]:
             if not isinstance(entry.get(name), str):
                 told = f"question {quote(entry['id'])}: field {name!r} is {kind(entry.get(name))}, not a text"
-                remedy = "older files lack it: evaluate_responses.py makes them again with --overwrite"
+                remedy = "files of older versions lack it: run evaluate_responses.py again with --overwrite"
                 raise UserError(f"{path}: {told}\n  {remedy}")
     found = {entry[name] for _, scores in files for entry in scores["per_question_scores"]}
     order = [value for value in task.divisions[name] if value in found]
@@ -192,8 +192,8 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
     if len(path_of) > 1:
         first, other = list(path_of.values())[:2]
         raise UserError(
-            f"{other}: scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
-            f"  one table is of one {alike}: make one for each"
+            f"{other}: has scores of {scores[other]['task']}, but {first} has scores of {scores[first]['task']}\n"
+            f"  a table can have only one {alike}: make one for each"
         )
 
 
@@ -209,7 +209,7 @@ def check_same_judge(files: dict[str, Scores]) -> None:
             pairs = "; ".join(f"{name} {its}, not {first_ones}" for name, (its, first_ones) in both)
             raise UserError(
                 f"{path}: judged differently from {first}\n  {pairs}\n"
-                "  scores of different judges, prompts or settings do not compare: judge both alike, or keep them apart"
+                "  these scores are not comparable: judge both alike, or keep them apart"
             )
 
 
@@ -236,8 +236,8 @@ def check_same_content(questions: Iterable[tuple[Entry, Iterable[str]]]) -> None
             others = others or (paths, first_paths)
     if others is not None:
         raise UserError(
-            f"{few(others[0])}: not what was judged in {few(others[1])} under the same ids: {first_five(differing)}\n"
-            "  another question, or another text shown with it, as of another commit of the dataset: judge both on one"
+            f"{few(others[0])}: other questions than in {few(others[1])} with the same ids: {first_five(differing)}\n"
+            "  question or shown text differs (another commit of the dataset?); judge both on the same dataset"
         )
 
 
@@ -263,5 +263,5 @@ def _check_same_responses(systems: Iterable[System]) -> None:
         if None not in hashes | others and hashes != others:
             raise UserError(
                 f"--system {system.name!r}: {few(system.files)} has scores of other responses than {few(first.files)}\n"
-                "  a row is of one system: score the same responses by each metric"
+                "  a row must be one system: score the same responses with each metric"
             )

@@ -1,4 +1,4 @@
-"""A made-up benchmark: what does this user call a colour or an animal? The answer is a word, and right or wrong."""
+"""A made-up benchmark: what does this user call a colour or an animal? The answer is a single word."""
 
 from pathlib import Path
 from typing import Annotated
