@@ -110,10 +110,10 @@ def build_parser() -> cli.FlagParser:
     add("--gradient_accumulation_steps", type=cli.positive_int,
         help="batches per step on each device (default: as many as give the usual batch on one device: for references "
         "64 questions, else 32, with grpo 64 samples)")
-    add("--learning_rate", type=cli.non_negative_float,
-        help="at its peak (default: 5e-05; with dpo 5e-06, with grpo 1e-05)")
-    add("--weight_decay", type=cli.non_negative_float,
-        help="of AdamW (default: 0.0001 for references, 0.1 with distill, else 0)")
+    add("--learning_rate", type=cli.non_negative_float, default=5e-5,
+        help="at its peak (%(default)s; with dpo 5e-06, with grpo 1e-05)")
+    add("--weight_decay", type=cli.non_negative_float, default=1e-4,
+        help="of AdamW (%(default)s for references, 0.1 with distill, else 0)")
     add("--lora_rank", type=cli.positive_int, metavar="N",
         help="learn an adapter of this rank on a chat model (default: all weights of an encoder-decoder)")
     add("--epochs", type=cli.positive_int,
@@ -240,11 +240,11 @@ def check_lengths(args: argparse.Namespace, records: list[Record], examples: lis
         )
 
 
-def fill_in_defaults(args: argparse.Namespace, task: Task) -> None:
+def fill_in_defaults(args: cli.Arguments, task: Task) -> None:
     """Set the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
     usual = objective_of(args)
-    for flag in ("learning_rate", "weight_decay"):
-        setattr(args, flag, getattr(usual, flag) if getattr(args, flag) is None else getattr(args, flag))
+    for flag in {"learning_rate", "weight_decay"} - args.given:
+        setattr(args, flag, getattr(usual, flag))
     args.max_target_length = args.max_target_length or usual.target_tokens
     args.epochs = args.epochs or usual.epochs or task.epochs
     if args.per_device_train_batch_size is None:

@@ -322,7 +322,8 @@ WITHOUT_EFFECT = [
      "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),
     ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items",
      "with --method, because the method itself decides what to ask\n  leave {} out"),
-    ("baselines.py", "", "--model critic=m --set n=4", "without --method\n  give --method, or leave {} out"),
+    ("baselines.py", "", "--model critic=m --set n=4 --show_fields f",
+     "without --method\n  give --method, or leave {} out"),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "", UNDER_WAY, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),
@@ -354,6 +355,12 @@ WITHOUT_EFFECT = [
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
     ("utils/train_generator.py", "", "--patience 3",
      "without --validation_addr\n  give --validation_addr, or leave {} out"),
+    *(("utils/train_generator.py", f"--objective {other}", flags,
+       f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
+      for other, name, flags in (
+          ("sft", "dpo", "--worst_addr w --beta 0.3"), ("dpo", "sft", "--prompt feedback"),
+          ("sft", "grpo", "--num_generations 4 --evaluator_llm m --base_url http://h/v1 --api_key_addr k"),
+          ("grpo", "sft or dpo or distill", "--target_addr t"))),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", "--use_date --no-use_date",

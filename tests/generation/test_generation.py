@@ -263,6 +263,19 @@ def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurr
     )
 
 
+def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
+    """The last answer arrives when the step has ended: the record that was not begun is missing, not forgotten."""
+
+    async def late():
+        await asyncio.sleep(0.3)
+        return "fine"
+
+    run(ScriptedEngine({"kept": ["fine"]}), [make_call("kept")], {})
+    engine = ScriptedEngine({"slow": [late], **{f"q{n}": [GONE] for n in range(4)}}, concurrency=2)
+    run(engine, [make_call(name) for name in ("kept", "slow", *engine.texts)], pieces)
+    assert {key for key, _ in pieces} == {"kept", "slow"} and "no longer answers" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("count", [1, 9])
 def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
     calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]

@@ -53,7 +53,7 @@ def texts_of(requests):
     "name", ["best_of_n", "draft_and_revise", "pathways", "summarize_then_answer", "vac", "teacher"]
 )
 def test_no_request_at_test_time_holds_what_only_the_scorer_may_see(runs, name, capsys):
-    """Without --show, methods that make training data fail instead."""
+    """Without --show_fields, methods that make training data fail instead."""
     runs.name = name
     makes_data = name in ("vac", "teacher")
     runs.run(code=int(makes_data))
@@ -71,7 +71,7 @@ def test_a_trained_policy_asks_as_rag_does(runs):
 
 def test_vac_shows_the_narrative_to_the_feedback_model_alone(runs):
     runs.name = "vac"
-    runs.run("--show", "narrative", "--num_generated_outputs", 2, "--limit", 3)
+    runs.run("--show_fields", "narrative", "--num_generated_outputs", 2, "--limit", 3)
     texts = texts_of(runs.server.requests)
     for record in RECORDS[:3]:
         with_narrative = [text for text in texts if record["narrative"] in text]
@@ -82,7 +82,7 @@ def test_vac_shows_the_narrative_to_the_feedback_model_alone(runs):
 
 def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     runs.name = "vac"
-    runs.run("--show", "narrative", "--limit", 3)
+    runs.run("--show_fields", "narrative", "--limit", 3)
     asked = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
     lessons, told = lessons_of(args, TASK, RECORDS, prompt)
@@ -95,7 +95,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
 
 
 def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys):
-    for name, more in (("rag", []), ("teacher", ["--show", "rubric_aspects"])):
+    for name, more in (("rag", []), ("teacher", ["--show_fields", "rubric_aspects"])):
         runs.name = name if name == "teacher" else runs.name
         runs.run(*more, output=tmp_path / f"{name}.json")
     files = [tmp_path / f"{name}{end}" for end in (".json", "_scores.json") for name in ("rag", "teacher")]

@@ -40,7 +40,7 @@ OTHERS = {
     "--gold_plan": None,  # excludes --plans_addr
     "--max_tokens_plan": None,  # needs a planner: test_planpers.py
     "--method": None,  # tests/runs
-    "--show": None,  # needs --method
+    "--show_fields": None,  # needs --method
     "--trim_items": None,  # LaMP-QA's posts are whole
     "--unit": None,
     "--ranker": ["recency"],

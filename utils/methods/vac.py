@@ -1,7 +1,7 @@
 """Answer, criticize the answer with the narrative, revise it: one round's training data of VAC (arXiv 2508.10695).
 
-Needs --show narrative, so it is for training sets: at test time the trained policy answers alone (--rag). The feedback
-model is the generator, or another model with --model feedback=MODEL --set feedback=feedback. Each of several
+Needs --show_fields narrative, so it is for training sets: at test time the trained policy answers alone (--rag). The
+feedback model is the generator, or another model with --model feedback=MODEL --set feedback=feedback. Each of several
 --num_generated_outputs revises the same greedy answer by another feedback.
 """
 

@@ -8,6 +8,7 @@
 | grpo | to raise a judge's score of its own samples | the dataset, and a judge behind an API (--evaluator_llm) |
 """
 
+import os
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -66,8 +67,9 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         help="dpo: how strongly it stays near the model it started from (%(default)s)")
     add("--num_generations", type=cli.positive_int, default=8, help="grpo: samples per question (%(default)s)")
     add("--evaluator_llm", metavar="MODEL", help="grpo: the judge, a model behind an API")
-    add("--base_url", metavar="URL", type=cli.api_address, help="address of the judge's API (default: OpenAI's)")
-    add("--api_key_addr", metavar="FILE", help="file with the key to that API (default: OPENAI_API_KEY)")
+    add("--base_url", metavar="URL", type=cli.api_address, default=os.environ.get("OPENAI_BASE_URL") or None,
+        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
+    add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
     # fmt: on
     parser.decides_nothing("--target_addr --worst_addr", "their hashes do")
     parser.decides_nothing("--evaluator_llm --base_url --api_key_addr", "the judge's identity does")
@@ -191,7 +193,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     hidden = task.fields_for(task.metrics)
     seen = {"distill": task.gold_plan_needs, "grpo": score_of(task).needs}.get(args.objective, ())
     made = settings_of(args.target_addr) if args.target_addr else {}
-    chosen, shown = made.get("selected_by") or {}, made.get("show") or []
+    chosen, shown = made.get("selected_by") or {}, made.get("show_fields") or []
     before = folder_settings(args.model_addr).get("saw_in_training") or []
     return sorted({*seen, *chosen.get("saw", ()), *shown, *before, *(hidden & prompt.placeholders)})
 

@@ -50,7 +50,7 @@ class Question(Mapping):
     """A record as a method sees it: `record["question"]`, `record["profile"]` (best first, if ranked)."""
 
     def __init__(self, record: Record, task: Task, shown: Sequence[str] = ()):
-        """`shown` are further fields that the method sees (--show)."""
+        """`shown` are further fields that the method sees (--show_fields)."""
         self._record, self._task, self._visible = record, task, (*VISIBLE, *shown)
         self._copies: dict[str, Any] = {}
 
@@ -61,7 +61,9 @@ class Question(Mapping):
     def __getitem__(self, name: str) -> Any:
         if name not in self._visible:
             seen = ", ".join(self._visible)
-            raise HiddenFieldError(f"record[{name!r}]: only the scorer may see it; a method sees {seen} (--show)")
+            raise HiddenFieldError(
+                f"record[{name!r}]: only the scorer may see it; a method sees {seen} (--show_fields)"
+            )
         if name not in self._copies:  # a method that changes the value would ask otherwise on a second run
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]

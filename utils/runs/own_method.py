@@ -53,7 +53,7 @@ def answer_by_method(args: Arguments) -> int:
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
         raise UserError("--method: give only one --inputs_addr and one --output_addr")
-    shown = tuple(args.show or ())
+    shown = tuple(args.show_fields or ())
     [dataset] = read_datasets(args, ["profile", "asked", *shown], None)
     check_ranked(args, [dataset])
     task, asked = dataset.task, dataset.asked
@@ -82,11 +82,11 @@ def answer_by_method(args: Arguments) -> int:
 
 
 def check_shown(shown: Sequence[str], task: Task) -> None:
-    """Raise UserError if --show names anything but fields that only the scorer sees."""
+    """Raise UserError if --show_fields names anything but fields that only the scorer sees."""
     hidden = task.fields_for(task.metrics)
     if unknown := [name for name in shown if name not in hidden]:
         raise UserError(
-            f"--show {unknown[0]}: the fields of {task.name} for the scorer are {', '.join(sorted(hidden))}"
+            f"--show_fields {unknown[0]}: the fields of {task.name} for the scorer are {', '.join(sorted(hidden))}"
         )
 
 
@@ -130,7 +130,7 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
         "models": {name: role.model.identity for name, role in roles.items()},
         "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
-        **({"saw": {"when": "test", "fields": args.show}} if args.show else {}),
+        **({"saw": {"when": "test", "fields": args.show_fields}} if args.show_fields else {}),
     }
 
 
@@ -227,7 +227,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "price_in, price_out, price_cached or max_model_len; repeatable (default: none)")
     add("--set", type=named, action="append", metavar="NAME=VALUE",
         help="setting for --method, read as ask.settings[NAME]; repeatable (default: none)")
-    add("--show", nargs="+", metavar="FIELD",
+    add("--show_fields", nargs="+", metavar="FIELD",
         help="fields that only the scorer should see and --method may read, to make training data; tables call its "
         "scores an upper bound (default: none)")
     # fmt: on
@@ -237,7 +237,9 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         lambda args: args.method is not None,
         "with --method, because the method itself decides what to ask",
     )
-    parser.without_effect("--model --set --show", lambda args: args.method is None, "without --method", "give --method")
+    parser.without_effect(
+        "--model --set --show_fields", lambda args: args.method is None, "without --method", "give --method"
+    )
 
 
 def begin_with_fixed_hashes() -> None:

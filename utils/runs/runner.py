@@ -132,6 +132,7 @@ class Run:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
         self._in_a_row = 0  # records that the server failed to answer since its last answer
+        self._is_out = False  # so many in a row that no further record is begun, whatever arrives late
         self._error: Exception | None = None  # the error that ends the run
         self._is_stopped = False  # the engine of our own method is not open, so no record can proceed
 
@@ -176,7 +177,8 @@ class Run:
 
         async def work() -> None:
             for key, record in waiting:
-                if self._error is not None or self._in_a_row >= most or self._is_stopped:
+                self._is_out |= self._in_a_row >= most
+                if self._error is not None or self._is_out or self._is_stopped:
                     untried[key] = record
                     return
                 if await self._one(key, record, engines, room, progress):
@@ -189,11 +191,9 @@ class Run:
                     left[key] = record
 
         done = self._total - len(self._left)
-        progress = (
-            Progress(self._total, self.step.unit, done, concurrency, quiet=not its)
-            if is_shown and self.step.is_shown
-            else None
-        )
+        shown, progress = is_shown and self.step.is_shown, None
+        if shown:
+            progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not its)
         with closing(progress) if progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
@@ -204,12 +204,11 @@ class Run:
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
-        elif (
-            self.missing and self.step.role not in self._servers.answered
-        ):  # a wrong address is more likely than an outage
+        elif self.missing and self.step.role not in self._servers.answered:
+            # A wrong address is more likely than an outage.
             again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
-        elif self._in_a_row >= most:
+        elif self._is_out:
             problem = list(self.missing.values())[-1]
             told = "the server no longer answers; sending no more requests to this model"
             print(f"note: {problem}; {told}", file=sys.stderr)

@@ -64,7 +64,7 @@ class Shared:
         readers: parsers for the prompts' outputs, by role (default: the task's parser of answers).
         settings: --set NAME=VALUE.
         settings_read: the names in `settings` that a record has looked up; filled during the run.
-        shown: --show, fields that only the scorer should see and a method may read.
+        shown: --show_fields, fields that only the scorer should see and a method may read.
         own_prompts: prompts that were used, by name or text; filled during the run.
     """
 

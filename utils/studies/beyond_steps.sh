@@ -122,7 +122,7 @@ offline_rl() { # sample, score, select, train (VAC's baseline); OBJECTIVE=dpo le
 
 vac() { # a feedback model, which sees the narrative, and the policy are trained by turns
     local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name models=() scores=() waits=()
-    local method=(--method vac --show narrative --set feedback=feedback)
+    local method=(--method vac --show_fields narrative --set feedback=feedback)
     cost vac $((2 * N + 3)) "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round
@@ -141,7 +141,7 @@ vac() { # a feedback model, which sees the narrative, and the policy are trained
 grasp() { # distill a teacher that sees the rubric, on questions that it answers well
     local name=${model##*/}/train/$category/grasp/round_1 models=() scores=() waits=()
     cost grasp 1 1 1
-    sample "$name/teacher" "" "$model" 1 --method teacher --show rubric_aspects --temperature 0.1 --max_tokens 1024
+    sample "$name/teacher" "" "$model" 1 --method teacher --show_fields rubric_aspects --temperature 0.1 --max_tokens 1024
     choose "$name/teacher" 1 --min_score "${TAU-0.6}"
     learn "$name/policy" "$name/teacher_best" "$model" --objective distill --target_addr "$OUT/$name/teacher_best.json"
     validate "$name"
