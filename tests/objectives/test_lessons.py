@@ -92,6 +92,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
         assert prompt.messages(profile=posts, **lesson.values) in asked
         assert lesson.target == runs.answers[lesson.record["id"]][0]["notes"]["feedback"]
     assert seen_in_training(args, TASK, prompt) == ["narrative"]
+    assert seen_in_training(args, TASK, load_prompt("lampqa/rag")) == ["narrative"]  # of a policy, by its revisions
 
 
 def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys):

@@ -193,7 +193,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     hidden = task.fields_for(task.metrics)
     seen = {"distill": task.gold_plan_needs, "grpo": score_of(task).needs}.get(args.objective, ())
     made = settings_of(args.target_addr) if args.target_addr else {}
-    chosen, shown = made.get("selected_by") or {}, made.get("show_fields") or []
+    chosen, shown = made.get("selected_by") or {}, (made.get("saw") or {}).get("fields", ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
     return sorted({*seen, *chosen.get("saw", ()), *shown, *before, *(hidden & prompt.placeholders)})
 
