@@ -305,7 +305,7 @@ def trained(small, tmp_path):
     flags = "--max_tokens 48 --max_model_len 4096"
     return small | {
         "MODELS": tmp_path / "chat", "OPENAI_MODELS": "", "JUDGE": "judge", "LORA": "4", "TAU": "0",
-        "TRAIN_FLAGS": "--gradient_accumulation_steps 2 --max_target_length 16", "SAMPLE_FLAGS": flags,
+        "POLICY_FLAGS": "--gradient_accumulation_steps 2 --max_target_length 16", "SAMPLE_FLAGS": flags,
         "ANSWER_FLAGS": flags,
     }  # fmt: skip
 
