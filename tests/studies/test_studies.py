@@ -349,6 +349,13 @@ def test_a_dry_run_says_what_the_methods_after_planpers_cost(trained, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
+    done = study("grasp", DRY_RUN=1, **trained | {"DATA": tmp_path / "nothing"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
+    assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
+
+
 @pytest.mark.engine
 @pytest.mark.slow
 def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):

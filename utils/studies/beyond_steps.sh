@@ -54,17 +54,21 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
 
 cost() { # METHOD ANSWERS JUDGED ROUNDS: of the training, per question and round; only in a dry run
     [ -n "${DRY_RUN-}" ] || return 0
-    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END'
+    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END' || mistakes=1
 import sys
+from utils import cli
 from utils.records.datasets import read_dataset
-path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
-records = read_dataset(path)[: int(limit) or None]
-verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
-answers = int(rounds) * int(answers) * len(records)
-posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
-tokens = answers * (posts + 400) + verdicts * 1600  # a guess: 4 characters a token, 400 of instructions; 1600 a verdict
-print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
-      f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+def main():
+    path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
+    records = read_dataset(path, ["profile", "gold_plan"])[: int(limit) or None]
+    verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
+    answers = int(rounds) * int(answers) * len(records)
+    posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
+    tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
+    print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
+          f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+    return 0
+cli.run_script(main)
 END
 }
 
