@@ -161,6 +161,8 @@ def main(argv: list[str] | None = None) -> int:
         teacher=teacher,
     )
     lessons, left_out = lessons_of(args, task, records, prompt)
+    if not lessons:
+        raise UserError(f"{args.inputs_addr}: no question is left to learn from" + (left_out and f"\n  {left_out}"))
     its, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
     examples, validation = build(lessons), build(its)
     check_lengths(args, [one.record for one in [*lessons, *its]], [*examples, *validation])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from made_up_lessons import figures, greedy_answers, learn
 from tiny_chat import save_tiny_chat
+from transformers import GenerationMixin
 
 from utils import train_generator
 from utils.parsing.answers import write_answer
@@ -144,3 +145,31 @@ def test_a_stopped_training_ends_as_a_whole_one(folder, beginner, monkeypatch, t
     assert figures(log, "loss") == figures(whole, "loss") and figures(log, "reward") == figures(whole, "reward")
     its, others = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
     assert its.keys() == others.keys() and all(torch.equal(its[name], others[name]) for name in its)
+
+
+def test_a_grpo_stopped_in_its_second_epoch_ends_as_a_whole_one(folder, beginner, monkeypatch, tmp_path):
+    """Steps of several batches; each question once an epoch, and a group sampled at a time, without dropout."""
+    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+    sampled = []
+
+    def generate(self, *args, write=GenerationMixin.generate, **kwargs):
+        sampled.append(len(kwargs["input_ids"]))
+        assert not any(its.p for its in self.modules() if isinstance(its, torch.nn.Dropout))
+        return write(self, *args, **kwargs)
+
+    monkeypatch.setattr(GenerationMixin, "generate", generate)
+    flags = [*grpo_flags(folder, beginner, "--epochs", 2), "--max_target_length", 8]
+    flags += ["--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 20]
+    whole = learn(folder, tmp_path / "whole", *flags)
+    assert sampled == [8] * 80  # 2 epochs of 4 steps of 10 questions
+    stop = Resumable._stop_if_asked
+
+    def stop_after_five(self):
+        self._stopper.asked = self.state.global_step == 5
+        stop(self)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="stopped after step 5"):
+        patch.setattr(Resumable, "_stop_if_asked", stop_after_five)
+        learn(folder, tmp_path / "parts", *flags)
+    log = learn(folder, tmp_path / "parts", *flags)
+    assert figures(log, "loss") == figures(whole, "loss") and figures(log, "reward") == figures(whole, "reward")

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 from test_baselines import sentences
 from tiny_chat import save_tiny_chat
 
+import baselines
 import evaluate_responses
 from prompts import load_prompt
 from utils import make_table, select_model, train_generator
@@ -20,6 +22,7 @@ from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.objectives.lessons import lessons_of, seen_in_training
 from utils.objectives.reward import JudgeReward, choose_reward_judge
+from utils.runs.own_method import settings_of_method
 
 TASK = tasks()["LaMP-QA"]
 SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"
@@ -95,6 +98,37 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     assert seen_in_training(args, TASK, load_prompt("lampqa/rag")) == ["narrative"]  # of a policy, by its revisions
 
 
+def test_what_a_text_was_made_with_counts_as_seen(tmp_path, runs):
+    """The feedback model's training, gold plans, and texts that were edited since."""
+    target = tmp_path / "out/answers.json"
+    runs.write('async def answer(record, ask):\n    return await ask("rag", items=record.best(1))')
+    runs.run("--show_fields", "narrative", "--limit", 1)
+    target.write_text(json.dumps({RECORDS[0]["id"]: [{"output": "edited"}]}))
+    args, prompt = flags("--target_addr", target), load_prompt("lampqa/rag")
+    assert seen_in_training(args, TASK, prompt) == ["narrative"]
+    manifest = json.loads((tmp_path / "out/answers.json.manifest.json").read_text())
+    for saw, expected in (
+        ({"when": "test", "fields": ["narrative"], "models_saw": ["rubric_aspects"]}, ["narrative", "rubric_aspects"]),
+        ({"when": "training", "fields": ["rubric_aspects"]}, ["rubric_aspects"]),
+    ):
+        manifest["settings"]["saw"] = saw
+        (tmp_path / "out/answers.json.manifest.json").write_text(json.dumps(manifest))
+        assert seen_in_training(args, TASK, prompt) == expected
+
+
+def test_a_methods_answers_note_what_its_models_saw_in_training():
+    role = lambda *saw: SimpleNamespace(model=SimpleNamespace(identity="m", saw_in_training=list(saw)))  # noqa: E731
+    words = ["--inputs_addr", str(SAMPLE), "--output_addr", "o", "--model_addr", "m", "--method", "vac"]
+    roles = {"generator": role(), "feedback": role("rubric_aspects")}
+    settings_of = lambda *more, its=roles: settings_of_method(  # noqa: E731
+        baselines.build_parser().parse_args([*words, *more]), TASK, its
+    )
+    assert settings_of()["saw"] == {"when": "training", "fields": ["rubric_aspects"]}
+    shown = {"when": "test", "fields": ["narrative"], "models_saw": ["rubric_aspects"]}
+    assert settings_of("--show_fields", "narrative")["saw"] == shown
+    assert "saw" not in settings_of(its={"generator": role()})
+
+
 def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys):
     for name, more in (("rag", []), ("teacher", ["--show_fields", "rubric_aspects"])):
         runs.name = name if name == "teacher" else runs.name
@@ -146,6 +180,15 @@ def test_flags_that_do_not_go_together(tmp_path, words, problem):
     words = ["--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_dir", str(tmp_path), "--unranked", *words]
     with pytest.raises(UserError, match=problem):
         train_generator.main([*words, "--lora_rank", "16"])
+
+
+def test_a_training_on_no_question_is_refused(tmp_path):
+    save_tiny_chat(tmp_path / "chat", max_positions=16384)
+    (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
+    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
+    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions without a text"
+    with pytest.raises(UserError, match=problem):
+        train_generator.main(list(map(str, [*words, "--lora_rank", 8, "--target_addr", tmp_path / "nulls.json"])))
 
 
 def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):

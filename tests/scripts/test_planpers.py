@@ -201,6 +201,27 @@ def test_gold_plans_and_plans_of_a_file_in_the_reference_form(server, api, impor
     assert message.startswith("--planner_target reference: planner.txt has no [assistant] part")
 
 
+def saw(path):
+    return manifest_of(path)["settings"].get("saw")
+
+
+def test_answers_note_what_their_models_and_plans_saw(server, opened, models, trained, api, output, tmp_path):
+    """Gold plans also where they come from a file, and a generator's training beside its planner's."""
+    gold = output.with_name("gold.json")
+    run([*api, "--gold_plan"], gold, "--limit", 2)
+    again = output.with_name("again.json")
+    run([*api, "--plans_addr", plans_path(gold)], again, "--limit", 2)
+    assert saw(gold) == saw(again) == {"when": "test", "fields": ["rubric_aspects"]}
+    policy = shutil.copytree(models.second, tmp_path / "policy")
+    settings = {"script": "utils/train_generator.py", "saw_in_training": ["narrative"], "validation": None}
+    (policy / "manifest.json").write_text(json.dumps({"settings": settings}))
+    run(["--planner_model", trained[1][1], "--model_addr", policy], output, "--limit", 2)
+    assert saw(output) == {"when": "training", "fields": ["narrative", "rubric_aspects"]}
+    own = output.with_name("own.json")
+    run(["--planner_model", models.adapter, "--model_addr", policy], own, "--limit", 2)
+    assert saw(own) == {"when": "training", "fields": ["narrative"]}
+
+
 def plans_path(output):
     return Path(f"{output}.plans.json")
 

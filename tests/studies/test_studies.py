@@ -293,6 +293,33 @@ def test_a_step_that_fails_ends_the_study(small, server):
 # After PlanPers
 
 
+def test_dpo_shares_the_first_samples_and_nothing_else_with_offline_rl(commands_of, tmp_path):
+    made = []
+    for objective in ("sft", "dpo"):
+        commands = [parse(words) for words in commands_of("offline_rl", OBJECTIVE=objective)]
+        for _, args in commands:
+            assert (args.get("worst_addr") is None) or args.get("objective") in (None, "dpo")
+        paths = {path for _, args in commands for path in files(args, MADE) if "/train/" in path}
+        made.append({path for path in paths if "/rag/" not in path})
+        assert any(path.endswith("/rag/samples.json") for path in paths)
+        table = commands[-1][1]
+        assert table["system"][-1][0] == {"sft": "Offline RL", "dpo": "DPO"}[objective]
+    assert len(made[0]) == len(made[1]) and not made[0] & made[1]
+    assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: sft or dpo\n"
+
+
+def test_the_upper_bound_has_one_row_however_many_seeds(commands_of, tmp_path):
+    commands = [parse(words)[1] for words in commands_of("beyond", SEEDS="0 1")]
+    made = {path for args in commands for path in files(args, MADE)}
+    assert {path for path in files(commands[-1], READ) if path.startswith(str(tmp_path))} <= made
+    assert [name for name, *_ in commands[-1]["system"]][-3:] == [
+        "GRASP, seed 0",
+        "GRASP, seed 1",
+        "Best of 16 by the rubric",
+    ]
+    assert ["GRASP", "GRASP, seed 0", "GRASP, seed 1"] in commands[-1]["seeds"]
+
+
 @pytest.fixture
 def trained(small, tmp_path):
     """The same sample for a policy that is trained here, on few and short texts."""
@@ -320,6 +347,13 @@ def test_a_dry_run_says_what_the_methods_after_planpers_cost(trained, tmp_path):
         told = f"{method} on {tmp_path}/data/{SOCIETY}_train.json: up to {answers:,} answers and {verdicts:,} verdicts"
         assert told in done.stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
+    done = study("grasp", DRY_RUN=1, **trained | {"DATA": tmp_path / "nothing"})
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
+    assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
 
 
 @pytest.mark.engine

@@ -95,6 +95,11 @@ class Model:
         """Further settings that decide its answers; none if vLLM or an API runs the model."""
         return {}
 
+    @property
+    def saw_in_training(self) -> list[str]:
+        """Return the scorer's fields that its training used, by its manifest."""
+        return self.trained.get("saw_in_training") or []
+
     def open_engine(self, args: Namespace) -> Engine | None:
         """Load it on an engine of its own; None if vLLM or an API runs it."""
         return None

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from utils.generation.chat import LocalChat
 from utils.generator.examples import Example
+from utils.training.checkpoints import Run, step_of
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
@@ -19,7 +20,10 @@ with warnings.catch_warnings():
 
 
 class RewardTrainer(Resumable, GRPOTrainer):
-    """GRPO (arXiv 2402.03300) with TRL's defaults: no KL term, one update per batch of samples."""
+    """GRPO (arXiv 2402.03300) with TRL's defaults: no KL term, one update per batch of samples.
+
+    But without dropout: TRL samples in training mode, so the samples would be those of another policy.
+    """
 
     length_flag = "--max_input_length"
 
@@ -33,7 +37,7 @@ class RewardTrainer(Resumable, GRPOTrainer):
         validation: list[Example],
         recorder: Recorder,
         reward: Callable[..., list[float | None]],
-        *_: Any,
+        run: Run,
     ):
         """`reward` takes ids of questions as `prompts`, their samples as `completions`, and `completion_ids`."""
         self._prompts = {one.record["id"]: list(one.prompt) for one in examples}
@@ -41,7 +45,9 @@ class RewardTrainer(Resumable, GRPOTrainer):
             **common_settings(flags, bf16, evaluates=False, evaluates_first=False),
             num_generations=flags.num_generations,
             max_completion_length=flags.max_target_length,
+            disable_dropout=True,
         )
+        self._epochs_before = step_of(run.checkpoint) // flags.save_steps if run.checkpoint else 0
         model.generation_config.eos_token_id = chat.end_of_turn
         rows = Dataset.from_dict({"prompt": list(self._prompts)})
         super().__init__(model, reward, config, rows, processing_class=chat.tokenizer)
@@ -49,6 +55,22 @@ class RewardTrainer(Resumable, GRPOTrainer):
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self._prompts[prompt] for prompt in prompts], None, {}
+
+    def _generate_single_turn(
+        self, prompt_ids: list[list[int]], images: Any, fields: dict[str, Any], num_generations: int, *_: Any
+    ) -> tuple[list[list[int]], None]:
+        """Sample a question's texts at once, or a batch's if that is more; TRL would sample those of a whole step."""
+        at_once, texts = max(num_generations, self.args.per_device_train_batch_size), []
+        for start in range(0, len(prompt_ids), at_once):
+            its = prompt_ids[start : start + at_once]
+            texts += super()._generate_single_turn(its, images, fields, num_generations)[0]
+        return texts, None
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        sampler = super()._get_train_sampler(*args)
+        for _ in range(self._epochs_before):
+            next(iter(sampler))  # a resumed training draws the orders of the epochs before again
+        return sampler
 
     def get_train_dataloader(self) -> DataLoader:
         return GRPOTrainer.get_train_dataloader(self)  # its order keeps a question's samples together

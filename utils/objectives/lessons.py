@@ -19,7 +19,7 @@ from utils import cli
 from utils.benchmarks.task import Metric, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
-from utils.files.manifest import folder_settings, settings_of
+from utils.files.manifest import folder_settings, noted_settings
 from utils.generator.encoder_decoder import TARGET_TOKENS
 from utils.generator.examples import Lesson
 from utils.records.leaks import find_leaks
@@ -192,10 +192,13 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
     hidden = task.fields_for(task.metrics)
     seen = {"distill": task.gold_plan_needs, "grpo": score_of(task).needs}.get(args.objective, ())
-    made = settings_of(args.target_addr) if args.target_addr else {}
-    chosen, shown = made.get("selected_by") or {}, (made.get("saw") or {}).get("fields", ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
-    return sorted({*seen, *chosen.get("saw", ()), *shown, *before, *(hidden & prompt.placeholders)})
+    found = {*seen, *before, *(hidden & prompt.placeholders)}
+    for path in filter(None, (args.target_addr, args.worst_addr)):
+        made = noted_settings(path)  # also of texts that were edited since
+        saw = made.get("saw") or {}  # of the models and the method that wrote them
+        found |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *(made.get("selected_by") or {}).get("saw", ())}
+    return sorted(found)
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:

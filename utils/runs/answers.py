@@ -217,7 +217,7 @@ def _publish(args: Arguments, shared: Shared, output: Output, device: str | None
     found = model.settings | reported(args, model.completions)
     if model.trained and model.trained["validation"] == output.settings["inputs"]:
         found["chose_checkpoint"] = True
-    if seen := model.trained.get("saw_in_training"):
+    if seen := model.saw_in_training:
         found["saw"] = {"when": "training", "fields": seen}
     counter = model.chat.counter
     publish_records(output, device, counts, args.openai, prices_of(args), found, token_counter=counter)

@@ -123,6 +123,10 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
 def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
     """Return the settings of the answers, without the method's code and its --set, which may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
+    learnt = sorted({name for role in roles.values() for name in role.model.saw_in_training})
+    saw = {"when": "training", "fields": learnt}
+    if args.show_fields:
+        saw = {"when": "test", "fields": args.show_fields, "models_saw": learnt}
     return args.settings() | {
         "script": "baselines.py",
         "method": Path(args.method).stem,
@@ -130,7 +134,7 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
         "models": {name: role.model.identity for name, role in roles.items()},
         "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
-        **({"saw": {"when": "test", "fields": args.show_fields}} if args.show_fields else {}),
+        **({"saw": saw} if saw["fields"] else {}),
     }
 
 

@@ -8,7 +8,7 @@ from utils import cli
 from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import first_five
-from utils.files.manifest import file_hash
+from utils.files.manifest import file_hash, noted_settings
 from utils.files.output import Key, Output, Pieces
 from utils.generation.calls import prices_of
 from utils.generation.engines import publish_records, reported
@@ -112,12 +112,23 @@ def name_outputs(
     for number, (one, plans) in enumerate(zip(datasets, given, strict=True)):
         hashes = {"inputs": file_hash(one.path)}
         hashes["given_plans"] = file_hash(args.plans_addr[number]) if args.plans_addr else None
-        keys, its = list(one.asked), settings | hashes
+        keys, its = list(one.asked), settings | hashes | seen_by_plans(args, one.task, number)
         answers = Output(one.output_addr, its, keys, partial(collect_responses, one.records), "answers", args)
         path = f"{one.output_addr}.plans.json"
         collect = partial(collect_responses, one.records, field="aspects")
         pairs.append([answers, Output(path, its, keys, collect, "plans", args, dict(plans))])
     return pairs
+
+
+def seen_by_plans(args: Arguments, task: Task, number: int) -> dict[str, Any]:
+    """Return the setting `saw` of a dataset's plans, the scorer's fields behind them; empty if there are none."""
+    if args.plans_addr:
+        found = noted_settings(args.plans_addr[number]).get("saw")
+    elif args.gold_plan or trained_variables(args.planner_model or "") is not None:
+        found = {"when": "test" if args.gold_plan else "training", "fields": list(task.gold_plan_needs)}
+    else:
+        found = None
+    return {"saw": found} if found else {}
 
 
 def keep_plans(pairs: list[list[Output]], lead_in: str | None, has_planner: bool) -> None:
@@ -154,9 +165,9 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     found = reported(args, model.completions)
-    if args.gold_plan or trained_variables(args.planner_model or "") is not None:
-        when = "test" if args.gold_plan else "training"
-        found["saw"] = {"when": when, "fields": list(shared.task.gold_plan_needs)}
+    saw = answers.settings.get("saw") or {"when": "training", "fields": []}
+    if model.saw_in_training:
+        found["saw"] = {**saw, "fields": sorted({*saw["fields"], *model.saw_in_training})}
     counter = model.chat.counter
     publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
 

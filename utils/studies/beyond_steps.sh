@@ -10,11 +10,12 @@
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
 #
 #   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
+#   $OUT/<model>/train/<category>/rag/samples.json and their scores, which offline RL and DPO share in round 1
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # what is trained must be here
 source utils/studies/lampqa_steps.sh || exit 2
 N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
 
-declare -A titles=([none]="No personalization" [rag]="RAG (asker's profile)" [planpers]=PlanPers [offline_rl]="Offline RL"
+declare -A titles=([none]="No personalization" [rag]="RAG (asker's profile)" [planpers]=PlanPers [offline_rl]="Offline RL" [dpo]=DPO
     [vac]=VAC [grasp]=GRASP [pathways]="Pathways of Thoughts" [best_of_n]="Best of 8 by a blind judge"
     [rubric_best]="Best of $N by the rubric")
 from=train # the split that is sampled and judged
@@ -28,7 +29,8 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
             for method in "${@:2}"; do
                 case $method in
                     planpers) [ -n "${jobs[planner/$category]-}" ] || train ;;
-                    offline_rl | vac | grasp | rubric_best) "$method" ;;
+                    offline_rl | dpo) offline_rl "$method" ;;
+                    vac | grasp | rubric_best) "$method" ;;
                 esac
                 [ "$method" = rubric_best ] || answer "$method"
             done
@@ -37,26 +39,36 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
     done
     for model in $MODELS; do
         systems=() baselines=() spread=()
-        for method in "${@:2}"; do row "${titles[$method]}" "$method"; done
+        for method in "${@:2}"; do
+            if [ "$method" = rubric_best ]; then # it is made with one seed
+                SEEDS=0 row "${titles[$method]}" "$method"
+            else
+                row "${titles[$method]}" "$method"
+            fi
+        done
         table=${model##*/}/$SPLIT/$study$(judge_suffix)
         draw "$table" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$table.md" "${systems[@]}" \
-            --baseline "${baselines[@]}" ${PAPER:+--paper "$PAPER" --paper_table beyond}
+            --baseline "${baselines[@]}" "${spread[@]}" ${PAPER:+--paper "$PAPER" --paper_table beyond}
     done
 }
 
 cost() { # METHOD ANSWERS JUDGED ROUNDS: of the training, per question and round; only in a dry run
     [ -n "${DRY_RUN-}" ] || return 0
-    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END'
+    python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END' || mistakes=1
 import sys
+from utils import cli
 from utils.records.datasets import read_dataset
-path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
-records = read_dataset(path)[: int(limit) or None]
-verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
-answers = int(rounds) * int(answers) * len(records)
-posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
-tokens = answers * (posts + 400) + verdicts * 1600  # a guess: 4 characters a token, 400 of instructions; 1600 a verdict
-print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
-      f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+def main():
+    path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
+    records = read_dataset(path, ["profile", "gold_plan"])[: int(limit) or None]
+    verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
+    answers = int(rounds) * int(answers) * len(records)
+    posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
+    tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
+    print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
+          f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
+    return 0
+cli.run_script(main)
 END
 }
 
@@ -105,15 +117,16 @@ select_round() { # METHOD'S FOLDER: link the best policy
         --link_addr "$OUT/$1/best"
 }
 
-offline_rl() { # sample, score, select, train (VAC's baseline); OBJECTIVE=dpo learns pairs of the best and the worst
-    local folder=${model##*/}/train/$category/offline_rl policy=$model before='' round name models=() scores=() waits=() pairs=()
-    cost offline_rl "$N" "$N" "$ROUNDS"
+offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo learns pairs of the best and the worst
+    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name its models=() scores=() waits=() pairs=()
+    cost "$1" "$N" "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
-        name=$folder/round_$round
-        sample "$name/samples" "$before" "$policy" "$N" --rag --temperature 1
-        choose "$name/samples" "$N" --worst_addr "$OUT/$name/samples_worst.json"
-        [ "${OBJECTIVE-sft}" = sft ] || pairs=(--objective dpo --worst_addr "$OUT/$name/samples_worst.json")
-        learn "$name/policy" "$name/samples_best $before" "$policy" --target_addr "$OUT/$name/samples_best.json" "${pairs[@]}"
+        name=$folder/round_$round its=$folder/round_$round/samples
+        [ "$round" -gt 1 ] || its=${model##*/}/train/$category/rag/samples # of the model that both begin with
+        sample "$its" "$before" "$policy" "$N" --rag --temperature 1
+        choose "$its" "$N" --worst_addr "$OUT/${its}_worst.json"
+        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${its}_worst.json")
+        learn "$name/policy" "${its}_best $before" "$policy" --target_addr "$OUT/${its}_best.json" "${pairs[@]}"
         validate "$name"
         policy=$OUT/$name/policy/last before=$name/policy
     done
