@@ -477,7 +477,7 @@ def test_an_output_is_never_an_input(tmp_path, monkeypatch):
     (tmp_path / "link.json").symlink_to(tmp_path / "test.json")
     check_outputs(["rag.json", "new/test.json"], ["test.json"])
     for path in ("test.json", "./new/../test.json", str(tmp_path / "test.json"), "link.json"):
-        with pytest.raises(UserError, match=rf"^{path}: is an input too; give the output its own name$"):
+        with pytest.raises(UserError, match=rf"^{path}: is also an input; give another output path$"):
             check_outputs(["rag.json", path], ["other.json", "test.json"])
 
 

@@ -49,7 +49,7 @@ class OnHub(Published):
 
 
 class SharedContexts(OnHub):
-    """A table of questions per size on the hub, and a file of the histories that they share; `questions` is by size."""
+    """A table of questions per size on the hub, with a file of shared histories; `questions` has their counts."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find both files, also in subfolders; UserError unless one folder has both, or they may be of two releases."""
