@@ -311,7 +311,7 @@ ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
     " --device cpu --dtype bfloat16"
 )
-NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
+NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or leave {} out"
 
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
