@@ -37,7 +37,7 @@ _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\
 
 @dataclass(frozen=True)
 class History:
-    """Turns of earlier conversations for a prompt, some of which may be left out.
+    """Turns of earlier conversations for a prompt, with the items that may be left out.
 
     Attributes:
         messages: all turns, in the prompt's order.
