@@ -79,9 +79,9 @@ def build_parser() -> cli.FlagParser:
         "with --verdicts, which generates no text",
         "leave out --verdicts",
     )
-    parser.decides_nothing("--inputs_addr --response_addr --score_addr", "their hashes do")
+    parser.decides_nothing("--inputs_addr --response_addr --score_addr", "the settings have their hashes")
     parser.decides_nothing("--reading", "the strategy that it selects does")
-    parser.decides_nothing("--allow_partial", "which pieces an output has; it remembers them")
+    parser.decides_nothing("--allow_partial", "which pieces an output has; its manifest has their hash")
     # fmt: on
     return parser
 

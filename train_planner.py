@@ -8,7 +8,7 @@
 
 The planner is a LoRA adapter on a frozen model; the loss covers the target alone. Checkpoints are saved as
 <output_dir>/checkpoint-<step>, and <output_dir>/best links to the one with the lowest validation loss. On SIGTERM or
-Ctrl-C, the current step is finished and saved. Run the same command again to resume from the last checkpoint.
+Ctrl-C, training saves a checkpoint after the current step and stops. Run the same command again to resume from it.
 """
 
 import argparse
@@ -58,8 +58,8 @@ def build_parser() -> cli.FlagParser:
     add("--num_contexts", type=cli.non_negative_int, default=10, help="posts to use (%(default)s)")
     cli.add_unranked_argument(parser)
     add("--planner_target", choices=["paper", "reference"], default="paper",
-        help="format of plans: the titles alone, or with a lead-in and dashes as in the public code, which needs a "
-        "--prompts_dir made by utils/import_prompts.py (%(default)s)")
+        help="format of plans: `paper`, only titles; `reference`, a lead-in and dashes as in the public code (needs "
+        "--prompts_dir from utils/import_prompts.py) (%(default)s)")
     cli.add_template_argument(add)
     add("--max_seq_length", type=cli.positive_int,
         help=f"tokens of prompt and target together (default: {PAPER_LENGTH}, or the model's limit if less)")
@@ -76,7 +76,7 @@ def build_parser() -> cli.FlagParser:
 
     add = parser.add_argument_group("LoRA").add_argument
     add("--lora_rank", type=cli.positive_int, default=16, help="rank of the update (%(default)s)")
-    add("--lora_alpha", type=cli.positive_int, default=16, help="scale of the update times its rank (%(default)s)")
+    add("--lora_alpha", type=cli.positive_int, default=16, help="scale of the update, times the rank (%(default)s)")
     add("--lora_dropout", type=cli.non_negative_float, default=0.05,
         help="dropout before the update, below 1 (%(default)s)")
     add("--lora_target_modules", nargs="+", metavar="NAME",
@@ -87,7 +87,7 @@ def build_parser() -> cli.FlagParser:
     add("--eval_steps", type=cli.positive_int,
         help="steps between evaluations; must divide --save_steps (default: --save_steps)")
     add("--eval_generate", type=cli.non_negative_int, default=32, metavar="N",
-        help="validation questions to plan for at each evaluation, to measure aspect recall; 0: none (%(default)s)")
+        help="validation questions to generate plans for at each evaluation, for aspect recall; 0: none (%(default)s)")
     add_run_arguments(parser)
     parser.without_effect(
         "--eval_steps --eval_generate",
@@ -95,8 +95,8 @@ def build_parser() -> cli.FlagParser:
         "without --validation_addr, because nothing is evaluated",
         "give --validation_addr",
     )
-    parser.decides_nothing("--planner_target", "the lead-in does")
-    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "which figures are shown")
+    parser.decides_nothing("--planner_target", "the settings have the lead-in")
+    parser.decides_nothing("--save_steps --eval_steps --eval_generate", "when to save and evaluate")
     # fmt: on
     return parser
 
@@ -111,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     records = read_dataset(args.inputs_addr, needs=NEEDS)
     task = task_of(args.inputs_addr, records)
     if task.gold_plan is None:
-        raise UserError(f"{args.inputs_addr}: {task.name} has no plans to learn from")
+        raise UserError(f"{args.inputs_addr}: {task.name} has no plans to train on")
     validation_records = read_dataset(args.validation_addr, NEEDS) if args.validation_addr else []
     if args.num_contexts:
         for path in filter(None, (args.inputs_addr, args.validation_addr)):
@@ -154,7 +154,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
 
 
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:
-    """Return the settings of the training, with the lead-in of the targets."""
+    """Return the settings of the run, with the lead-in of the targets."""
     target = target_settings(choose_lead_in(args.planner_target, prompt))
     return settings_of(args, SCRIPT, model, digests([prompt])) | target
 
@@ -164,8 +164,8 @@ def build_examples(
 ) -> list[Example]:
     """Return one example per question: the planner's prompt (paper, figure 15), with the aspects' titles as the target.
 
-    The lowest-ranked posts are dropped until both fit; the target is never cut. Questions without aspects are left out.
-    UserError if none has aspects, or if one exceeds --max_seq_length even without posts.
+    The lowest-ranked posts are dropped until both fit; the target is never cut. Questions without aspects are skipped.
+    UserError if all are skipped, or if a question exceeds --max_seq_length even without posts.
     """
     lead_in = choose_lead_in(args.planner_target, prompt)
     examples, too_long = [], []
@@ -182,15 +182,15 @@ def build_examples(
     if too_long:
         raise UserError(
             f"--max_seq_length {args.max_seq_length}: too small for {len(too_long)} of {len(records)} questions of "
-            f"{path}\n  question and aspects alone are longer: {first_five(too_long)}"
+            f"{path}\n  too long even without posts: {first_five(too_long)}"
         )
     if records and not examples:
-        raise UserError(f"{path}: no question has an aspect in its rubric; there is nothing to learn")
+        raise UserError(f"{path}: no question has aspects in its rubric; there is nothing to train on")
     return examples
 
 
 def describe_training(args: argparse.Namespace, examples: list[Example], validation: list[Example]) -> str:
-    """Describe the data and the batches of a training."""
+    """Describe the data and batches of the run."""
     lines = [describe_examples(args.inputs_addr, examples)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))

@@ -3,14 +3,14 @@
 Each benchmark has a folder of prompts, and a prompt's name includes the folder: `lampqa/rag`. The `{names}` in the
 shipped file are its placeholders, each exactly once; a user's own file must have the same ones.
 
-If the user's history is turns of a conversation, they go to a line `[history]`, before the `[user]` part; such a file
-needs no `[system]` part.
+If the user's history is a conversation, a line `[history]` before the `[user]` part is replaced by its turns; the
+`[system]` part is then optional.
 
 A paragraph that begins with `[after "title"]` is inserted into the other text after the first "title", or at the end
 if there is none: LaMP puts the titles of a user's papers there.
 
-A file whose last line is `[end]` is used exactly as it is: nothing is stripped, no paragraph is left out, and names in
-braces other than its placeholders are text. Values are inserted unchanged, whatever they contain.
+A file whose last line is `[end]` is used exactly as it is: nothing is stripped, no paragraph is left out, and only the
+prompt's own placeholders are replaced. Values are inserted unchanged, whatever they contain.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\
 
 @dataclass(frozen=True)
 class History:
-    """Turns of earlier conversations for a prompt, and which of them may be left out.
+    """Turns of earlier conversations for a prompt, with the items that may be left out.
 
     Attributes:
         messages: all turns, in the prompt's order.
@@ -60,7 +60,7 @@ class Prompt:
     """A prompt's parts, and the SHA-256 of its file."""
 
     name: str
-    system: str | None  # None if a history's turns begin it
+    system: str | None  # None if the prompt begins with the history's turns
     user: str
     digest: str
     placeholders: frozenset[str]  # the names of its placeholders
@@ -105,14 +105,14 @@ def load_prompt(name: str, prompts_dir: str | Path | None = None) -> Prompt:
         name: path of the shipped file without .txt, absolute or relative to this folder.
 
     Raises:
-        UserError: the folder is missing or has no prompt or an unknown one; or the file lacks a part or a placeholder,
-            or has an unknown placeholder.
+        UserError: the folder is missing, is empty, or has a file that is not a prompt; or the file lacks a part or a
+            placeholder, or has an unknown placeholder.
     """
     path = FOLDER / f"{name}.txt"
     if prompts_dir is not None:
         _check_folder(Path(prompts_dir), path.parent)
         own = Path(prompts_dir) / path.name
-        path = own if os.path.lexists(own) else path  # lexists: a broken link must not go unnoticed
+        path = own if os.path.lexists(own) else path  # lexists: report a broken link instead of ignoring it
     return parse_prompt(name, read_text(path), str(path))
 
 
@@ -167,7 +167,7 @@ def _check_placeholders(text: str, names: Set[str], where: str, exact: bool) -> 
 
 
 def choose_lead_in(planner_target: str, planner: Prompt | None) -> str | None:
-    """Return the lead-in of plans for --planner_target; None for the paper's titles alone.
+    """Return the lead-in of plans for --planner_target; None for `paper`, which has titles alone.
 
     UserError if the planner's prompt has no lead-in.
     """

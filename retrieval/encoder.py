@@ -25,12 +25,12 @@ from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tok
 FULL_LENGTH = 512  # tokens in one unit of --batch_size
 GPU_BATCH_SIZE = 64
 # On a CPU, larger batches are slower, because buffers outgrow its caches and padding grows: on two cores, BERT-base
-# took 10.5 s with a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Smaller ones gain little, and lose if other
-# work shares the cores.
+# took 10.5 s with a batch size of 4, 12.7 s with 8 and 15.9 s with 16. Smaller batches are hardly faster, and slower if
+# other work shares the cores.
 CPU_BATCH_SIZE_PER_THREAD = 2
-FULL_ENOUGH = 1 / 4  # share of a batch's budget above which more padding costs more than another batch
+FULL_ENOUGH = 1 / 4  # share of the budget from which a new batch is cheaper than more padding
 ALIKE = 0.95  # share of the longest text's length above which padding is negligible
-WINDOW = 4096  # texts tokenized and sorted at a time, while the window before is embedded: bounds the memory
+WINDOW = 4096  # texts tokenized and sorted at a time, while the previous window is embedded; limits memory
 QUEUED = 4  # batches per model, so that no model waits for the others or for the next window
 UNUSUAL = "text 漢 \u0378"  # fails if a vocabulary has no token for unknown characters
 TOKENIZED_AT_ONCE = 512  # texts; a tokenizer takes over a hundred bytes per token, also for tokens that are cut off
@@ -127,8 +127,8 @@ def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> A
 def most_tokens(config: Any) -> int | None:
     """Return the most tokens that a model reads; None if its transformers config sets no limit.
 
-    Models like RoBERTa (XLM-R, MPNet) count positions from the one after the padding token's id: a text can have 8192
-    of BGE-M3's 8194 positions.
+    Models like RoBERTa (XLM-R, MPNet) number positions from the padding token's id + 1, so BGE-M3, with 8194 positions,
+    reads texts of 8192 tokens.
     """
     import torch
     import transformers
@@ -159,8 +159,8 @@ def embed_texts(
     """Embed every text, by pooling its last hidden states.
 
     Args:
-        batch_size: how many texts of 512 tokens, or more shorter ones, a batch may hold. The default is 64 on a GPU. On
-            a CPU it is 2 per thread, which is also the maximum. It changes embeddings only by rounding.
+        batch_size: maximum number of texts of 512 tokens per batch; more if they are shorter. The default is 64 on a
+            GPU. On a CPU it is 2 per thread, which is also the maximum. It changes embeddings only by rounding.
 
     Returns:
         The embeddings in the order of `texts`, float32 (len(texts), D), and how many texts were cut.
@@ -192,7 +192,7 @@ def embed_texts(
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Yield the items of an iterator; a thread makes each while the one before is in use."""
+    """Yield the items of an iterator; a thread makes the next item while the current one is in use."""
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(next, items, None)
         while (item := pending.result()) is not None:
@@ -214,7 +214,7 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
     """Yield batches of text indices, longest texts first, within `budget` padded tokens and with little padding.
 
     With the longest first, a batch size that does not fit in memory fails in the first batch. A text longer than the
-    budget gets its own batch. Once a quarter of the budget is filled, a batch ends where texts get shorter.
+    budget gets its own batch. Once a quarter of the budget is filled, a batch ends where the texts get shorter.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     start = 0
@@ -247,7 +247,7 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
 def _embed_batches(encoder: Encoder, batches: Iterator[Batch]) -> Iterator[tuple[list[int], np.ndarray]]:
     """Yield each batch's rows and embeddings, in order; an idle model or replica takes the next batch."""
     pooling = encoder.pooling
-    if not encoder.replicas:  # stay in this thread, where a signal ends the work at once
+    if not encoder.replicas:  # stay in this thread, so that a signal stops the work at once
         yield from ((rows, _embed_batch(encoder.model, pooling, *batch)) for rows, *batch in batches)
         return
     idle: SimpleQueue[Any] = SimpleQueue()

@@ -3,7 +3,7 @@
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_ranked.json \\
       --model_name "facebook/contriever-msmarco"
 
-The control with another user's posts (the paper's "random profile") is a ranked file too:
+The paper's "random profile" control ranks another user's posts:
 
   python retrieval/rank_dataset.py --input_dataset_addr test.json --output_dataset_addr test_random_ranked.json \\
       --random_profile --seed 0
@@ -84,8 +84,8 @@ def build_parser() -> FlagParser:
         help="BERT-like encoder, by hub name or folder (%(default)s)")
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
-        help="texts of 512 tokens per batch, more if shorter (default: 64 on a GPU; 2 per core on a CPU, where this "
-        "is also the maximum)")
+        help="texts of 512 tokens per batch; more if shorter (default: 64 on a GPU; 2 per core on a CPU, where "
+        "this is also the maximum)")
     add("--max_length", type=positive_int, default=512, metavar="N",
         help="maximum number of tokens per text; longer texts are cut (%(default)s)")
     add("--pooling", choices=["mean", "cls"],
@@ -100,13 +100,13 @@ def build_parser() -> FlagParser:
         "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --device --dtype",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
-        "take another --ranker",
+        "give another --ranker",
     )
     parser.without_effect(
         "--use_date --no-use_date", lambda args: args.ranker in WITHOUT_TEXTS, "with a --ranker that reads no texts"
     )
-    parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "their hashes do")
-    parser.decides_nothing("--limit", "which questions an output has; it remembers them")
+    parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "the settings have their hashes")
+    parser.decides_nothing("--limit", "which questions an output has; its manifest has their hash")
     parser.decides_nothing("--cache_dir --batch_size --device", "how fast it ranks")
     # fmt: on
     return parser
@@ -159,7 +159,7 @@ def order_all(
     pooling: "Pooling | None",
     counts: dict[str, int],
 ) -> str:
-    """Fill `ranked` with every profile's order, from the store or newly ranked and stored, and return the device.
+    """Fill `ranked` with every profile's order, ranking profiles that the store lacks, and return the device.
 
     `counts` gets the numbers of embedded texts.
     """
@@ -204,7 +204,7 @@ def check_embedder(args: argparse.Namespace) -> None:
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
-    """Print what would be ranked, and what this machine has and lacks for it."""
+    """Print what would be ranked, and what this machine has and lacks for that."""
     texts = sum(source.sizes)
     print(f"{questions} questions with {texts} {source.dataset.task.item_words}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
@@ -225,7 +225,7 @@ def find_pooling(args: argparse.Namespace) -> "Pooling":
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
-    """Return the settings that decide the posts' order."""
+    """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
@@ -235,7 +235,7 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
 
 
 def uses_dates(args: argparse.Namespace, task: Task) -> bool:
-    """Tell whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
+    """Return whether the ranker reads items with their dates: by the flag, else in LaMP's time setting (LaMP's paper).
 
     UserError if the flag asks for dates and the benchmark's items have none.
     """
@@ -316,7 +316,7 @@ def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> I
 
 
 def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[list[Record], dict[str, int]]]:
-    """Yield blocks of questions, in file order, with a row number for each of the block's `BLOCK` or more texts."""
+    """Yield blocks of questions, in file order, with a row number per text; a full block has at least `BLOCK`."""
     block, row_of = [], {}
     for record in records:
         block.append(record)
@@ -330,7 +330,7 @@ def split_into_blocks(task: Task, records: Iterable[Record]) -> Iterator[tuple[l
 
 
 def rank_records(source: Source, output: Path, orders: Pieces) -> Iterator[Record]:
-    """Yield the records with their profiles in these orders, in the form that `output` stores."""
+    """Yield the records with their profiles in these orders, as they are written to `output`."""
     for number in range(len(orders)):
         record = source.read(number)
         yield {**record, "profile": reordered(record["profile"], orders[record["id"],]["value"], output)}

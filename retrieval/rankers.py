@@ -38,7 +38,7 @@ def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
     """
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, whatever the root logger's level
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, regardless of the root logger
     words = bm25s.tokenize([question, *posts], stopwords="en", return_ids=False, show_progress=False)
     known = {word for post in words[1:] for word in post}
     query = [word for word in words[0] if word in known]
@@ -79,9 +79,9 @@ def rank_by_recency(dates: Sequence[Date | None]) -> list[int]:
 
 
 def alternate(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Merge two orders: each in turn, beginning with the first, gives its best item that has not been taken yet.
+    """Merge two orders: take the best remaining item of each in turn, beginning with the first order.
 
-    For any k, each order thus gives half of the first k items; if k is odd, the first order gives one more.
+    For any k, half of the first k items thus come from each order; if k is odd, one more comes from the first.
     """
     taken: dict[int, None] = {}
     turns = itertools.cycle((iter(first), iter(second)))

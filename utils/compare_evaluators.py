@@ -125,12 +125,12 @@ def read_evaluators(arguments: list[list[str]], unscored_as_zero: bool) -> list[
 
 
 def check_strategies(evaluator: Evaluator, files: dict[str, Scores]) -> None:
-    """Raise UserError unless all files are of the evaluator's strategy: one if it is pairwise, else two."""
+    """Raise UserError unless there is one pairwise file, or two files of another strategy: the evaluator's."""
     strategies = dict.fromkeys([evaluator.strategy, *map(strategy_in_words, files.values())])
     if len(strategies) > 1 or len(files) != (1 if evaluator.strategy == "pairwise" else 2):
         raise UserError(
             f"--evaluator {quote(evaluator.name)}: found {' and '.join(files)} of strategy {' and '.join(strategies)}, "
-            "expected one pairwise file, or two files of one other strategy (first system, second system)\n"
+            "expected one pairwise file, or two files of the same strategy (first system, second system)\n"
             "  use one name per strategy, and repeat --evaluator with that name for more files, such as categories"
         )
 
@@ -207,7 +207,7 @@ def human_table(human: dict[str, Any], rows: list[dict[str, Any]]) -> Table:
     notes = [
         "Accuracy: share of the questions where evaluator and humans agree on the outcome: first, second or tie. An "
         "evaluator's tie is equal scores or, in pairwise, a preference that flips with the order. Interval: Wilson.",
-        "Decided by humans: the questions that are not a tie for humans. The next two columns have the accuracy on "
+        "Decided by humans: questions whose outcome is not a tie for humans. The next two columns have the accuracy on "
         "these, with an evaluator's ties counted as half right or as wrong.",
         "Accuracy is compared with the paper's (section 5.2: aspect 0.73, direct 0.58), since its raters could choose "
         "a tie (appendix B). The paper does not say how it counts ties.",

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
 def statistics(
     column: Column, has_users: bool
 ) -> Iterator[tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]]:
-    """Yield each row's label, this file's number or mean and deviation, and the paper's; None if unknown."""
+    """Yield per row: label, the file's figures (a number, or mean and deviation), and the paper's; None if unknown."""
     printed, task, users = column.paper.get("questions"), column.task, len(column.users)
     label = "Questions" if has_users else "Questions (users)"
     yield label, (column.num_questions,), None if printed is None else (printed,)

@@ -297,7 +297,7 @@ def test_planning_is_refused(run, tmp_path):
     refusal = rf"{name} has no plans; use baselines\.py, or give your own plans with --plans_addr$"
     with pytest.raises(UserError, match=refusal):
         run(planpers, *run.api, "--gold_plan", "--inputs_addr", dataset, "--output_addr", out)
-    with pytest.raises(UserError, match=f"{name} has no plans to learn from"):
+    with pytest.raises(UserError, match=f"{name} has no plans to train on"):
         run(train_planner, "--model_addr", "m", "--inputs_addr", dataset, "--output_dir", tmp_path / "planner")
     judge = ["--inputs_addr", dataset, "--response_addr", dataset, "--score_addr", out, "--evaluator_llm", "j"]
     with pytest.raises(UserError, match=rf"{name}'s [\w-]+ is computed without a judge; leave the flag out"):

@@ -311,7 +311,7 @@ ENCODER = (
     "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
     " --device cpu --dtype bfloat16"
 )
-NO_ENCODER = "with a --ranker that needs no encoder\n  take another --ranker, or leave {} out"
+NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or leave {} out"
 
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
@@ -477,7 +477,7 @@ def test_an_output_is_never_an_input(tmp_path, monkeypatch):
     (tmp_path / "link.json").symlink_to(tmp_path / "test.json")
     check_outputs(["rag.json", "new/test.json"], ["test.json"])
     for path in ("test.json", "./new/../test.json", str(tmp_path / "test.json"), "link.json"):
-        with pytest.raises(UserError, match=rf"^{path}: is an input too; give the output its own name$"):
+        with pytest.raises(UserError, match=rf"^{path}: is also an input; give another output path$"):
             check_outputs(["rag.json", path], ["other.json", "test.json"])
 
 

@@ -420,8 +420,8 @@ def test_coefficients_match_krippendorffs_example_and_scikit_learn():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"study": "0" * 64}, "is of study '00000000', but the key is of study "),
-        ({"rater": "Cy"}, "is of rater 'Cy', who is not in the study"),
+        ({"study": "0" * 64}, "is from study '00000000', but the key is for study "),
+        ({"rater": "Cy"}, "is from rater 'Cy', who is not in the study"),
         ({"answers": None}, "not a result file of a study's page"),
         ({"answers": [{"id": "other", "decisions": {}}]}, "is not a question for 'Ann'"),
         ({"answers": [{"decisions": {"choice": {"value": True}}}]}, "Expected `int`, got `bool`"),

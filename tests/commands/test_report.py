@@ -183,7 +183,7 @@ def test_the_content_policy_blocks_outside_resources(files):
         (["--system", "A", "others"], r"others: 1 id is in no --inputs_addr: 'x'"),
         (["--system", "A", "answers", "other aspects"], r"other aspects: question 'diy_2' was judged by other aspects"),
         (["--system", "A", "answers", "--inputs_addr", "data.json", "data2"], r"data2: id 'rpg_1' is a different ques"),
-        (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is an input too"),
+        (["--system", "A", "answers", "--output_addr", "answers"], r"answers: is also an input"),
     ],
 )  # fmt: skip
 def test_mismatched_files_are_refused(files, monkeypatch, arguments, message):

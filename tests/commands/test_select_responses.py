@@ -135,7 +135,7 @@ SPOILT = {  # by score files or responses that do not fit, or flags, what is sai
     "twice": r"scores_2\.json: scores sample 1, and so does .*scores_1\.json; give one of them$",
     "one response": r"all\.json: has no more than one response to any question\n  sample several",
     "--min_score 1.01": r"all\.json: no question is left\n  .*dropped, below --min_score: 6",
-    "--worst_addr all.json": r"all\.json: is an input too; give the output its own name$",
+    "--worst_addr all.json": r"all\.json: is also an input; give another output path$",
 }
 
 

@@ -1,4 +1,4 @@
-"""What the planner learns from a tiny random model's training, and what PEFT and vLLM make of it."""
+"""A planner overfitted on a tiny random model: its weights, and its plans with PEFT and vLLM."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.fixture(scope="module")
 def overfitted(data, tmp_path_factory):
-    """Trained on the eight questions until it knows them by heart; with the model as it was in memory at the end."""
+    """Overfit a planner on the eight questions; return its folder, and the model in memory at the end."""
     import train_planner
     from utils.training import base_model
 
@@ -35,7 +35,7 @@ def overfitted(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plans_by_peft(overfitted, data):
-    """Greedy plans of the first three questions by PEFT's own generate, in float32: their targets."""
+    """Greedy plans for the first three questions by PEFT's own generate, in float32; they equal the targets."""
     import torch
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -60,11 +60,11 @@ def plans_by_peft(overfitted, data):
     return plans
 
 
-# What vLLM makes of it
+# Plans by vLLM
 
 
 class EngineWatch(threading.Thread):
-    """Sees vLLM's processes below one process come and go: `lives` is [first seen, last seen, name] by pid."""
+    """Watches the vLLM processes that descend from a process; `lives` is [first seen, last seen, name] by pid."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -80,7 +80,7 @@ class EngineWatch(threading.Thread):
                     if (name := " ".join(child.cmdline())).startswith("VLLM::"):
                         parent = child.parent()
                         if parent is not None and parent.cmdline() == child.cmdline():
-                            continue  # forked a moment ago, to run another program
+                            continue  # just forked, about to run another program
                         first, *_ = self.lives.get(child.pid, [time.monotonic()])
                         self.lives[child.pid] = [first, time.monotonic(), name]
             except psutil.NoSuchProcess:
@@ -89,17 +89,17 @@ class EngineWatch(threading.Thread):
 
 
 def lives_of(run):
-    """The lives of vLLM's processes below a run, in order, once it has ended well."""
+    """Wait for a run to succeed, and return the lives of its vLLM processes, in order."""
     watch = EngineWatch(run.pid)
     watch.start()
-    assert run.wait() in (0, 1), run.errors  # 1: a model of random weights may answer most questions unusably
+    assert run.wait() in (0, 1), run.errors  # 1: with random weights, most answers may be unusable
     watch.join()
     return sorted(watch.lives.values())
 
 
 @pytest.fixture
 def plan_and_answer(data, warm_engine):
-    """Greedy plans and short answers for three questions; the lives of the processes that this took, in order."""
+    """Make greedy plans and short answers for three questions; return the lives of the vLLM processes, in order."""
 
     def call(planner, generator, output, *more):
         arguments = [
@@ -118,7 +118,7 @@ def engines_of(lives):
     return [life for life in lives if "EngineCore" in life[2]]
 
 
-def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(
+def test_one_engine_plans_like_peft_and_answers_with_the_base_model(
     overfitted, data, plans_by_peft, plan_and_answer, tmp_path
 ):
     planner, _ = overfitted
@@ -129,14 +129,14 @@ def test_one_engine_plans_as_peft_does_and_answers_with_the_base_model(
     assert all(samples[0]["parsed"] == "strict" and not samples[0]["constrained"] for samples in plans.values())
     answers = json.loads((tmp_path / "answers.json").read_text())
     assert [samples[0]["plan"] for samples in answers.values()] == plans_by_peft
-    for samples in answers.values():  # a random model's, held to the schema
+    for samples in answers.values():  # constrained to the schema, because the model is random
         assert samples[0]["constrained"] and samples[0]["raw"].startswith('{"personalized_answer":')
 
 
-def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads(
+def test_with_different_base_models_the_planner_ends_before_the_generator_loads(
     overfitted, plans_by_peft, plan_and_answer, tmp_path
 ):
-    """On two devices, where there are not just one: the workers hold a GPU's memory until they end."""
+    """On two devices unless there is only one GPU: workers hold a GPU's memory until they end."""
     import torch
 
     devices = "1" if torch.cuda.device_count() == 1 else "2"
@@ -151,7 +151,7 @@ def test_on_different_base_models_the_planner_is_gone_before_the_generator_loads
     assert len(json.loads((tmp_path / "answers.json").read_text())) == 3
 
 
-def test_it_learns_its_targets_by_heart_and_only_the_adapter_changes(overfitted, data):
+def test_training_overfits_the_targets_and_changes_only_the_adapter(overfitted, data):
     import torch
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Real training of the planner on a tiny random model: one run, several, on one device and on two."""
+"""Real training of the planner on a tiny random model, with one process and with two."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from utils.training.base_model import choose_attention
 
 ROOT = Path(__file__).resolve().parents[2]
 TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
-NOT_REPEATED = ("eval_seconds", "train_runtime")  # figures of the machine, not of the training
+NOT_REPEATED = ("eval_seconds", "train_runtime")  # depend on the machine
 
 pytestmark = pytest.mark.engine
 
@@ -56,13 +56,13 @@ def losses_of(output):
 
 
 def learn(warm, *arguments, code=0, **setup):
-    """A run as a fork of the warmed process, to its end; what it printed."""
+    """Run train_planner.py as a fork of the warm process, and return its output."""
     run = warm.run("train_planner", arguments, **setup)
     assert run.returncode == code and "Traceback" not in run.errors, run.errors
     return run.printed + run.errors
 
 
-# Killed, resumed, and on several devices
+# Single and multiple processes
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def uninterrupted(data, warm, tmp_path_factory):
 
 
 def short_run(data, output, **more):
-    """Eight steps of two sequences, a checkpoint every third: in the middle of an epoch of four steps."""
+    """Flags for eight steps of two sequences, with a checkpoint every third step, in the middle of an epoch."""
     settings = {"max_steps": 8, "save_steps": 3, "eval_generate": 1, "gradient_accumulation_steps": 2, **more}
     return flags_of(data, output, **settings)
 
@@ -87,7 +87,7 @@ def test_figures_of_a_run(uninterrupted):
     assert len({path.stat().st_mode for path in output.glob("checkpoint-*/*") if path.is_file()}) == 1
     best = min((entry for entry in log if "eval_loss" in entry), key=lambda entry: entry["eval_loss"])
     assert (output / "best").readlink() == Path(f"checkpoint-{best['step']}")
-    # Linear: no warm-up of 8 // 10 = 0 steps, then down to nothing.
+    # Linear decay to zero, after a warm-up of 8 // 10 = 0 steps.
     rates = [entry["learning_rate"] for entry in log if "loss" in entry]
     assert rates == pytest.approx([1e-2 * (8 - step) / 8 for step in range(8)])
     assert "1 on a device x 2 accumulated x 1 processes = 2 sequences a step (the paper's is 32)" in printed
@@ -95,7 +95,7 @@ def test_figures_of_a_run(uninterrupted):
     assert "attention: sdpa" in printed and "q_proj, v_proj" in printed
 
 
-# For train_planner.py: each process writes down which sequences it computes, in which order.
+# Code for train_planner.py: each process records the sequences that it computes, in order.
 SEEN = """
 import json, os
 from utils.planner.trainer import PlannerTrainer
@@ -111,23 +111,25 @@ PlannerTrainer.compute_loss = write_down
 
 
 def seen_by(folder, rank):
-    """Token ids of the sequences that a process computed, one at a time."""
+    """Return the token ids of each sequence that a process computed, in order."""
     return [sequence for line in open(folder / f"seen-{rank}.jsonl") for sequence in json.loads(line)]
 
 
-def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, warm, tmp_path):
-    """Without dropout, whose draws differ between processes. Eight questions are two epochs of two steps."""
+def test_two_processes_match_one_with_twice_the_accumulation(data, warm, tmp_path):
+    """Without dropout, which differs between processes. Eight questions make two epochs of two steps."""
     for name, setup, accumulated in [("one", {}, 4), ("two", {"be_two": None}, 2)]:
         (tmp_path / name).mkdir()
         more = {"lora_dropout": 0, "max_steps": 4, "save_steps": 4, "gradient_accumulation_steps": accumulated}
         flags = short_run(data, tmp_path / name / "planner", **more)
         printed = learn(warm, *flags, **setup, do=SEEN.format(folder=tmp_path / name))
-    assert printed.count("1 on a device x 2 accumulated x 2 processes = 4 sequences a step") == 1  # one speaks for all
+    assert (
+        printed.count("1 on a device x 2 accumulated x 2 processes = 4 sequences a step") == 1
+    )  # only the main process prints
     for figures in (losses_of, lambda output: [log_of(output)[-2]["eval_loss"]]):
         one, two = (figures(tmp_path / name / "planner") for name in ("one", "two"))
         assert one == pytest.approx(two, rel=1e-2)
 
-    # What the two compute at the same time are neighbours in the order of length of the step's sequences.
+    # The two sequences computed at the same time are neighbours when the step's sequences are sorted by length.
     one, ranks = seen_by(tmp_path / "one", 0), [seen_by(tmp_path / "two", rank) for rank in (0, 1)]
     steps = [sorted(one[start : start + 4], key=len, reverse=True) for start in (0, 4, 8, 12)]
     assert len({len(sequence) for sequence in one}) > 4
@@ -135,8 +137,8 @@ def test_two_processes_learn_what_one_learns_with_twice_the_accumulation(data, w
     assert [list(pair) for pair in zip(*ranks, strict=True)] == pairs
 
 
-def test_a_step_learns_the_same_whatever_its_batches_are(data, warm, tmp_path):
-    """Eight questions, steps of four: two epochs, each in an order of its own; targets of one title and of all."""
+def test_loss_does_not_depend_on_the_batch_size(data, warm, tmp_path):
+    """Eight questions in steps of four: two epochs in different orders, with short and long targets."""
     records = json.loads((data / "train.json").read_text())
     for record in records[::2]:
         del record["rubric_aspects"][1:]
@@ -148,8 +150,8 @@ def test_a_step_learns_the_same_whatever_its_batches_are(data, warm, tmp_path):
     assert losses_of(tmp_path / "batches") == pytest.approx(losses_of(tmp_path / "single"), rel=5e-4)
 
 
-def test_several_processes_save_together_what_is_finished_and_go_on(data, warm, tmp_path):
-    """The launcher gets the signal, and hands it on. Each process resumes with its own random numbers, for dropout."""
+def test_two_processes_save_one_checkpoint_on_a_signal_and_resume(data, warm, tmp_path):
+    """The launcher passes the signal on. Each process resumes with its own random state, for dropout."""
     flags = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "stopped")}
     learn(warm, *flags["whole"], be_two=None)
     command = [sys.executable, *TWO, "train_planner.py", *flags["stopped"]]
@@ -163,14 +165,16 @@ def test_several_processes_save_together_what_is_finished_and_go_on(data, warm, 
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=3600)
-    (step,) = re.findall(r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M)  # one speaks
+    (step,) = re.findall(
+        r"^stopped after step (\d); checkpoint-\1 is kept, run the same", printed, re.M
+    )  # printed once
     checkpoint = tmp_path / f"stopped/checkpoint-{step}"
     assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
     assert f"going on from {checkpoint}" in learn(warm, *flags["stopped"], be_two=None)
     assert log_of(tmp_path / "stopped") == log_of(tmp_path / "whole")
 
 
-# The second process alone has its gradients spoiled, after the second step, and its 15 minutes over after the first.
+# Only the second process: NaN gradients after the second step, and its 15 minutes are over after the first.
 SECOND_ONE = """
 import os, torch
 from utils.planner.trainer import PlannerTrainer
@@ -188,11 +192,13 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_several_processes_end_together_over_the_gradients_of_one(data, warm, tmp_path):
-    """And save together where one finds that it is time."""
+def test_nan_gradients_of_one_process_end_both(data, warm, tmp_path):
+    """If the 15 minutes of one process are over, both save."""
     outputs = {name: short_run(data, tmp_path / name, max_steps=4, save_steps=4) for name in ("whole", "spoiled")}
     learn(warm, *outputs["whole"], be_two=None)
-    printed = learn(warm, *outputs["spoiled"], code=1, be_two=None, do=SECOND_ONE)  # as the launcher ends over an error
+    printed = learn(
+        warm, *outputs["spoiled"], code=1, be_two=None, do=SECOND_ONE
+    )  # the launcher's exit code after an error
     assert printed.count("step 3: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2") == 1
     assert [path.name for path in (tmp_path / "spoiled").glob("checkpoint-*")] == ["checkpoint-2"]
     assert "going on from" in learn(warm, *outputs["spoiled"], be_two=None)
@@ -200,8 +206,8 @@ def test_several_processes_end_together_over_the_gradients_of_one(data, warm, tm
 
 
 @pytest.mark.parametrize(("save", "checkpointing"), [(save_tiny_chat, False), (save_tiny_gemma, True)])
-def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointing, tmp_path):
-    """In double precision loss and gradients are those of the plain formula over all logits; Gemma caps its own."""
+def test_only_target_positions_are_projected_to_the_vocabulary(save, checkpointing, tmp_path):
+    """Loss and gradients, in double precision, match the plain formula over all logits, also with Gemma's caps."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -225,7 +231,7 @@ def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointin
     loss, num_right = target_loss(model, labels=labels, input_ids=ids, attention_mask=mask)
     gradients = torch.autograd.grad(loss, weights)
     hook.remove()
-    assert projected == [(1, 15)]  # ten of the first and five of the second sequence
+    assert projected == [(1, 15)]  # ten in the first sequence and five in the second
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
     likelihoods = logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     plain = -likelihoods[labels[:, 1:] != NO_LOSS].sum()
@@ -236,8 +242,8 @@ def test_only_each_rows_own_targets_go_through_the_vocabulary(save, checkpointin
 
 
 @pytest.mark.parametrize(("size", "batch"), [(2, 1), (11, 2), (12, 2), (16, 1)])
-def test_processes_compute_sequences_of_like_length(size, batch):
-    """The three processes' batches, as accelerate deals them out: a step's sequences stay the same."""
+def test_processes_compute_sequences_of_similar_length(size, batch):
+    """With batches as accelerate distributes them to three processes; each step keeps its sequences."""
     from accelerate.data_loader import BatchSamplerShard, SeedableRandomSampler
     from torch.utils.data import BatchSampler
 
@@ -248,7 +254,7 @@ def test_processes_compute_sequences_of_like_length(size, batch):
     sampler = ByLengthInSteps(lengths, 2 * at_once, seed=3, at_once=at_once)
 
     def dealt_out(sampler):
-        """For each moment what the three compute."""
+        """Return the indices that the three processes compute at the same time, in order."""
         ranks = [BatchSamplerShard(BatchSampler(sampler, batch, drop_last=False), 3, rank) for rank in range(3)]
         batches = []
         for rank in ranks:
@@ -265,13 +271,10 @@ def test_processes_compute_sequences_of_like_length(size, batch):
         assert [lengths[i] for i in step] == sorted((lengths[i] for i in step), reverse=True)
 
 
-# Which checkpoint is the best
-
-
 # Starting over
 
 
-def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(tmp_path):
+def test_earlier_run_is_deleted_when_training_begins_and_other_files_are_kept(tmp_path):
     from types import SimpleNamespace
 
     from transformers import TrainerState
@@ -295,7 +298,7 @@ def test_an_earlier_run_is_replaced_when_training_begins_and_nothing_else_goes(t
     assert json.loads((tmp_path / "manifest.json").read_text()) == {"settings": {"seed": 1}}
 
 
-def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupted, data, warm):
+def test_unknown_lora_module_is_named_and_the_earlier_run_is_kept(uninterrupted, data, warm):
     output, _ = uninterrupted
     before = {path: path.stat().st_mtime_ns for path in output.rglob("*")}
     for flags, message in (
@@ -315,10 +318,10 @@ def test_what_the_model_cannot_do_is_named_and_the_earlier_run_stays(uninterrupt
         (None, True, "sdpa", "eager", "eager"),
     ],
 )
-def test_which_attention_is_taken(data, gemma, tmp_path, monkeypatch, capsys, version, bf16, qwen, capped, sinks):
-    """None that would leave out a cap on the model's attention scores, and in fp32 no FlashAttention.
+def test_choice_of_attention(data, gemma, tmp_path, monkeypatch, capsys, version, bf16, qwen, capped, sinks):
+    """Choose no attention that ignores a cap on attention scores, and no FlashAttention in fp32.
 
-    For gpt-oss transformers would fetch FlashAttention 3 from the hub.
+    For gpt-oss, transformers would download FlashAttention 3 from the hub.
     """
     GptOssConfig().save_pretrained(tmp_path)
     monkeypatch.setattr("utils.training.base_model.is_flash_attn_2_available", lambda: version is not None)
@@ -333,7 +336,7 @@ def test_which_attention_is_taken(data, gemma, tmp_path, monkeypatch, capsys, ve
     assert choose_attention(bf16, str(tmp_path), {}) == sinks
 
 
-# Parts of a model that an attention may leave out
+# Gemma's caps on logits
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +352,7 @@ def load(folder, attention, **settings):
 
 @pytest.fixture(scope="module")
 def gemma_examples(gemma, data):
-    """What train_planner.py makes of the eight questions."""
+    """The eight questions as training examples by train_planner.py."""
     import train_planner
     from prompts import load_prompt
     from utils.benchmarks.lampqa import TASK
@@ -361,7 +364,7 @@ def gemma_examples(gemma, data):
 
 
 def own_loss(model, examples):
-    """Mean over all target tokens by the model's own forward, a sequence at a time."""
+    """Return the mean loss over all target tokens by the model's own forward, one sequence at a time."""
     import torch
 
     total = 0
@@ -372,8 +375,8 @@ def own_loss(model, examples):
     return total / sum(len(example.target) for example in examples)
 
 
-def test_gemma_learns_with_both_of_its_caps(gemma, data, gemma_examples, warm, tmp_path):
-    """At a learning rate of 0: a step of all eight questions, then their validation."""
+def test_gemma_is_trained_with_both_caps(gemma, data, gemma_examples, warm, tmp_path):
+    """Learning rate 0: one step of all eight questions, then evaluation on the same."""
     more = {"model_addr": gemma, "validation_addr": data / "train.json", "learning_rate": 0, "max_steps": 1}
     flags = flags_of(data, tmp_path / "planner", **more, eval_generate=0, gradient_accumulation_steps=8)
     fp32 = "from utils.models import devices; devices.has_bf16 = lambda: False"

@@ -1,4 +1,4 @@
-"""Trainings of a tiny planner that are killed, or meet a full disk: the same command ends them, as if not."""
+"""Trainings of a tiny planner that are interrupted or hit a full disk; resumed runs match uninterrupted ones."""
 
 import json
 import re
@@ -15,8 +15,8 @@ from utils.training.checkpoints import has_mark
 
 pytestmark = pytest.mark.engine
 
-STEPS = (2, 4, 6)  # of the checkpoints
-NOT_REPEATED = ("eval_seconds", "train_runtime")  # figures of the machine, not of the training
+STEPS = (2, 4, 6)  # with checkpoints
+NOT_REPEATED = ("eval_seconds", "train_runtime")  # depend on the machine
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def zygote(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
-    """All but --output_dir."""
+    """All flags except --output_dir."""
     folder = tmp_path_factory.mktemp("data")
     save_tiny_chat(folder / "model")
     (folder / "train.json").write_text(json.dumps(sample_records("train", 8)))
@@ -42,7 +42,7 @@ def flags(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def uninterrupted(flags, zygote, tmp_path_factory):
-    """What `contents` finds."""
+    """The `contents` of an uninterrupted run."""
     output = tmp_path_factory.mktemp("uninterrupted") / "planner"
     finish(zygote, flags, output)
     whole = contents(output)
@@ -52,21 +52,21 @@ def uninterrupted(flags, zygote, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def every_step(flags, zygote, tmp_path_factory):
-    """The adapter after each step, by step."""
+    """Adapters by step, saved after every step."""
     output = tmp_path_factory.mktemp("every_step") / "planner"
     finish(zygote, [*flags, "--save_steps", "1"], output)
     return whole_checkpoints(output)
 
 
 def finish(zygote, flags, output, *more, code=0, **setup):
-    """A run to its end; its errors."""
+    """Run train_planner.py, and return its stderr."""
     run = zygote.run("train_planner", [*flags, "--output_dir", output, *more], **setup)
     assert run.returncode == code and "Traceback" not in run.errors, run.errors
     return run.errors
 
 
 def whole_checkpoints(output):
-    """Adapters of the checkpoints that have a manifest, by step."""
+    """Return the adapters of checkpoints with a manifest, by step."""
     manifests = output.glob("checkpoint-*/manifest.json")
     return {
         int(path.parent.name.partition("-")[2]): path.with_name("adapter_model.safetensors").read_bytes()
@@ -76,7 +76,7 @@ def whole_checkpoints(output):
 
 
 def contents(output):
-    """What a finished run has left, without what the machine decides."""
+    """Return the results of a finished run, except figures that depend on the machine."""
     state = json.loads((output / "trainer_state.json").read_text())
     log = [json.loads(line) for line in (output / "training_log.jsonl").read_text().splitlines()]
     log = [{name: value for name, value in figures.items() if name not in NOT_REPEATED} for figures in log]
@@ -99,7 +99,7 @@ def without_folder(path):
 
 
 @pytest.mark.parametrize("size", [1000, 50_000])
-def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
+def test_full_disk_keeps_finished_work(size, flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"
     _, found, error = finish(zygote, flags, output, code=2, limit_file_size=size).rpartition("error: ")
@@ -111,7 +111,7 @@ def test_files_that_may_not_grow(size, flags, uninterrupted, zygote, tmp_path):
 
 
 TERM, INT, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGKILL
-MOMENTS = {  # name: ([(method of the trainer, after which step, signal)], checkpoints that are there then, message)
+MOMENTS = {  # name: ([(trainer method, after which step, signal)], checkpoints after the signal, message)
     "in a step's last batch": (
         [("compute_loss", 2, 0), ("compute_loss", 2, TERM)], [2, 3], "stopped after step 3; checkpoint-3 is kept",
     ),
@@ -129,7 +129,7 @@ MOMENTS = {  # name: ([(method of the trainer, after which step, signal)], check
 
 
 @pytest.mark.parametrize("case", MOMENTS)
-def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step, zygote, tmp_path):
+def test_signal_keeps_finished_steps(case, flags, uninterrupted, every_step, zygote, tmp_path):
     whole = uninterrupted
     moments, steps, message = MOMENTS[case]
     output = tmp_path / "planner"
@@ -149,7 +149,7 @@ def test_a_signal_keeps_what_is_finished(case, flags, uninterrupted, every_step,
 TAMPERED = {"optimizer.pt": b"no such archive", "scheduler.pt": None, "trainer_state.json": b'{"global_step": "three"}'}
 
 
-def test_a_tampered_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
+def test_damaged_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
     output = tmp_path / "planner"
     finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 2, TERM)])
     checkpoint = output / "checkpoint-3"
@@ -167,8 +167,8 @@ def test_a_tampered_checkpoint_is_named(flags, uninterrupted, zygote, tmp_path):
     assert contents(output) == uninterrupted
 
 
-def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, zygote, tmp_path):
-    """Evaluated at every step: step 3 has a loss of its own, and a checkpoint after the signal."""
+def test_checkpoint_saved_only_to_resume_is_never_the_best(flags, zygote, tmp_path):
+    """Every step is evaluated, so step 3 has a validation loss, and the signal gives it a checkpoint."""
     outputs = {name: tmp_path / name for name in ("stopped", "whole")}
     more = ["--eval_steps", "1"]
     finish(zygote, flags, outputs["stopped"], *more, code=130, signal_itself=[("compute_loss", 2, TERM)])
@@ -180,7 +180,7 @@ def test_a_checkpoint_that_is_there_only_to_go_on_from_is_never_the_best(flags, 
     assert sorted(whole_checkpoints(outputs["whole"])) == [*STEPS]
 
 
-def test_a_run_that_goes_on_saves_as_it_is_told_now(flags, uninterrupted, zygote, tmp_path):
+def test_resumed_run_uses_the_new_save_steps(flags, uninterrupted, zygote, tmp_path):
     """transformers would use the checkpoint's --save_steps, from its trainer_state.json."""
     output = tmp_path / "planner"
     finish(zygote, flags, output, code=130, signal_itself=[("compute_loss", 1, TERM)])
@@ -204,10 +204,10 @@ PlannerTrainer.follow = spoil
 """
 
 
-def test_gradients_that_are_not_finite_end_the_run_before_they_are_learnt(flags, uninterrupted, zygote, tmp_path):
+def test_non_finite_gradients_end_the_run_before_the_update(flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"
-    for _ in range(2):  # the same command comes to the same end
+    for _ in range(2):  # the same command fails again
         _, found, error = finish(zygote, flags, output, code=2, do=SPOILED).rpartition("error: ")
         what = "step 4: the norm of the gradients is nan; nothing is learnt from it, checkpoint-2 is kept\n"
         assert found and error.startswith(what)
@@ -216,7 +216,7 @@ def test_gradients_that_are_not_finite_end_the_run_before_they_are_learnt(flags,
     assert contents(output) == whole
 
 
-# A clock that shows 500 s more after each step.
+# A clock that advances 500 s per step.
 SLOW = """
 from types import SimpleNamespace
 from utils.planner.trainer import PlannerTrainer
@@ -233,15 +233,15 @@ PlannerTrainer.training_step = take_time
 """
 
 
-def test_a_slow_run_loses_a_quarter_of_an_hour_at_most(flags, every_step, zygote, tmp_path):
-    """Step 3 has a checkpoint by --save_steps; 2 and 5 have one because 15 minutes were over."""
+def test_slow_run_loses_at_most_15_minutes(flags, every_step, zygote, tmp_path):
+    """Step 3 has a checkpoint by --save_steps; steps 2 and 5 have one because 15 minutes have passed."""
     outputs = {name: tmp_path / name for name in ("slow", "whole")}
     more = ["--save_steps", "3"]
     setup = {"do": SLOW, "signal_itself": [("compute_loss", 5, KILL)]}
     errors = finish(zygote, flags, outputs["slow"], *more, code=-KILL, **setup)
     assert re.findall(r"step (\d): saving", errors) == ["2", "3", "5"]
     saved = whole_checkpoints(outputs["slow"])
-    assert sorted(saved) == [3, 5] and saved.items() <= every_step.items()  # 2 went when 3 was whole
+    assert sorted(saved) == [3, 5] and saved.items() <= every_step.items()  # 2 is deleted once 3 is complete
     assert (outputs["slow"] / "best").readlink().name == "checkpoint-3"
     for output in outputs.values():
         finish(zygote, flags, output, *more)
@@ -264,8 +264,8 @@ cli.run_script(main)
 """
 
 
-def test_an_echo_of_the_first_signal_is_none():
-    """torch's launcher sends its processes what they have got from the terminal or SLURM already."""
+def test_repeat_of_the_first_signal_is_ignored():
+    """torch's launcher forwards signals that its processes already got from the terminal or SLURM."""
     done = subprocess.run([sys.executable, "-c", STOPPER], cwd=ROOT, capture_output=True, text=True, timeout=3600)
     stopping = "stopping after this step, with a checkpoint; a second signal leaves now\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", stopping)

@@ -609,7 +609,7 @@ def input_cases():
 def test_an_output_that_is_an_input(folder, server, capsys, command, name):
     (folder / "link.json").symlink_to(inputs_of(command)[0])
     given = COMMANDS[command].replace(OUTPUTS[command], f"prompts/../{name}")
-    refuse(folder, f"{given} --overwrite", server.url, capsys, f"prompts/../{name}: is (an|the) input too; give ")
+    refuse(folder, f"{given} --overwrite", server.url, capsys, f"prompts/../{name}: is also an input; give ")
 
 
 # Damages to manifests
@@ -662,7 +662,7 @@ def test_a_finished_output_that_is_no_longer_a_file(folder, server, capsys, comm
 PLACES = [
     (COMMANDS["training curve"].replace("planner", "data.json"), "data.json/training_log.jsonl: "),
     (COMMANDS["figure 2"].replace("drawn/2", "data.json/2.pdf"), "data.json/2.png: cannot be written"),
-    (COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"), "drawn/4.pdf: is an input too"),
+    (COMMANDS["figure 4"].replace("made/evaluators.json", "drawn/4.pdf"), "drawn/4.pdf: is also an input"),
     (f"{LOCAL} --model_addr owner/model --cache_dir data.json", "--cache_dir data.json: not a folder"),
     (f"{LOCAL} --model_addr ./data.json", "data.json: not a folder"),
     (RAG.replace("key.txt", "no.txt"), f"{NO_KEY}no.txt: cannot be read: No s"),

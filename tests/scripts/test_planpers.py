@@ -641,10 +641,10 @@ def test_answers_are_made_again_if_the_plans_file_changed(server, api, output, t
 def test_plans_that_would_replace_an_input(server, opened, local, api, tmp_path):
     data = write_json(tmp_path / "answers.json.plans.json", [make_question(1)])
     said = refusal(local, tmp_path / "answers.json", "--overwrite", data=data)
-    assert said.endswith("answers.json.plans.json: is an input too; give the output its own name")
+    assert said.endswith("answers.json.plans.json: is also an input; give another output path")
     plans = write_plans(tmp_path / "given.json.plans.json")
     said = refusal([*api, "--plans_addr", plans], tmp_path / "." / "given.json", "--overwrite")
-    assert said.endswith("given.json.plans.json: is an input too; give the output its own name")
+    assert said.endswith("given.json.plans.json: is also an input; give another output path")
     assert json.loads(data.read_text()) == [make_question(1)] and opened.events == server.requests == []
 
 

@@ -1,4 +1,4 @@
-"""train_planner.py up to where training begins: examples, settings, what is in the folder, and what is refused."""
+"""train_planner.py without training: examples, settings, checkpoints in the output folder, and errors."""
 
 import json
 import re
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
-    """Not started by accelerate, and on a machine with one device at most."""
+    """Run as a single process, without accelerate, on one device."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -71,7 +71,7 @@ def write_json(path, data):
 
 
 def refusal(call, *args):
-    """What a UserError says: one to three lines. Nothing keeps the exception, so a lock it holds is let go."""
+    """Return the message of a UserError, one to three lines. The exception is dropped, which releases its locks."""
     try:
         call(*args)
     except UserError as error:
@@ -81,7 +81,7 @@ def refusal(call, *args):
 
 
 def listing(folder):
-    """Every file below a folder with its content."""
+    """Return the content of every file below a folder, by relative path."""
     return {path.relative_to(folder): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
 
 
@@ -93,20 +93,22 @@ WITH_TARGET = "[system]\nList.\n[user]\n\n{profile}\n{question}\n\n[assistant]\n
 
 @pytest.fixture
 def with_target(tmp_path):
-    """A folder of prompts whose planner has a target, as utils/import_prompts.py writes it."""
+    """A prompts folder whose planner prompt has a target, as utils/import_prompts.py writes it."""
     folder = tmp_path / "prompts_paper"
     folder.mkdir()
     (folder / "planner.txt").write_text(WITH_TARGET)
     return folder
 
 
-def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, with_target):
+def test_reference_target_has_lead_in_and_one_dashed_title_per_line(chat, with_target):
     record = sample_records("train", 1)[0]
     record["rubric_aspects"] = [{"aspect": " Cost  of it"}, {"aspect": "Time"}]
     prompt = load_prompt("lampqa/planner", with_target)
     args = parse("--planner_target", "reference", "--max_seq_length", 4096, "--num_contexts", 1)
     (example,) = build_examples(TASK, [record], "f", prompt, chat, args)
-    assert chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"  # as they are
+    assert (
+        chat.tokenizer.decode(example.target) == f"What counts:\n-  Cost  of it\n- Time\n{END}"
+    )  # titles are not normalized
     assert example.aspects == ["Cost of it", "Time"]
     user = f"\n{record['profile'][0]['text']}\n{record['question']}\n"
     assert list(example.prompt) == list(
@@ -117,14 +119,14 @@ def test_the_reference_target_is_the_lead_in_and_a_dash_and_title_a_line(chat, w
 
 
 def sentences(text):
-    """Its parts between full stops or ellipses; those of a few letters would be found anywhere."""
+    """Split a text into sentences of 15 characters or more; shorter ones would match anywhere."""
     return [part.strip() for part in re.split(r"\.\.\.|(?<=[.!?])\s", text) if len(part.strip()) >= 15]
 
 
-# The length
+# Lengths, defaults and settings
 
 
-def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, prompt):
+def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
     record = sample_records("train", 1, num_posts=5)[0]
     posts = [post["text"] for post in record["profile"]]
     titles = "\n".join(aspect["aspect"] for aspect in record["rubric_aspects"])
@@ -155,7 +157,7 @@ def test_whole_posts_go_the_lowest_ranked_first_and_the_target_stays(chat, promp
     assert (example.num_dropped, example.is_cut) == (4, True)
 
 
-def test_defaults_are_the_papers(monkeypatch):
+def test_defaults_match_the_paper(monkeypatch):
     args = parse()
     fill_in_defaults(args)
     found = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
@@ -184,7 +186,7 @@ CHANGES = [  # flags and the settings that they change
     (["--num_contexts", 9], {"num_contexts"}),
     (["--learning_rate", 1e-4], {"learning_rate"}),
     (["--weight_decay", 0.01], {"weight_decay"}),
-    (["--max_steps", 1000], {"max_steps", "warmup_steps"}),  # the learning rate falls to zero over them
+    (["--max_steps", 1000], {"max_steps", "warmup_steps"}),  # the learning rate decays to zero over them
     (["--lora_rank", 8], {"lora_rank"}),
     (["--lora_alpha", 8], {"lora_alpha"}),
     (["--lora_dropout", 0], {"lora_dropout"}),
@@ -196,7 +198,7 @@ CHANGES = [  # flags and the settings that they change
 ]
 
 
-def test_what_changes_the_adapter_is_a_setting_and_nothing_else(settings, files, model, with_target, tmp_path):
+def test_settings_are_exactly_the_flags_that_change_the_adapter(settings, files, model, with_target, tmp_path):
     before = settings()
     assert [differing(before, settings(*flags)) for flags, _ in CHANGES] == [names for _, names in CHANGES]
     with pytest.MonkeyPatch.context() as patch:
@@ -217,21 +219,18 @@ def test_what_changes_the_adapter_is_a_setting_and_nothing_else(settings, files,
     assert differing(before, settings()) == {"inputs", "validation"}
 
 
-def test_the_last_checkpoint_by_number_is_gone_on_from(folder):
+def test_resumes_from_the_checkpoint_with_the_highest_step(folder):
     assert reopen(folder) == reopen(folder, "--no-resume") == (None, [])
     make_run(folder)
-    assert reopen(folder, settings={**SETTINGS, "seed": 1}) == (None, [])  # nothing was learnt yet
+    assert reopen(folder, settings={**SETTINGS, "seed": 1}) == (None, [])  # no step was trained yet
     make_run(folder, 250, 1000, 500)
-    (folder / "checkpoint-1900.tar.gz").write_text("mine")  # what is only named like a checkpoint is none
+    (folder / "checkpoint-1900.tar.gz").write_text("mine")  # only a name that resembles a checkpoint
     (folder / "checkpoint-1900").write_text("mine")
     shutil.copytree(folder / "checkpoint-250", folder / "checkpoint-1900-backup")
     assert reopen(folder) == reopen(folder, "--overwrite") == (folder / "checkpoint-1000", [])
 
 
-# Settings
-
-
-def test_several_devices_need_a_process_each(monkeypatch):
+def test_each_device_needs_its_own_process(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     message = refusal(fill_in_defaults, parse())
     assert message.startswith("4 GPUs are visible to one process\n")
@@ -240,7 +239,7 @@ def test_several_devices_need_a_process_each(monkeypatch):
     fill_in_defaults(parse())
 
 
-# The settings that decide it
+# Settings
 
 
 @pytest.fixture
@@ -254,7 +253,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def settings(model, files):
-    """The settings of a command, which goes through JSON as a manifest does."""
+    """Return a function from flags to the command's settings, checked to survive a JSON round trip."""
 
     def make(*more, model_addr=model, prompts_dir=None):
         inputs, validation = files
@@ -264,7 +263,7 @@ def settings(model, files):
         made = settings_of_training(
             args, load_prompt("lampqa/planner", prompts_dir), identify_local_model(args.model_addr, args.cache_dir)
         )
-        assert json.loads(json.dumps(made)) == made  # or it would differ from the one in a manifest
+        assert json.loads(json.dumps(made)) == made  # as in a manifest
         return made
 
     return make
@@ -275,7 +274,7 @@ def differing(a, b):
     return {name for name in a if a[name] != b[name]}
 
 
-# What is in the folder
+# Checkpoints in the output folder
 
 SETTINGS = {"script": "train_planner.py", "seed": 0, "learning_rate": 5e-5}
 
@@ -305,7 +304,7 @@ def make_run(folder, *steps, settings=SETTINGS):
 
 
 def reopen(folder, *flags, settings=SETTINGS):
-    """The checkpoint to resume from, and the names of those to be replaced; a dry run says the same."""
+    """Return the checkpoint to resume from, and the names of those to replace; a dry run must agree."""
     args, before, told = parse(*flags, output=folder), listing(folder), None
     try:
         check_run(args, settings)
@@ -324,7 +323,7 @@ def reopen(folder, *flags, settings=SETTINGS):
 
 
 @pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "{}"])
-def test_a_checkpoint_that_is_not_whole_is_skipped(folder, torn):
+def test_incomplete_checkpoint_is_skipped(folder, torn):
     make_run(folder, 250, 500)
     (folder / "checkpoint-500/manifest.json").unlink()
     if torn is not None:
@@ -333,7 +332,7 @@ def test_a_checkpoint_that_is_not_whole_is_skipped(folder, torn):
     assert (folder / "checkpoint-500/adapter_model.safetensors").exists()
 
 
-def test_checkpoints_of_other_settings_and_of_something_else_are_refused_and_stay(folder):
+def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_kept(folder):
     make_run(folder, 250)
     before = listing(folder)
     for flags in ([], ["--no-resume"]):
@@ -352,9 +351,9 @@ def test_checkpoints_of_other_settings_and_of_something_else_are_refused_and_sta
 
 
 @pytest.mark.parametrize(("flags", "seed"), [(["--no-resume"], 0), (["--overwrite"], 1)])
-def test_a_run_is_replaced_on_request_but_not_before_training_begins(folder, flags, seed):
+def test_run_is_replaced_on_request_but_only_once_training_begins(folder, flags, seed):
     make_run(folder, 250, 500, settings={**SETTINGS, "seed": seed})
-    (folder / "checkpoint-500/manifest.json").unlink()  # not whole, but of this run
+    (folder / "checkpoint-500/manifest.json").unlink()  # incomplete, but from this run
     (folder / "checkpoint-250.tar.gz").write_text("mine")
     shutil.copytree(folder / "checkpoint-250", folder / "checkpoint-250-backup")
     before = listing(folder)
@@ -362,18 +361,18 @@ def test_a_run_is_replaced_on_request_but_not_before_training_begins(folder, fla
     assert listing(folder) == before
 
 
-# A whole run up to training
+# A command up to training
 
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What train() was called with; it trains nothing and loads no library."""
+    """Replace train() by a function that only records its arguments, and return the records."""
     calls = []
 
     def train(args, source, chat, examples, validation, manifest, run, selection, lead_in):
         calls.append(SimpleNamespace(**locals()))
         if run.lock is not None:
-            run.lock.release()  # as the end of the process does
+            run.lock.release()  # as at the end of the process
         return {"steps": args.max_steps, "best_step": 4, "best_loss": 1.25}
 
     module = ModuleType("utils.planner.trainer")
@@ -390,17 +389,17 @@ def command(model, files, folder):
     return [str(word) for word in flags] + ["--max_steps", "8", "--save_steps", "4"]
 
 
-def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, calls, capsys, settings, monkeypatch):
+def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, capsys, settings, monkeypatch):
     assert train_planner.main(command) == 0
     (call,) = calls
     assert (len(call.examples), len(call.validation), call.run.checkpoint) == (2, 2, None)
     assert call.source == {"revision": "main", "cache_dir": None, "trust_remote_code": False}
-    expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model takes no more
+    expected = {**settings("--max_steps", 8), "max_seq_length": 4096}  # the model's limit
     assert call.manifest["settings"] == expected
     assert f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500" in capsys.readouterr().out
 
     make_run(folder, 4, settings=expected)
-    monkeypatch.setenv("RANK", "1")  # the other processes say nothing
+    monkeypatch.setenv("RANK", "1")  # other processes print nothing
     assert train_planner.main(command) == 0
     assert calls[1].run.checkpoint == folder / "checkpoint-4" and capsys.readouterr() == ("", "")
     monkeypatch.delenv("RANK")
@@ -409,7 +408,7 @@ def test_a_run_hands_over_examples_manifest_and_checkpoint(command, folder, call
     assert [path.name for path in calls[2].run.replaced] == ["checkpoint-4"]
 
 
-def test_a_dry_run_says_what_would_be_trained_and_writes_nothing(command, files, folder, calls, capsys):
+def test_dry_run_describes_the_training_and_writes_nothing(command, files, folder, calls, capsys):
     assert train_planner.main([*command, "--dry_run"]) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{files[0]}: 2 questions with 10 aspects; ")
@@ -434,7 +433,7 @@ REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_trained_is_refused_before_anything_is_made(case, command, model, folder, tmp_path):
+def test_invalid_input_is_refused_before_anything_is_written(case, command, model, folder, tmp_path):
     flags, expected = REFUSED[case]
     (tmp_path / "adapter").mkdir()
     config = {"peft_type": "LORA", "base_model_name_or_path": str(model), "r": 16}
@@ -448,7 +447,7 @@ def test_what_cannot_be_trained_is_refused_before_anything_is_made(case, command
     assert not folder.exists()
 
 
-def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path):
+def test_unranked_dataset_is_refused(command, files, calls, tmp_path):
     command.remove("--unranked")
     assert refusal(train_planner.main, command).startswith(f"{files[0]}: not ranked: ")
     publish(files[0], json.loads(files[0].read_text()), {"settings": {"ranker": "bm25"}})
@@ -457,14 +456,14 @@ def test_a_dataset_that_is_not_ranked_is_refused(command, files, calls, tmp_path
     assert len(calls) == 1
 
 
-# What is refused
+# Prompts and targets
 
 
 @pytest.mark.parametrize("num_contexts", [0, 2])
-def test_prompt_is_what_planpers_sends_and_target_the_titles_and_nothing_else_is_learnt(chat, prompt, num_contexts):
+def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, prompt, num_contexts):
     records = read_sample("train")
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
-    # The same length less the target is more than enough here: nothing is left out on either side.
+    # The length is more than enough here, so neither script drops a post.
     policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
     shared = Shared(TASK, {"planner": Role(args, Model("m", "m", chat, 4096, policy))}, 0, num_contexts)
     examples = build_examples(TASK, records, "train.json", prompt, chat, args)
@@ -486,9 +485,7 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles_and_nothing_else_is
         assert row["labels"][num_prompt:] == row["input_ids"][num_prompt:] == list(example.target)
 
         text = chat.tokenizer.decode(example.row["input_ids"])
-        assert sentences(record["question"])[0] in text and all(
-            post in text for post in posts
-        )  # what is there is found
+        assert sentences(record["question"])[0] in text and all(post in text for post in posts)  # the search works
         secret = [record["narrative"]]
         secret += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
         for sentence in (part for one in secret for part in sentences(one)):
@@ -497,7 +494,7 @@ def test_prompt_is_what_planpers_sends_and_target_the_titles_and_nothing_else_is
     assert searched > 15 * len(records)
 
 
-def test_titles_are_one_line_each_and_questions_without_any_are_left_out(chat, prompt):
+def test_each_title_is_one_line_and_questions_without_titles_are_skipped(chat, prompt):
     records = sample_records("train", 2)
     records[0]["rubric_aspects"] = []
     records[1]["rubric_aspects"] = [{"aspect": title} for title in (" Cost of\n  the  trip ", "Food\r\n")]
@@ -506,4 +503,4 @@ def test_titles_are_one_line_each_and_questions_without_any_are_left_out(chat, p
     assert chat.tokenizer.decode(example.target) == f"Cost of the trip\nFood{END}"
     assert example.aspects == ["Cost of the trip", "Food"]
     message = refusal(build_examples, TASK, records[:1], "train.json", prompt, chat, args)
-    assert message == "train.json: no question has an aspect in its rubric; there is nothing to learn"
+    assert message == "train.json: no question has aspects in its rubric; there is nothing to train on"

@@ -1,4 +1,4 @@
-"""What does not fit ends a training with a remedy, and what it leaves on the disk is what is needed later."""
+"""Memory and disk of a training: out-of-memory errors give a remedy, and only files needed later are kept."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from tiny_chat import sample_records, save_tiny_chat
 from tiny_t5 import save_tiny_t5
 
 from utils import train_generator
+from utils.benchmarks import tasks
 from utils.training.launch import effective_batch_size
 
 pytestmark = pytest.mark.engine
@@ -27,7 +28,7 @@ transformers.Trainer.training_step = training_step
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Models with dropout, and questions of various length."""
+    """Models with dropout, and questions of different lengths."""
     folder = tmp_path_factory.mktemp("data")
     save_tiny_chat(folder / "chat")
     save_tiny_t5(folder / "t5", dropout_rate=0.1)
@@ -70,7 +71,7 @@ def log_of(output):
 # The batch
 
 
-def test_a_step_learns_from_the_papers_64_questions_unless_flags_say_otherwise():
+def test_default_batch_is_the_papers_64_questions_per_step():
     needed = ["--inputs_addr", "a", "--output_dir", "b", "--model_addr", "c"]
     for words, batch in (
         ("", (16, 4)),
@@ -79,16 +80,16 @@ def test_a_step_learns_from_the_papers_64_questions_unless_flags_say_otherwise()
         ("--fusion decoder --gradient_accumulation_steps 4", (4, 4)),
     ):
         args = train_generator.build_parser().parse_args([*needed, *words.split()])
-        train_generator.choose_batch(args)
+        train_generator.fill_in_defaults(args, tasks()["LaMP-4"])
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == batch
         assert effective_batch_size(args) == batch[0] * batch[1]
 
 
-# Too little memory
+# Out of memory
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)
-def test_what_does_not_fit_ends_with_a_remedy_by_which_the_run_goes_on(kind, data, warm, tmp_path):
+def test_out_of_memory_gives_flags_with_which_the_run_resumes(kind, data, warm, tmp_path):
     said = learn(warm, data, tmp_path / "out", kind, code=2, do=TOO_LITTLE)
     [*_, told, remedy] = said.splitlines()
     assert "error: out of memory: a batch of shape (2, " in told and "on cpu" in told
@@ -101,7 +102,7 @@ def test_what_does_not_fit_ends_with_a_remedy_by_which_the_run_goes_on(kind, dat
 # The allocator
 
 
-def test_torchs_memory_grows_in_place_in_training_and_ranking_but_not_beside_vllm(data, warm, tmp_path):
+def test_allocator_has_expandable_segments_in_training_and_ranking_but_not_with_vllm(data, warm, tmp_path):
     told = "import atexit, os; atexit.register(lambda: print('conf', os.environ.get('PYTORCH_ALLOC_CONF')))"
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     own = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}
@@ -124,7 +125,7 @@ def test_torchs_memory_grows_in_place_in_training_and_ranking_but_not_beside_vll
 
 
 @pytest.mark.parametrize("kind", SCRIPTS)
-def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, warm, tmp_path):
+def test_finished_training_keeps_weights_but_no_optimizer_states(kind, data, warm, tmp_path):
     output = tmp_path / "out"
     seen = "import shutil, utils.training.launch as script; drop = script.drop_states"
     seen += f"; copy = lambda folder: shutil.copytree(folder, '{tmp_path}/before', symlinks=True)"
@@ -135,11 +136,11 @@ def test_a_finished_training_keeps_weights_and_no_optimizer_states(kind, data, w
     gone = {path.name for path in before.keys() - after.keys()} - {"training_log.jsonl.lock"}
     assert gone == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
     assert after.keys() - before.keys() <= {Path("manifest.json")}
-    # Where a run was killed in between, the same command deletes them.
+    # If a run was killed before it deleted them, the same command does so.
     (output / "best/optimizer.pt").write_bytes(b"left")
     run = warm.run(SCRIPTS[kind], flags_of(data, output, kind))
     assert "already finished, left alone" in run.printed and not (output / "best/optimizer.pt").exists()
-    # Without its last checkpoint it cannot resume, and says so.
+    # Without its last checkpoint, the run cannot resume.
     steps = sorted(output.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     if len(steps) > 1:
         shutil.rmtree(steps[-1])

@@ -1,7 +1,7 @@
-"""LongLaMP's four tasks: long texts that read as the user writes (arXiv 2407.11016).
+"""LongLaMP's four tasks: long texts in the user's style (arXiv 2407.11016).
 
 A record is `{task, id, question, target, profile: [...]}`. The question is the unchanged `input`, and the target the
-`output`, which only the scorer sees. The hub's rows and the reviews in a profile lack ids, which are made on reading.
+`output`, which only the scorer sees. The hub's rows and the reviews in a profile have no ids; ids are added on reading.
 """
 
 from functools import partial
@@ -24,14 +24,14 @@ CONFIGS = {
 }
 LICENSED = ("LongLaMP-email",)
 SPLITS = ("train", "val", "test")
-# Numbers of rows, as others have counted them (not verified).
+# Numbers of rows, counted by others (not verified).
 QUESTIONS = {
     "product_review_user": (14745, 1826, 1822),
     "topic_writing_user": (11442, 2453, 2452),
     "email_user": (3286, 958, 823),
 }
 
-ABSTRACT_WORDS = 750  # a prompt has this many first words of an abstract, split at white space
+ABSTRACT_WORDS = 750  # words of an abstract in a prompt, split at white space; the rest is cut
 
 STATED_REVIEW = "rating: {overall}\nproduct: {description}\nsummary: {summary}\nreview: {reviewText}"
 TEXT = Output(r"[^\s][\s\S]*", parse_text)  # not empty
@@ -57,7 +57,7 @@ make = partial(
     paper_results=Path(__file__).with_name("longlamp_paper.json"),
     published=published,
 )
-# Per task: its prompt, retrieval's texts of the question and of an item, and an item's statement in a prompt.
+# Per task: the prompt, the query, the fields of an item that retrieval compares, and an item's text in a prompt.
 # fmt: off
 TASKS = [
     make("LongLaMP-abstract", "longlamp/abstract", after("items:"), ("title", "abstract"), state_abstract,

@@ -34,13 +34,13 @@ TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.",
          "ask_to_forget": "forget"}  # fmt: skip
 UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
-# Columns that reveal the right response. Nothing reads them, so they are in no record and no prompt.
+# Columns that reveal the right response. They are never copied to a record, so no prompt can show them.
 SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
                   "short_persona", "expanded_persona")  # fmt: skip
 
 
 class LinkedHistories(OnHub):
-    """A table of questions on the hub, and a file for each history that it links to; `questions` is keyed by size."""
+    """A table of questions on the hub that links to one file per history; `questions` has the count of each size."""
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find the table, in any folder; UserError unless there is exactly one."""
@@ -65,7 +65,7 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     question = query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} is not a Python dict with a user's text")
-    texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # the table's order leaves no trace
+    texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # sorted, so the table's order has no effect
     if row["pref_type"] not in TYPES:
         raise UserError(f"{where}: pref_type {quote(row['pref_type'])} is not one of {', '.join(TYPES)}")
     digest = hashlib.sha256(json.dumps([row[PERSONA], question, texts]).encode()).hexdigest()

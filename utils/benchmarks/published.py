@@ -12,7 +12,7 @@ from utils.cli import UserError
 from utils.files.web_files import Server
 from utils.models.hub_datasets import Source, files_of
 
-AVOCADO = "docs/lamp.md"  # how to fill in the texts of a corpus that nobody may publish
+AVOCADO = "docs/lamp.md"  # how to add the texts of a corpus that may not be published
 
 
 class Originals(NamedTuple):
@@ -32,8 +32,8 @@ class Originals(NamedTuple):
 class Published:
     """A set of published files, one or several per split."""
 
-    at: str | None  # its name on the hub, or an address; None for texts that only holders of a licence may have
-    folder: str  # its name there
+    at: str | None  # hub name or web address; None if the texts need a licence
+    folder: str  # the folder or config there
     name: str  # the name of our files, before _<split>.json
     identity: Mapping[str, str]  # distinguishes it from others in our files' manifests
     questions: Mapping[str, int | None]  # expected number by split; None if unknown
@@ -49,10 +49,10 @@ class OnHub(Published):
 
 
 class SharedContexts(OnHub):
-    """A table of questions per size on the hub, and a file of the histories that they share; `questions` is by size."""
+    """A table of questions per size on the hub, with a file of shared histories; `questions` has their counts."""
 
     def originals(self, source: Source, split: str) -> Originals:
-        """Find both files, also in subfolders; UserError unless one folder has both, or they may be of two releases."""
+        """Find both files, also in subfolders; UserError unless one folder has both, so that their releases match."""
         names = (f"questions_{split}.csv", f"shared_contexts_{split}.jsonl")
         found = [{PurePosixPath(path).parent for path in source.sizes if PurePosixPath(path).name == name}
                  for name in names]  # fmt: skip
@@ -69,11 +69,11 @@ class SharedContexts(OnHub):
 class OnServer(Published):
     """A folder on a web server, with a file of questions and one of right answers per split.
 
-    The test set's answers are withheld, but a local folder may have them, because the corpus includes those of emails.
+    The test set's answers are withheld. A local folder may have those for emails, which come from the corpus.
     """
 
     def originals(self, source: Source | Server, split: str) -> Originals:
-        """Return the server's paths; a local folder may lack the server's subfolders, as users download files."""
+        """Return the server's paths; in a local folder, files may also be in a parent of their subfolder."""
         begin = "dev" if split == "val" else split  # LongLaMP's builder of emails uses LaMP's name
         folder = PurePosixPath(self.folder)
         places = [place for above in (folder, *folder.parents) for place in (above / begin, above)]

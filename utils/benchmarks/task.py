@@ -22,7 +22,7 @@ Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut
 
 
 class Item(TypedDict, total=False):
-    """Something that a user wrote before; a benchmark may have more fields."""
+    """A text from the user's history; a benchmark may add fields."""
 
     id: str
     text: str
@@ -46,7 +46,7 @@ class Output:
 
     schema: dict[str, Any] | str
     parse: Parser
-    write: Callable[[str], str] = str  # from an answer to the text that a model is taught to write for it
+    write: Callable[[str], str] = str  # returns the training target for an answer
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Options:
 
     prompts: Mapping[str, str]  # files by method (none, rag), as `prompts.load_prompt` takes them
     needs: tuple[str, ...]  # fields of `Task.fields` that `texts` reads
-    # Returns what the assistant would say, by answer (as `Output.parse` returns it): not empty, and without a letter.
+    # Returns the assistant's text by answer (as `Output.parse` returns it). Texts are not empty, and have no letter.
     texts: Callable[[Record], Mapping[str, str]]
     values: Callable[[Record], dict[str, str]] = lambda record: {"question": record["question"]}  # as `Task.values`
 
@@ -95,8 +95,8 @@ class Controls:
     """Answers that test a benchmark's judge, besides those made from a system's answers (utils/make_controls.py)."""
 
     needs: tuple[str, ...]  # fields of `Task.fields` that `ceiling` reads
-    ceiling: Callable[[Record], str]  # returns a text with all that the judge may look for
-    order: str  # does not answer the question, but tells the judge to give the highest verdict
+    ceiling: Callable[[Record], str]  # returns a text with everything that the judge looks for
+    order: str  # a response that only tells the judge to give the highest verdict
 
 
 @dataclass(frozen=True)
@@ -104,15 +104,15 @@ class Metric:
     """How responses are scored: from verdicts, given by a judge or computed by a function, to a score file."""
 
     needs: tuple[str, ...]  # fields of `Task.fields` that it reads
-    # The values that a verdict depends on besides the responses. Their hash is kept to compare only like with like.
+    # The values that a verdict depends on besides the responses. Scores are compared only if their hashes are equal.
     judge_inputs: Callable[[Record], list[Any]]
-    # From a record and its verdicts, in the order of `keys`, to `answered`, `score` and `details` in the score file.
+    # Returns `answered`, `score` and `details` for the score file, from a record and its verdicts (ordered as `keys`).
     entry: Callable[[Record, list[Verdict]], dict[str, Any]]
     summarize: Callable[[list[dict[str, Any]]], dict[str, Any]]  # from all entries to the head of the score file
-    # From an entry's details to its score, 0 to 1 unless lower is better; None if a verdict is missing, unless missing
-    # ones count 0. ValueError if the details are not this metric's. None: no single system is scored.
+    # Returns the score for an entry's details: 0 to 1 unless lower is better, None if a verdict is missing (with True,
+    # 0 counts). ValueError if the details are not this metric's. The field is None if the metric compares systems.
     score_of: Callable[[list[dict[str, Any]], bool], float | None] | None
-    # The parts of the rubric that get a verdict each, with "" for missing texts; None: the response as a whole.
+    # The parts of the rubric, with a verdict each and "" for missing texts; None: one verdict on the whole response.
     parts: Callable[[Record], list[Any]] | None = None
     num_verdicts: int = 1  # verdicts per question, if there are no `parts`
     num_samples: int = 1  # verdicts per part, which are averaged
@@ -134,7 +134,7 @@ class Metric:
     is_unreadable: Callable[[dict[str, Any]], bool] = lambda entry: False
 
     def keys(self, record: Record) -> list[tuple[str | int, ...]]:
-        """Return the keys of a question's verdicts: (question id, verdict's number, draw's number unless the first)."""
+        """Return the keys of a question's verdicts: (id, verdict's number), and the sample's number unless it is 0."""
         count = self.num_verdicts if self.parts is None else len(self.parts(record))
         draws = [(), *((draw,) for draw in range(1, self.num_samples))]
         return [(record["id"], i, *draw) for i in range(count) for draw in draws]
@@ -179,7 +179,7 @@ class Task:
     name: str  # the value of each record's `task`
     groups: tuple[str, ...]  # a table's columns of means, in order
     # Returns a record's `group` (None if unknown), its `subgroup` if groups have parts, and a text for each of
-    # `divisions`; the score file has them all.
+    # `divisions`. All are written to the score file.
     group_of: Callable[[Record], dict[str, str | None]]
     # The msgspec types of a record's fields besides id and question, which are checked when they are read.
     fields: Mapping[str, Any]
@@ -191,17 +191,17 @@ class Task:
     # Data
     # Further checks of some of `fields`; they raise a UserError that begins with the second argument.
     checks: Mapping[str, Callable[[Record, str], None]] = field(default_factory=dict)
-    user_field: str | None = None  # names the user, the unit of intervals and tests; None: one question per user
+    user_field: str | None = None  # the user's id, the unit of intervals and tests; None: one question per user
     query: Callable[[Record], str] = lambda record: record["question"]  # what retrieval compares with `item_text`
     item_text: Callable[[Item], str] = lambda item: item["text"]
     date_field: str | None = None  # the field of an item that --use_date adds to the text that retrieval compares
     # When an item was written, as (year, month, ...), for recency. None: the last item in the file is the latest.
     item_date: Callable[[Item], tuple[int, ...] | None] | None = None
-    # Returns the name and text of all that only the scorer may see, from a record that may be unchecked; a profile must
-    # not hold these texts.
+    # Returns (name, text) pairs that only the scorer may see, so a profile must not contain them. The record may be
+    # unchecked.
     hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
-    # From a question of the benchmark's own files, with its right answer (if known) as `output`, to a record; raises
-    # UserError, beginning with the second argument. None: its own files already hold such records.
+    # Returns the record for a question of the benchmark's own files, whose `output` is the right answer, if known.
+    # Raises UserError, beginning with the second argument. None: the files already hold records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
     # Where its own files are, by setting (the split of users and time, or ""), the default one first. Empty:
     # utils/download_datasets.py does not fetch it.
@@ -209,8 +209,8 @@ class Task:
     # The fields that utils/dataset_statistics.py measures: the kind of each, list (counted in items), str (in words) or
     # float (read as a number), and the row's name in the table.
     sizes: Mapping[str, tuple[type, str]] = field(default_factory=lambda: SIZES)
-    # The paper's figures of its files, by name without suffix: `group`, `split`, number of `questions`, and mean and
-    # deviation of each of `sizes`.
+    # The paper's figures for its files, by name without suffix: `group`, `split`, number of `questions`, and mean and
+    # standard deviation of each of `sizes`.
     paper_files: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
 
     # Asking
@@ -221,21 +221,20 @@ class Task:
     item_template: Callable[[Item], str] | None = None  # an item's text in a prompt; None: `item_text`
     join: Callable[[list[str]], str] = join_posts
     trimmed: str | None = None  # the text field of an item that --trim_items cuts; None: items are whole or left out
-    # Returns the history if it is turns of a conversation, from a record, the number of best items (None without
-    # --rag), and `arrange`. None: items are texts in one message, and without --rag there are none.
+    # Returns a history that is a conversation, from a record, the number of best items (None without --rag), and
+    # `arrange`. None: items are texts in one message, which has none without --rag.
     history: Callable[[Record, int | None, Arrange], History] | None = None
     # The share of such a history before the place that the question is about; None if unknown.
     evidence_position: Callable[[Record], float | None] = lambda record: None
     prompt_length: int | None = None  # default tokens of prompt and output together; None: the paper's 8192
     options: Options | None = None  # None: answers are free, and --choose is refused
-    # Returns another form of a question for its further answers, from a record, the answer's number (from 1) and
-    # --seed; answer 0 uses `values`. None: all answers have the same prompt.
+    # Returns a variant of the question for each further answer, from a record, the answer's number (from 1) and --seed.
+    # Answer 0 uses `values`. None: all answers have the same prompt.
     vary: Callable[[Record, int, int], Variant] | None = None
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
-    gold_plan: Callable[[Record], list[str]] | None = (
-        None  # titles; None if there are no plans, and planning is refused
-    )
+    # Returns the titles of the plan; None if there are no plans, and planning is refused.
+    gold_plan: Callable[[Record], list[str]] | None = None
     gold_plan_needs: tuple[str, ...] = ()  # fields that `gold_plan` and `private_notes` read
     # What a teacher sees of the rubric (--objective distill), "" for nothing; None if there is no rubric.
     private_notes: Callable[[Record], str] | None = None
@@ -243,7 +242,7 @@ class Task:
     controls: Controls | None = None  # None: there is no judge to test
 
     # Showing
-    benchmark: str | None = None  # the benchmark whose one-group tasks may share a table; None: this task has its own
+    benchmark: str | None = None  # tasks of one group with the same value may share a table; None: never shared
     group_words: tuple[str, str, str] = ("group", "groups", "subgroup")  # words for one, several, and a part
     group_field: str = "group"  # the text field that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
@@ -252,8 +251,8 @@ class Task:
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items
     export: Export | None = None  # None if only this repository scores its answers
-    # From a row of a table of answers, by column, to the question's id and a response; raises UserError, beginning with
-    # the second argument. None: responses are never tables.
+    # Returns the question's id and a response from a row of a table of answers, by column; raises UserError, beginning
+    # with the second argument. None: responses are never tables.
     read_answer: Callable[[Mapping[str, str], str], tuple[str, dict[str, Any]]] | None = None
     # A file of systems' scores in the paper, as `utils.tables.score_table.read_paper` takes it.
     paper_results: Path | None = None

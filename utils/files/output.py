@@ -1,4 +1,4 @@
-"""An output file, made of pieces: parsed completions, computed values, or orders of posts.
+"""An output file, made of pieces: parsed completions, computed values, or rankings of posts.
 
 A command lists its outputs with their keys, skips finished ones, opens the others, fills their `pieces`, and publishes
 them. Completions are in the store, so a run that died resumes from there.
@@ -38,7 +38,7 @@ NUM_REASONS = 3  # reasons to print if most pieces are unusable
 
 
 def is_failed(piece: Piece) -> bool:
-    """Return whether the model gave nothing usable; a verdict on a missing answer has `answered` and does not fail."""
+    """Return whether the model gave nothing usable; False for a missing answer's verdict, which has `answered`."""
     return piece["value"] is None and "answered" not in piece
 
 
@@ -55,14 +55,14 @@ class Output:
     """
 
     path: str
-    settings: dict[str, Any]  # decide its pieces; known before a tokenizer is loaded
+    settings: dict[str, Any]  # what the pieces depend on; known before a tokenizer is loaded
     keys: list[Key]  # of all pieces of the finished file
     # From pieces, in the order of the keys, to the file's content; an iterator's items are written as a list.
     collect: Callable[[Pieces], Any]
     unit: str  # plural noun for the pieces
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
-    may_shrink: bool = False  # a file with fewer pieces may replace it
+    may_shrink: bool = False  # the file may be replaced by one with fewer pieces
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
 
@@ -70,9 +70,9 @@ class Output:
         self._began = time.monotonic()
         self.finished = False  # the last result of `is_finished`
         self._lock: Lock | None = None  # held since `open`
-        self._there = 0  # pieces in the file, which may not become fewer
-        self._usable = 0  # usable pieces in the file, likewise, if no input has changed
-        self._found: dict[str, Any] = {}  # settings that the run has found out
+        self._there = 0  # pieces in the existing file; a run may not publish fewer
+        self._usable = 0  # the same for usable pieces; 0 if an input has changed
+        self._found: dict[str, Any] = {}  # settings found during the run
 
     @property
     def is_shard(self) -> bool:
@@ -81,12 +81,12 @@ class Output:
     def is_finished(self) -> bool:
         """Return whether this command has finished the file. Changes nothing on disk, so a dry run may call it.
 
-        It is not finished if an input has changed, if a server failed on part of it, or if something was unusable and
-        --max_retries is higher now. Then it is made again, which requests only what the store lacks.
+        The file is unfinished if an input has changed, if a server failed on part of it, or if some pieces are unusable
+        and --max_retries is higher now. It is then made again; only completions missing from the store are requested.
 
         Raises:
-            UserError: it cannot be written; another process is writing it; or, without --overwrite, it was made with
-                other settings, has more pieces than it would get, or was not written by this script.
+            UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if it was
+                made with other settings, has more pieces than it would get, or was not written by this script.
         """
         if self.is_shard:
             return False
@@ -117,7 +117,7 @@ class Output:
             raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
-        """Lock the file, so that no other process writes it; UserError if one does."""
+        """Lock the file against other processes; UserError if one is already writing it."""
         if not self.is_shard:
             check_writable(Path(self.path))
             self._lock = Lock(self.path)
@@ -137,12 +137,12 @@ class Output:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
     def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
-        """Put the file in place with its manifest, and return whether that was done.
+        """Publish the file with its manifest, and return whether it was published.
 
-        A file with more pieces is kept if this run lacks some because of a server; otherwise, UserError.
+        If the existing file has more pieces, it is kept if a server failed in this run; otherwise, UserError.
 
         Args:
-            found: settings that the run has found out about its models.
+            found: settings found during the run, about its models.
         """
         self._found = found or {}
         if self.is_shard:
@@ -174,7 +174,7 @@ class Output:
     def report_finished(self) -> int:
         """Print that the file is finished and how many pieces are unusable, and return the exit code.
 
-        It is always 0, so that commands which depend on this one can run.
+        The code is always 0, so that commands that depend on this one can run.
         """
         print(f"{self.path}: already finished, left alone")
         made = read_manifest(self.path)
@@ -193,7 +193,7 @@ class Output:
         asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < asked:
             return 0
-        # Too long prompts and the likelihoods of options stay the same; another text may be usable.
+        # A retry may give a usable text, but cannot change a prompt that is too long, or likelihoods.
         may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
@@ -205,7 +205,7 @@ class Output:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
 
     def _again(self) -> str:
-        """Return how to retry unusable pieces; empty for a model that would repeat itself: greedy, or with beams."""
+        """Return how to retry unusable pieces; empty if decoding is deterministic (greedy or beam search)."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy or "num_beams" in self._found else "; a higher --max_retries retries them"
 

@@ -51,7 +51,7 @@ class Server(NamedTuple):
 
 
 def check_proxies() -> None:
-    """Raise UserError for a proxy in the environment on which the HTTP library would fail with a traceback."""
+    """Raise UserError for an invalid proxy in the environment; the HTTP library would fail with a traceback."""
     for scheme, address in getproxies().items():
         if scheme in ("http", "https", "all") and not address.startswith("socks"):
             address = address if "://" in address else f"http://{address}"
@@ -97,9 +97,9 @@ def _download(url: str, path: Path) -> None:
 
 
 def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[str, str]) -> None:
-    """Append the rest of a download to `file`, or begin again if the server's file has changed.
+    """Append the rest of a download to `file`, or start over if the server's file has changed.
 
-    `version` is the header that identifies the version begun; empty if the server cannot tell versions apart.
+    `version` is the request header that identifies the version of the first part; empty if the server sent none.
     """
     start, shown = file.tell() if version else 0, without_password(url)
     with client.stream("GET", url, headers={"Range": f"bytes={start}-", **version} if start else {}) as response:

@@ -1,4 +1,4 @@
-"""Write files completely or not at all, under a temporary name that is then changed; and lock outputs.
+"""Write files completely or not at all, by renaming a temporary file; and lock outputs.
 
 `<output>.lock` names the host and the process that is writing the output.
 """
@@ -20,22 +20,22 @@ from utils.cli import UserError, describe_os_error
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of `path`; UserError if a file of that name could not be written."""
-    with _told_as_mistake(path):
+    """Make the folder of `path`; UserError if `path` could not be written."""
+    with _as_user_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         probe_folder(path)
 
 
 def check_could_write(path: Path) -> None:
-    """Raise UserError if `path` could not be written, without making anything, for a dry run."""
-    with _told_as_mistake(path):
+    """Raise UserError if `path` could not be written. Creates nothing, so a dry run may call it."""
+    with _as_user_error(path):
         if path.parent.exists():
-            path.parent.mkdir(exist_ok=True)  # as a run does; an error if it is a file
+            path.parent.mkdir(exist_ok=True)  # no effect on a folder; fails on a file, as it would in a run
         probe_folder(path)
 
 
 @contextmanager
-def _told_as_mistake(path: Path) -> Iterator[None]:
+def _as_user_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def probe_folder(path: Path) -> Path:
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give a file")
-    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # an error if the longest name is too long
+    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # fails if the longest derived name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     with tempfile.TemporaryFile(dir=folder):
         pass  # a file without a name, if the file system supports that
@@ -132,13 +132,13 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """Open a file for writing. On exit it is complete on disk, or deleted if it could not be written."""
     try:
-        path.unlink(missing_ok=True)  # left by a killed run, or another's link, which must not be followed
+        path.unlink(missing_ok=True)  # a killed run's file, or a link, which must not be followed
         with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
-        path.unlink(missing_ok=True)  # frees space on a full disk
+        path.unlink(missing_ok=True)  # free the space on a full disk
         raise
 
 
@@ -146,7 +146,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 def fill_folder(folder: Path) -> Iterator[Path]:
     """Make an empty folder beside `folder` and rename it on exit, so that `folder` is complete or absent.
 
-    UserError, naming the flag --output_dir, if it cannot be made.
+    UserError, which names --output_dir, if it cannot be made.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     try:
@@ -187,7 +187,7 @@ def staged_path(path: str | Path) -> Path:
 
 
 def check_free(output: str | Path) -> None:
-    """Raise UserError if `Lock` would, without making anything, for a dry run."""
+    """Raise UserError if another process holds the lock. Creates no lock file, so a dry run may call it."""
     if Path(f"{output}.lock").exists():
         Lock(output).release()
 
@@ -226,12 +226,12 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 return file
-        file.close()  # its holder deleted it while it was being opened
+        file.close()  # another process deleted it between opening and locking
 
 
 def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
     if os.getpid() == pid:  # not a fork of the holder
-        with suppress(OSError):  # the folder may no longer be writable; the next run takes the lock over
+        with suppress(OSError):  # the folder may be read-only by now; the next run takes over the file
             path.unlink()
     file.close()
 

@@ -34,9 +34,9 @@ T = TypeVar("T")
 
 LIBRARY_RETRIES = 3  # after 0.5, 1 and 2 seconds
 CONNECT_SECONDS = 30  # to connect; --request_timeout limits the answer
-ROOT_SECONDS = 5  # for the list of models, which a run can do without
+ROOT_SECONDS = 5  # for the list of models, which is optional
 NOTE_SECONDS = 30  # between two notes on stderr
-MOST_TOKENS = 10**12  # the highest plausible count: files take no numbers beyond 64 bits
+MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
 
 REFUSED = ("content_filter", "content_policy_violation")  # error codes about one prompt's content
 PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
@@ -65,27 +65,27 @@ class APIEngine:
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
-        # OpenAI's newer models take only the new name of this limit; other servers often take only the old one.
+        # OpenAI's newer models accept only the new name of this limit; other servers often accept only the old one.
         self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Request a completion, up to --max_retries times again after failures.
+        """Request a completion; after a failure, retry up to --max_retries times.
 
         Raises:
             RefusedError: the API refuses this prompt's content.
             UnavailableError: every try failed.
-            UserError: another try cannot help (key, model, parameters).
+            UserError: a retry cannot help (key, model, parameters).
         """
-        # APIs take JSON schemas but no regular expressions, so outputs with a regular expression are not constrained.
+        # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
         return await self._insist(lambda: self._complete_once(model, prompt, sampling))
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _insist(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of `ask`; call it up to --max_retries times again if it raises UnavailableError."""
-        silent = 0  # tries in a row during which no request at all was answered
+        """Return the result of `ask`; retry up to --max_retries times if it raises UnavailableError."""
+        silent = 0  # consecutive tries during which the API answered no request at all
         for tries in range(1, self._max_retries + 2):
             answered = self._answered
             try:
@@ -154,16 +154,16 @@ class APIEngine:
             raise RefusedError("content_filter")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
-        # If a server constrains the output without looking for thoughts, the text begins with the answer.
+        # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.
         cut, is_held = finish_reason == "length", "response_format" in asked
         opened = None if sampling.opened and is_held else sampling.opened
         split = _split(message, text, cut, opened)
         is_told = split.reasoning or reasoning_tokens is not None or is_held or text.lstrip().startswith(("{", "```"))
         if cut and not is_told and THINKING_NAMES.match(asked["model"]):
-            # If the template opens <think>, a text that breaks off inside the thought has no mark.
+            # If the template opens <think> and the text is cut inside the thought, the text has no tag at all.
             split = Split("", text.strip(), unfinished=True)
         return Completion(
-            text=split.answer.encode(errors="replace").decode(),  # no file takes a lone surrogate
+            text=split.answer.encode(errors="replace").decode(),  # a lone surrogate cannot be written to a file
             reasoning=split.reasoning.encode(errors="replace").decode(),
             reasoning_tokens=reasoning_tokens,
             unfinished=split.unfinished or bool(reasoning_tokens and not split.answer.strip()),
@@ -227,15 +227,15 @@ def address_of(base_url: str | None) -> dict[str, Any]:
 
 
 def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
-    """Return the path or name from which a server has loaded a model, as its list of models says (vLLM's does).
+    """Return the path or name that a server loaded a model from, if its list of models has that (as vLLM's does).
 
-    None if the list has only the model's name or there is no list: many proxies have none, and an unavailable server
-    may be back for the real requests.
+    None if the list has only the model's name, or if there is no list: many proxies have none, and an unavailable
+    server may be back for the real requests.
     """
     with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
         try:
             answer = client.get("/models", cast_to=object)
-        except (openai.OpenAIError, ValueError, RecursionError):  # the last two if the answer is not readable JSON
+        except (openai.OpenAIError, ValueError, RecursionError):  # the last two: the answer is not valid JSON
             return None
     for entry in field_of(answer, "data", list) or []:
         if field_of(entry, "id", str) == model:
@@ -261,7 +261,7 @@ def _text(content: Any) -> str | None:
 
 
 def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -> Split:
-    """Split a message into answer and thoughts, which many servers send in a separate field of one of two names."""
+    """Split a message into answer and thoughts. Many servers send thoughts in a separate field, under two names."""
     if thoughts := field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str):
         return Split(text, thoughts.strip(), unfinished=not text.strip())
     return split_thoughts(text, cut, opened)
@@ -274,13 +274,13 @@ def _count(usage: dict[str, Any] | None, name: str) -> int | None:
 
 
 def _written(usage: dict[str, Any] | None) -> int | None:
-    """Return how many tokens the model wrote, with thoughts, which some APIs (xAI, Gemini) count only in the total."""
+    """Return the number of output tokens, with thoughts; some APIs (xAI, Gemini) count thoughts only in the total."""
     prompt, written, total = (_count(usage, f"{name}_tokens") for name in ("prompt", "completion", "total"))
     return written if None in (prompt, written, total) else max(written, total - prompt)
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
-    """Return the texts that must not be printed: the key, and the logins in addresses of servers and proxies."""
+    """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
     secrets = [api_key]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])

@@ -1,7 +1,7 @@
-"""OpenAI's batch interface for utils/batch.py: note requests, send them in batches, and read the answers.
+"""OpenAI's batch interface for utils/batch.py: collect requests, send them in batches, and read the answers.
 
 A request's id is a hash of its body, its seed, and the API's address. `batches.jsonl` beside the store has a line per
-batch: its id, the hash of its content, and its requests. If the process ended before it recorded a batch, the batch is
+batch: its id, the hash of its content, and its requests. If the process died before it recorded a batch, the batch is
 found in the API's list by the hash of its content.
 """
 
@@ -34,25 +34,27 @@ Fields = dict[str, Any]  # a JSON object
 
 MOST_REQUESTS = 50_000  # per batch; both limits are from OpenAI's documentation
 MOST_BYTES = 200_000_000
-ROUNDS = 3  # times a request is sent in a batch, and tries of an output sent in batches; later ones are sent singly
-POLLS = (2.0, 60.0)  # seconds between two looks at a batch, at first and at most
+ROUNDS = 3  # batches per request, and tries per output, before requests are sent individually
+POLLS = (2.0, 60.0)  # seconds between polls of a batch: initial and maximum
 UNDER_WAY = ("validating", "in_progress", "finalizing", "cancelling", None)  # None: the API did not say
-TOO_MUCH = "token_limit_exceeded"  # the error of a batch that the API's queue has no room for
+TOO_MUCH = "token_limit_exceeded"  # error code: the batch does not fit in the API's queue
 
 
 @dataclass
 class Asked:
     """Requests to one API in all runs of a command, by their hashes."""
 
-    noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests that are still to be sent
-    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or reasons of refused contents
-    tries: Counter[str] = field(default_factory=Counter)  # batches without an answer; ROUNDS if no batch takes it
+    noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests not sent yet
+    answers: dict[str, bytes | str] = field(
+        default_factory=dict
+    )  # completions, or the reason if the content was refused
+    tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
 
 
 class BatchEngine(APIEngine):
-    """An `APIEngine` that takes completions from batches and notes the requests that they lack."""
+    """An `APIEngine` that reads completions from batches, and collects requests that no batch has answered."""
 
     def __init__(self, args: Namespace, api_key: str, asked: Asked):
         super().__init__(args, api_key)
@@ -62,14 +64,13 @@ class BatchEngine(APIEngine):
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Do as `APIEngine.complete`, but from batches; NotStoredError if no batch has an answer yet."""
+        """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
         its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
-        async with (
-            self._finding
-        ):  # the first request outside a batch finds out what the API refuses; the others wait for it
+        # The first individual request finds out what the API refuses; the others wait for it.
+        async with self._finding:
             way = self.refusals.way(schema)
             body = self.refusals.body(way, asked, schema)
-            # The seed counts even if it is not sent: without it, two samples would be one request.
+            # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
             if goes_alone and not self._has_found:
@@ -83,13 +84,13 @@ class BatchEngine(APIEngine):
         if answer is not None:
             try:
                 return self.refusals.told(way, asked, schema, self._read(answer, sampling, body))
-            except UnavailableError:  # the answer has no completion
+            except UnavailableError:  # the answer is not a completion
                 its.tries[key] += 1
         its.noted[key] = body
         raise NotStoredError
 
     async def answer_noted(self) -> None:
-        """Get the noted requests answered by batches, first by those that were sent before."""
+        """Get answers to the collected requests: from batches sent earlier, then from new batches."""
         its, left = self._its, dict(sorted(self._its.noted.items()))  # sorted: the same requests give the same content
         its.noted.clear()
         for batch_id, requests in self._sent().items():
@@ -102,7 +103,7 @@ class BatchEngine(APIEngine):
             await self._ask_for(part)
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
-        """Get these requests answered by one batch, or by several smaller ones if the API's queue is full."""
+        """Get answers to these requests from one batch, or from smaller ones if the API's queue is full."""
         shared = {"method": "POST", "url": "/v1/chat/completions"}
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
         batch_id = await self._insist(lambda: self._submit(content, list(part)))
@@ -114,7 +115,7 @@ class BatchEngine(APIEngine):
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
-        elif batch["status"] == "failed":  # sent singly, its requests would cost twice as much
+        elif batch["status"] == "failed":  # sending its requests individually would cost twice as much
             told = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
             raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(told)}")
         else:
@@ -122,7 +123,7 @@ class BatchEngine(APIEngine):
             self._its.read.add(batch_id)
 
     async def _submit(self, content: bytes, requests: list[str]) -> str:
-        """Send a batch of this content, unless the API has one that was not recorded, and return its id."""
+        """Send a batch with this content, or find it at the API if it was not recorded; return its id."""
         digest, known = hashlib.sha256(content).hexdigest(), self._sent()
 
         async def find() -> list[str]:
@@ -132,7 +133,7 @@ class BatchEngine(APIEngine):
 
         async def send() -> list[str]:
             file = await self._client.files.create(file=("batch.jsonl", content), purpose="batch")
-            # If the answer were lost, the library's retry would pay for a second batch.
+            # If the answer is lost, a retry by the library would pay for a second batch.
             batch = await self._client.with_options(max_retries=0).batches.create(
                 input_file_id=file.id,
                 endpoint="/v1/chat/completions",
@@ -151,7 +152,9 @@ class BatchEngine(APIEngine):
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with open_appending(self._path) as file:
             line = _encode({"id": batch_id, "sha256": digest, "requests": requests})
-            write_line(file, b"\n" + line + b"\n", self._path)  # a line that a killed process tore ends here
+            write_line(
+                file, b"\n" + line + b"\n", self._path
+            )  # the first line break ends a line cut by a killed process
             os.fsync(file.fileno())
         return batch_id
 
@@ -173,7 +176,7 @@ class BatchEngine(APIEngine):
                 done = sum(field_of(counts, name, int) or 0 for name in ("completed", "failed"))
                 if done > progress.done:
                     progress.update(done - progress.done)
-                if looks and status == "cancelled":  # somebody does not want it
+                if looks and status == "cancelled":  # by a user
                     again = "run the same command again: it uses the finished answers and sends the rest again"
                     raise UserError(f"{batch_id} was cancelled at the {self.device}\n  {again}")
                 if status not in UNDER_WAY:
@@ -188,7 +191,7 @@ class BatchEngine(APIEngine):
             for line in _read_lines(found.content, "custom_id"):
                 key, response = line["custom_id"], field_of(line, "response", dict)
                 status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
-                if key not in requests or status is None:  # it expired
+                if key not in requests or status is None:  # None: the request expired
                     continue
                 error = field_of(body, "error", dict)
                 problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
@@ -198,11 +201,11 @@ class BatchEngine(APIEngine):
                     its.answers[key] = str(problem)
                 elif not isinstance(problem, UnavailableError):
                     its.tries[key] = ROUNDS
-        if batch["status"] != "failed":  # it never began
+        if batch["status"] != "failed":  # a failed batch never began
             its.tries.update(key for key in requests if key not in its.answers)
 
     async def _explained(self, asked: Awaitable[Any]) -> Any:
-        """Do as `APIEngine._explained`, and raise UnavailableError if the client library cannot read the answer."""
+        """Like `APIEngine._explained`; also UnavailableError if the client library cannot read the answer."""
         try:
             return await super()._explained(asked)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
@@ -223,7 +226,7 @@ def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
 
 
 def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
-    """Yield the JSON objects that have a text under `name`; other lines concern no request."""
+    """Yield the JSON objects with a text in the field `name`; skip other lines."""
     for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             if field_of(found := json.loads(line), name, str) is not None:

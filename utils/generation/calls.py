@@ -1,4 +1,4 @@
-"""Calls: requests for one output each, repeated until its text is usable; and the cost of a run's calls."""
+"""Calls: each requests one output, and retries until its text is usable. Also the cost of a run's calls."""
 
 import math
 from argparse import Namespace
@@ -106,11 +106,11 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         thought += completion.reasoning_tokens or 0
         parsed = read(completion)
         is_sampled = "temperature" in completion.refused_parameters
-        # A greedy model would only repeat the same thought.
+        # Greedy decoding would only repeat the same unfinished thought.
         is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
         if parsed.value is not None or is_last:
             break
-    # The response format that the server took if it refused the last try's schema.
+    # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
     return {
         "value": parsed.value,
@@ -169,14 +169,14 @@ def total(counts: list[int | None]) -> int | None:
 
 
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """Return figures of finished records for the manifest; tokens are those of all attempts."""
+    """Return the manifest's figures on finished records; token counts include all attempts."""
     records = list(records)
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in asked for name in refused})
-    # Not settings: a server's fingerprints may change from week to week, and earlier answers stay valid.
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
     unfinished = sum(record.get("reason") == UNFINISHED for record in records)
+    # Not settings: a server's fingerprint may change from week to week, and earlier answers stay valid.
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     return {
         "tokens": {
@@ -185,7 +185,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         },
         **({UNFINISHED_COUNT: unfinished} if unfinished else {}),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
-        # By parameter: the outputs requested without it or under its other name, and all outputs.
+        # Per parameter: the number of outputs requested without it (or with its other name), and of all outputs.
         "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
         "system_fingerprints": sorted(states),
     }

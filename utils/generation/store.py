@@ -1,13 +1,13 @@
 """The store: every completion of every model in append-only files, so that none is requested twice.
 
   completions/
-    Qwen2.5-7B-Instruct-1f2e3d4c/            a folder per model
+    Qwen2.5-7B-Instruct-1f2e3d4c/            one folder per model
       model.json                             the model's identity
-      20261124T015000-node7-4711-9c2e.jsonl  a file per process that wrote
+      20261124T015000-node7-4711-9c2e.jsonl  one file per writing process
 
 The first line of a file names the model, the writer, and package versions. Every other line is a completion: its key,
 its fields, and a CRC-32. Files only grow, so several processes and nodes can share a store: each reads the others' new
-lines when it opens the store, and every ten seconds. Of two lines with one key, the older file's counts.
+lines when it opens the store, and every ten seconds. If two lines have the same key, the older file's line is used.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ KEY_START, KEY_END = 8, 40  # a line's key: {"key":"<32 hex digits>",...
 NO_KEY = "0" * (KEY_END - KEY_START)  # the key of a file's first line
 SUM = b',"crc32":"%08x"}\n'
 SUM_LENGTH = len(SUM % 0)
-REFRESH_SECONDS = 10  # between two looks at what others have written
-SYNC_SECONDS = 1  # the most that a power cut may lose
-OPEN_FILES = 100  # to read from: every run adds a file to a store, and a process may open about 1000
-HOLE_LOOKS = 5  # a second apart: on a network file system, lines that have not fully arrived may read as zeros
-OFFSET_BITS, LENGTH_BITS = 48, 32  # of a line's place, which is one number: 100,000 tuples would take 10 MB more
+REFRESH_SECONDS = 10  # between reads of the lines that other processes add
+SYNC_SECONDS = 1  # between fsyncs: a power cut loses no more
+OPEN_FILES = 100  # open for reading: every run adds a file to a store, and a process may open about 1000
+HOLE_LOOKS = 5  # one second apart: on a network file system, incomplete lines may read as zeros
+OFFSET_BITS, LENGTH_BITS = 48, 32  # a line's place is one integer; 100,000 tuples would take 10 MB more
 
 
 class ModelStore:
@@ -49,11 +49,11 @@ class ModelStore:
 
     Attributes:
         folder: the model's folder; made with the first completion.
-        described: everything that tells this model from others.
+        described: everything that distinguishes this model from others.
     """
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
-        """`model` is the model's name, which the folder's name begins with."""
+        """`model` is the model's name, with which the folder's name begins."""
         told = json.dumps(described, sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         self.folder = Path(store) / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
@@ -81,7 +81,7 @@ class ModelStore:
         return json.loads(line)
 
     def add(self, key: str, fields: dict[str, Any]) -> None:
-        """Store a completion. It then survives the end of this process, and about a second later also a power cut."""
+        """Store a completion. It survives the end of this process at once, and a power cut about a second later."""
         if self._own is None:
             self._begin()
         self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
@@ -89,7 +89,7 @@ class ModelStore:
             self._sync()
 
     def check_writable(self) -> None:
-        """Raise UserError if nothing could be added, before anything is paid for; creates nothing."""
+        """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
         check_could_write(self.folder / "model.json")
 
     def confirm_root(self, root: str | None) -> None:
@@ -142,7 +142,7 @@ class ModelStore:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if told or not path.exists():
-                # All tasks of an array may begin at once, so each writes under its own name.
+                # All tasks of an array may start at once, so each writes its own temporary file.
                 staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
                 write_synced(staged, json.dumps({**self.described, **told}, indent=2) + "\n")
                 rename(staged, path)
@@ -150,7 +150,7 @@ class ModelStore:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
 
     def _append(self, key: str, fields: dict[str, Any]) -> int:
-        """Write a line and return its place. If the disk takes only a part of it, the part is removed."""
+        """Write a line and return its place. If only a part can be written, the part is removed."""
         file = self._files[self._own_number]
         line = line_of(key, fields)
         try:
@@ -159,7 +159,7 @@ class ModelStore:
             try:
                 self._own.truncate(file.end)
             except OSError:
-                self._own = None  # a torn line ends its file: later lines go to another file
+                self._own = None  # the file ends with an incomplete line, so later lines go to another file
             raise
         place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
@@ -179,11 +179,11 @@ class ModelStore:
             del self._opened[oldest]
 
     def refresh(self) -> None:
-        """Have the next `get` read the lines that others have written."""
+        """Make the next `get` read the lines that other processes have added."""
         self._read_at = -float("inf")
 
     def _read_new(self) -> None:
-        """Index the lines that others have added since the last look."""
+        """Index the lines that other processes have added since the last read."""
         known = {file.path for file in self._files}
         for path in sorted(self.folder.glob("*.jsonl")):
             if path not in known:
@@ -212,10 +212,10 @@ class _Lines:
         return os.pread(self._file.fileno(), length, offset)
 
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
-        """Return key, offset and length of each new line; a last line without its end is still being written.
+        """Return key, offset and length of each new line, except an incomplete last line.
 
-        UserError if a line is damaged; a whole line without its line break is, too. A torn last line was left by a
-        killed process, and nobody appends to that file.
+        Another process is still writing that line, or was killed; then nobody appends to the file. UserError if a line
+        is damaged, or is complete except for its line break.
         """
         found = []
         with self._open(buffering=1 << 20) as file:

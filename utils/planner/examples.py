@@ -1,6 +1,6 @@
 """The planner's training examples: prompts and targets as token ids.
 
-The flag --planner_target, or the manifest of a planner or of plans, says whether targets begin with a lead-in.
+Targets may begin with a lead-in, by --planner_target or the manifest of a planner or of plans.
 """
 
 from array import array
@@ -15,7 +15,7 @@ from utils.training import NO_LOSS
 
 
 def trained_variables(planner_model: str) -> dict[str, Any] | None:
-    """Return the chat template's variables that a planner was trained with; None for any other model."""
+    """Return the chat template variables that a planner was trained with; None for any other model."""
     settings = folder_settings(planner_model)
     return (settings.get("chat_template_kwargs") or {}) if settings.get("script") == "train_planner.py" else None
 
@@ -23,10 +23,10 @@ def trained_variables(planner_model: str) -> dict[str, Any] | None:
 def find_lead_in(
     planner_target: str | None, prompt: Prompt | None, planner_model: str | None, plans_addrs: Sequence[str] = ()
 ) -> str | None:
-    """Return the lead-in of plans: from the manifest of the planner or of files of plans, else by --planner_target.
+    """Return the lead-in of plans: from the manifest of the planner or of the plans files, else by --planner_target.
 
-    UserError if files of plans begin differently, if the flag contradicts a manifest, or if it needs a prompt with a
-    lead-in.
+    UserError if plans files have different lead-ins, if the flag contradicts a manifest, or if the prompt lacks the
+    lead-in that the flag needs.
     """
     sources = [planner_model] if planner_model else plans_addrs
     found = [_find(planner_target, prompt, one, is_folder=planner_model is not None) for one in sources]
@@ -49,13 +49,13 @@ def _find(planner_target: str | None, prompt: Prompt | None, source: str, is_fol
 
 @dataclass(frozen=True)
 class Example:
-    """One question to learn from."""
+    """A training example: one question."""
 
     prompt: array  # token ids of the planner's prompt, up to the beginning of its reply
     target: array  # token ids of the aspects' titles, one per line, and the end of the turn
     aspects: list[str]  # the titles
-    num_dropped: int  # posts left out so that prompt and target fit
-    is_cut: bool  # whether the only post was cut at its end
+    num_dropped: int  # posts dropped so that prompt and target fit
+    is_cut: bool  # whether the only post left was cut at its end
 
     @property
     def length(self) -> int:

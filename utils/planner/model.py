@@ -1,4 +1,4 @@
-"""The planner of planpers.py, with its own flags: a local model, or one behind its own API."""
+"""The planner of planpers.py, with its own flags: a local model, or a model behind its own API."""
 
 from argparse import Namespace
 from dataclasses import replace
@@ -19,17 +19,17 @@ def flags_of_planner(args: Arguments) -> Arguments:
     openai = bool(args.planner_base_url)
     own = {"openai": openai, "base_url": args.planner_base_url, "api_key_addr": args.planner_api_key_addr}
     own |= {"model_id": None}
-    own |= {"reasoning_parser": None}  # the generator's flag, like --seed none, which a local planner does not take
+    own |= {"reasoning_parser": None}  # generator only; so is --seed none, unless the planner has an API
     own |= {} if openai else {"seed": args.seed or 0}
     return args.replaced(**own)
 
 
 def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model:
-    """Return the planner by its own flags; it has the generator's sampling settings."""
+    """Return the planner that its flags select, with the generator's sampling settings."""
     if args.openai:
         chat, told = open_chat(args, args.planner_model), template_flags(args)
     else:
-        trained = trained_variables(args.planner_model)  # if None, only variables that the template knows are set
+        trained = trained_variables(args.planner_model)  # None: set only variables that the template knows
         variables, only_known = (template_variables(args), True) if trained is None else (trained, False)
         chat = open_local_chat(args.planner_model, args.cache_dir, variables, only_known=only_known)
         told = {"chat_template_kwargs": chat.variables} if chat.variables else {}
@@ -42,7 +42,7 @@ def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model
 
 
 def template_flags(args: Namespace) -> dict[str, Any]:
-    """Return the planner's chat template settings that are known without its tokenizer."""
+    """Return the planner's chat template settings, as far as they are known without its tokenizer."""
     if not args.openai and (trained := trained_variables(args.planner_model)) is not None:
         return {"chat_template_kwargs": trained} if trained else {}
     return {name: getattr(args, name) for name in SETTINGS if getattr(args, name)}

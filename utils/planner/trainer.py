@@ -23,7 +23,7 @@ from utils.training.checkpoints import Run, Selection
 from utils.training.recorder import Recorder
 from utils.training.resumable import Resumable, common_settings
 
-PLAN_TOKENS = 256  # limit of a plan in an evaluation, three times a usual plan; an untrained model never ends
+PLAN_TOKENS = 256  # limit of a generated plan, three times the usual length; an untrained model never stops
 
 
 def train(
@@ -37,12 +37,12 @@ def train(
     selection: Selection,
     lead_in: str | None,
 ) -> dict[str, Any]:
-    """Train from the base model or the run's checkpoint, up to --max_steps.
+    """Train from the base model, or resume from the run's checkpoint, up to --max_steps.
 
     Args:
-        source: the base model's, from `pinned_source`.
+        source: where the base model is, from `pinned_source`.
         validation: if empty, nothing is evaluated.
-        manifest: written beside every adapter.
+        manifest: written with every adapter.
         lead_in: the beginning of the targets (utils/parsing/plans).
 
     Returns:
@@ -109,7 +109,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
     ) -> torch.Tensor:
         """Return a batch's share of the step's mean cross-entropy (nats) over all its target tokens.
 
-        SFTTrainer's own loss is used on a GPU; elsewhere it would project every position to the vocabulary.
+        On a GPU, this is SFTTrainer's own loss; elsewhere, that would project every position to the vocabulary.
         """
         if self.accelerator.device.type == "cuda" or self.aux_loss_enabled or num_items_in_batch is None:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
@@ -117,7 +117,7 @@ class PlannerTrainer(Resumable, SFTTrainer):
         num_targets = (inputs["labels"][:, 1:] != NO_LOSS).sum()
         num_right, num_targets = self.accelerator.reduce(torch.stack([num_right, num_targets]), "sum").tolist()
         self._metrics["train"]["mean_token_accuracy"].append(num_right / num_targets)  # SFTTrainer logs their mean
-        # The number of targets is that of all processes, but the gradients are averaged over processes.
+        # `num_items_in_batch` counts the targets of all processes, but gradients are averaged over processes.
         return loss / num_items_in_batch * self.accelerator.num_processes
 
     @torch.no_grad()

@@ -48,7 +48,7 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
     # fmt: on
     parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
-    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; it remembers them")
+    parser.decides_nothing("--num_generated_outputs", "which pieces an output has; its manifest has their hash")
 
 
 def add_answer_arguments(parser: cli.FlagParser) -> None:

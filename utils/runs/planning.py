@@ -35,7 +35,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
         "planner's own format, else paper)")
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens per plan (%(default)s; more for a thinking planner)")
-    parser.decides_nothing("--planner_model --plans_addr", "their hashes do")
+    parser.decides_nothing("--planner_model --plans_addr", "the settings have their hashes")
     parser.decides_nothing("--planner_target", "the target that was found does")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")

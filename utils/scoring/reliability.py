@@ -1,8 +1,8 @@
-"""How far raters agree beyond chance: Cohen's kappa of two, Krippendorff's alpha of any number. Pure.
+"""Agreement of raters beyond chance: Cohen's kappa of two, Krippendorff's alpha of any number. Pure.
 
-Both are 1 - observed disagreement / disagreement expected by chance, from a table of how often each two values met.
-Steps of a scale disagree by their squared distance, other values by 1 (Cohen 1968). The bootstrap intervals draw
-whole questions, because the ratings of one question depend on each other.
+Both are 1 - observed disagreement / disagreement expected by chance, from the counts of each pair of values. Two values
+of a scale disagree by their squared distance, other values by 1 (Cohen 1968). The bootstrap resamples whole questions,
+because the ratings of one question depend on each other.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 RESAMPLES = 9_999
-Met = Sequence[tuple[float, float, float]]  # two values that met, and the weight of their meeting
+Met = Sequence[tuple[float, float, float]]  # pairs of values, each with a weight
 
 
 class Estimate(NamedTuple):
@@ -24,12 +24,12 @@ class Estimate(NamedTuple):
 
 
 def cohens_kappa(questions: Sequence[Sequence[tuple[int, int]]], steps: bool = False) -> Estimate:
-    """Estimate two raters' kappa (Cohen 1960) from each question's pairs of values; `steps`: values are a scale's."""
+    """Estimate two raters' kappa (Cohen 1960) from each question's pairs of values; `steps`: they are on a scale."""
     return _estimate([[(one, other, 1.0) for one, other in pairs] for pairs in questions], steps, less=0)
 
 
 def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: bool = False) -> Estimate:
-    """Estimate alpha (Krippendorff 2011) from each question's rated things, each a list of two or more values."""
+    """Estimate alpha (Krippendorff 2011) from each question's rated items; an item is a list of two or more values."""
     met = [
         [(one, other, 1 / (len(values) - 1)) for values in things for one, other in permutations(values, 2)]
         for things in questions
@@ -38,14 +38,14 @@ def krippendorffs_alpha(questions: Sequence[Sequence[Sequence[float]]], steps: b
 
 
 def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
-    """Estimate from the values that met; by chance, two of all values meet (`less` 1) or one of each rater (0)."""
+    """Estimate from pairs; a chance pair is two of all values (`less` 1), or one of each rater (`less` 0)."""
     import numpy as np
 
     questions = [met for met in questions if met]
     order = sorted({value for met in questions for pair in met for value in pair[:2]})
     if len(order) < 2:  # all values are the same, or there are none
         return Estimate(None, None)
-    tables = np.zeros((len(questions), len(order), len(order)))  # per question, how often each two values met
+    tables = np.zeros((len(questions), len(order), len(order)))  # per question, the weight of each pair
     for table, met in zip(tables, questions, strict=True):
         for one, other, weight in met:
             table[order.index(one), order.index(other)] += weight
@@ -55,14 +55,14 @@ def _estimate(questions: Sequence[Met], steps: bool, less: int) -> Estimate:
     value = float(_beyond_chance(tables.sum(axis=0, keepdims=True), distances, less)[0])
     if number < 2:
         return Estimate(value, None)
-    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # draws of each question
+    times = np.random.default_rng(0).multinomial(number, [1 / number] * number, RESAMPLES)  # by question
     drawn = _beyond_chance((times @ tables.reshape(number, -1)).reshape(-1, *apart.shape), distances, less)
-    low, high = np.nanquantile(drawn, [0.025, 0.975]).round(12).tolist()  # NaN: all drawn values are the same
+    low, high = np.nanquantile(drawn, [0.025, 0.975]).round(12).tolist()  # NaN: all values of a resample are the same
     return Estimate(value, (low, high) if low < high else None)
 
 
 def _beyond_chance(tables: "np.ndarray", distances: "np.ndarray", less: int) -> "np.ndarray":
-    """Compute each table's coefficient, NaN if chance gives no disagreement; with integers only the division rounds."""
+    """Compute each table's coefficient; NaN if no disagreement is expected. For integers, only the division rounds."""
     import numpy as np
 
     seen = (tables.sum(axis=(1, 2)) - less) * (tables * distances).sum(axis=(1, 2))

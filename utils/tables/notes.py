@@ -31,7 +31,7 @@ def print_notes(notes: Iterable[str]) -> None:
 
 
 def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
-    """Return notes on what readers must know about the systems beyond their numbers."""
+    """Return notes on everything besides the numbers that readers must know about the systems."""
     notes = dict.fromkeys(board.note(note) for board in boards for note in _notes_on_board(board, unscored_as_zero))
     for name in boards[0].rows:
         if lacking := [board.title for board in boards if name not in [system.name for system in board.systems]]:
@@ -41,7 +41,7 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 
 
 def judge_notes(paths: Iterable[str]) -> list[str]:
-    """Return a note that names the score files without a manifest, which would tell how they were judged."""
+    """Return a note with the score files that have no valid manifest, so that judge and prompt are unknown."""
     unknown = [path for path in paths if manifest_of(path) is None]
     told = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
     return [told] if unknown else []
@@ -141,7 +141,7 @@ def wording_columns(systems: list[System]) -> dict[str, str]:
 
 
 def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
-    """Collect who worded the judge's and the answers' prompts, and --constrained_decoding of both."""
+    """Collect the wordings of the judge's and the answers' prompts, and --constrained_decoding of both."""
     tables: tuple[Told, Told, Told] = {}, {}, {}
     for system in systems:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
@@ -222,7 +222,7 @@ def describe_mean(task: Task, scores: Scores) -> str:
 
 
 def describe_agreement(scores: Scores) -> str:
-    """Return how far the judge agrees with itself, and how many verdicts are missing."""
+    """Describe the judge's agreement with itself, and the number of missing verdicts."""
     alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
     text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
     return text + (f", {counted(missing, 'verdict')} missing" if missing else "")

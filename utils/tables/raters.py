@@ -20,7 +20,7 @@ from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.rating_study import SCALES, slots_of
 
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
-PAPER = {  # the agreement of the paper's own raters
+PAPER = {  # agreement of the paper's raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
     "aspects": "The paper's two raters, on our scale complete: mean 4.9, Cohen's kappa 0.87 (section 3).",
 }
@@ -52,7 +52,7 @@ class ResultFile(TypedDict):
 
 @dataclass(frozen=True)
 class Rating:
-    """All raters' decisions on one thing, such as a pair or an aspect's importance."""
+    """All raters' decisions on one item, such as a pair or an aspect's importance."""
 
     question_id: str
     slot: str
@@ -100,7 +100,7 @@ def read_key(path: str) -> dict[str, Any]:
 
 
 def read_results(paths: list[str], key: dict[str, Any]) -> Results:
-    """Join all raters' files, also several by one rater, such as from two days; UserError if they contradict."""
+    """Join all raters' files; UserError if several files of one rater contradict each other."""
     files = {path: read_result(path, key) for path in paths}
     named = {content["rater"] for content in files.values()}
     results = Results(key, [rater for rater in key["raters"] if rater in named], {})
@@ -125,9 +125,9 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
         raise UserError(f"{path}: not a result file of a study's page: {error}") from None
     if content["study"] != key["study"]:
         its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(f"{path}: is of study {its}, but the key is of study {wanted}\n  give the key of that study")
+        raise UserError(f"{path}: is from study {its}, but the key is for study {wanted}\n  give the key of that study")
     if content["rater"] not in key["raters"]:
-        raise UserError(f"{path}: is of rater {quote(content['rater'])}, who is not in the study")
+        raise UserError(f"{path}: is from rater {quote(content['rater'])}, who is not in the study")
     return content
 
 
@@ -167,7 +167,7 @@ def collected(results: Results) -> dict[str, Any]:
         means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
         return {"means": means, "ratings": by_question}
     questions = results.key["questions"]
-    verdicts = {  # of the questions whose aspects are all rated
+    verdicts = {  # for questions with all aspects rated
         question_id: {slot: as_verdict(median(its.values()), f"{question_id} {slot}") for slot, its in said.items()}
         for question_id, said in by_question.items()
         if len(said) == len(questions[question_id]["aspects"])
@@ -181,7 +181,7 @@ def preferences(results: Results) -> dict[str, list[str]]:
 
 
 def as_verdict(value: float, name: str) -> int:
-    """Round a median between two verdicts up or down by a coin seeded with `name`; one direction would bias means."""
+    """Round a median between two verdicts up or down at random, seeded with `name`, so that means are unbiased."""
     return math.floor(value) if random.Random(name).random() < 0.5 else math.ceil(value)
 
 
@@ -267,7 +267,7 @@ def agreement_table(results: Results) -> Table:
 
 
 def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the row of these raters, if they rated something in common."""
+    """Yield the row of these raters, if they have rated the same items."""
     by_question: dict[str, list[list[int]]] = {}
     for one in ratings:
         values = [one.values[rater] for rater in group if rater in one.values]

@@ -36,14 +36,14 @@ class Paper:
     daggers: set[Place]
     misprints: dict[Place, str]
     decimals: int  # of a printed score
-    other_model: str  # how the model differs from every system here, in words; empty if it does not
+    other_model: str  # how the model differs from the systems' models, in words; empty if it does not
 
     def printed(self, method: str, column: str) -> str:
         dagger = "†" if (method, column) in self.daggers else ""
         return f"{number(self.scores.get((method, column)), self.decimals)}{dagger}"
 
     def rows_beside(self, names: Collection[str]) -> list[str]:
-        """Return the methods that get rows of their own: for another model, those that no system is named as."""
+        """Return the methods with their own rows: those without a system of the same name, if the model differs."""
         return [method for method in self.methods if method not in names] if self.other_model else []
 
 
@@ -95,12 +95,12 @@ def read_paper(
 
 @dataclass(frozen=True)
 class Row:
-    """A system's means by column, None without scores, and its counts by the head of their column."""
+    """A system's means by column (None without scores), and its counts by column."""
 
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    unfair: str | None = None  # the name, with a mark if it was selected by its scores
+    unfair: str | None = None  # the marked name of a system selected by its scores; None for others
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -122,7 +122,7 @@ def make_rows(boards: list[Board]) -> list[Row]:
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
-    """Return the names of the rows with the best mean, as rounded for readers, if at least two are comparable."""
+    """Return the names of the rows with the best rounded mean, if at least two rows are comparable."""
     means = {row.name: row.means[column] for row in rows if row.unfair is None}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
@@ -308,7 +308,7 @@ def paper_notes(paper: Paper, boards: list[Board], marked: bool) -> Iterator[str
 
 
 def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> list[list[Any]]:
-    """Return a header and one row per system with all that the tables and their notes on the paper show."""
+    """Return a header and one row per system, with all figures of the tables and of the notes on the paper."""
     records = [_csv_record(row, boards, comparisons, paper) for row in make_rows(boards)]
     for method in paper.rows_beside(boards[0].rows) if paper else ():
         scores = {f"{column}: paper": paper.scores.get((method, column)) for column in columns_in(boards)}

@@ -7,9 +7,8 @@ Functions take `strata`, a list of values per stratum: scores, or score differen
 of questions is one stratum; the macro average has a stratum per group and is the unweighted mean of their means. Every
 statistic is None if a stratum is too small. If `clusters` are given, one name per value, only clusters are independent:
 questions of the same cluster (such as a user) depend on each other. A cluster may be in several strata. A percentile
-bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). A score that
-is not a mean, such as macro F1, is given as `of`, a `utils.scoring.means.Pooled.of`, with strata of the values that it
-is computed from.
+bootstrap over as few as 20 clusters gives intervals that are too narrow (tests/tables/test_clusters.py). If the score
+is not a mean, such as macro F1, `of` computes it (see `utils.scoring.means.Pooled.of`), and `strata` hold its inputs.
 
 SciPy's permutation_test and bootstrap give the same statistics from other draws. They draw every question separately;
 here, only the number of each distinct value is drawn, which takes far less time and memory. Swapping the systems
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 ALPHA = 0.05  # the paper's level: p < ALPHA is significant
-RESAMPLES = 9_999  # with one fewer than a multiple of 40, both limits of a 95% interval are resampled means
+RESAMPLES = 9_999  # 1 less than a multiple of 40, so both limits of a 95% interval are resampled means
 PERMUTATIONS = 10_000
-DECIMALS = 12  # makes 0.3 - 0.2 equal 0.4 - 0.3 in floats; scores that differ do so by far more
+DECIMALS = 12  # makes 0.3 - 0.2 equal 0.4 - 0.3 in floats; real differences are far larger
 BATCH_NUMBERS = 2_000_000  # drawn at a time: 16 MB per array
 
 Strata = Sequence[Sequence[Any]]
@@ -44,7 +43,7 @@ def rounded(value: float) -> float:
 
 
 def differences(pairs: Sequence[tuple[float, float]]) -> list[float]:
-    """Subtract each second from its first, rounded so that equal score differences are equal floats."""
+    """Return first minus second of each pair, rounded so that equal differences are equal floats."""
     return [rounded(one - other) for one, other in pairs]
 
 
@@ -79,7 +78,7 @@ def interval(
     strata: Strata, clusters: Clusters | None = None, of: Of | None = None,
     lowest: float = -math.inf, highest: float = math.inf,
 ) -> Interval | None:  # fmt: skip
-    """Compute the 95% interval of `estimate` by a bootstrap over questions, or with clusters a clipped t interval."""
+    """Compute the 95% interval of `estimate`: a bootstrap over questions, or a clipped t interval with clusters."""
     if clusters is None:
         return bootstrap_interval(strata, of or mean_of)
     if of is not None and min(map(len, strata)) < 2:
@@ -114,13 +113,13 @@ def bootstrap_interval(strata: Strata, of: Of = mean_of, seed: int = 0) -> Inter
 
 
 def batch_sizes(rows: int, width: int) -> Iterator[int]:
-    """Return sizes of batches of `rows`, each of at most BATCH_NUMBERS numbers but at least one row."""
+    """Split `rows` into batches of at most BATCH_NUMBERS numbers, or of one row; return their sizes."""
     size = max(1, BATCH_NUMBERS // width)
     return (min(size, rows - start) for start in range(0, rows, size))
 
 
 def influences(stratum: Sequence[Hashable], of: Of) -> list[float]:
-    """Compute jackknife pseudo-values of two or more questions; their mean has about the score's value and variance."""
+    """Compute jackknife pseudo-values of two or more questions; their mean approximates the score and its variance."""
     import numpy as np
 
     counts, number = Counter(stratum), len(stratum)
@@ -152,8 +151,8 @@ def share_interval(values: Sequence[float], clusters: Sequence[str] | None = Non
 class Robust(NamedTuple):
     """An unweighted mean of strata's means, its standard error (above 0), and the error's degrees of freedom.
 
-    `observed` are degrees of freedom from how much the clusters' parts of the variance differ, 2 V² / var(V) (Eltinge &
-    Jang 1996, Survey Methodology 22), less 1 for the mean; at least 1.
+    `observed` are degrees of freedom estimated from the clusters' contributions to the variance, 2 V² / var(V) - 1
+    (Eltinge & Jang 1996, Survey Methodology 22); at least 1.
     """
 
     mean: float
@@ -250,7 +249,7 @@ def permutation_test(
         parts = [rounded(math.fsum(its)) for its in by_cluster.values()]
     weighted = np.array([part for part in parts if part != 0])  # flipping a 0 changes nothing
     sizes = np.abs(weighted)
-    threshold = abs(weighted.sum()) - 1e-9 * sizes.sum()  # sums of the same numbers may differ in their last bits
+    threshold = abs(weighted.sum()) - 1e-9 * sizes.sum()  # sums of the same floats may differ in the last bits
     if 2 ** len(sizes) <= permutations:
         negative = np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1
         return float(np.mean(abs((1 - 2 * negative) @ sizes) >= threshold))
