@@ -297,7 +297,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
                 scored = tmp_path / f"{title} {name} {metric}.json"
                 words = ["--inputs_addr", inputs, "--response_addr", answers, "--score_addr", scored, *metric]
                 run = warm.run("evaluate_responses.py", words)
-                assert "; optimistic: these questions chose the generator's checkpoint" in run.printed, run.errors
+                assert "; optimistic: the generator's checkpoint was chosen" in run.printed, run.errors
                 scores.append(scored)
             assert read_json(scores[-2])["score"] == pytest.approx(best_of(figures_of(folder, "eval_score")))
             assert read_json(scores[-2])["strategy"].startswith(rule)
@@ -305,7 +305,7 @@ def test_from_training_to_the_table(data, warm, tmp_path):
     run = warm.run("utils/make_table.py", ["--paper", "FlanT5-base", "--paper_table", "user", *rows])
     for title in ("IPA, k = 2", "FiD, k = 16", r"IPA, tuned \(paper\)"):
         assert re.search(rf"^\| {title} \|", run.printed, re.M), run.errors
-    assert "LaMP-3: FiD, k = 16: optimistic, for these questions chose its generator's checkpoint.\n" in run.printed
+    assert "LaMP-3: FiD, k = 16: optimistic, because its generator's checkpoint was chosen on " in run.printed
     assert ".180" in run.printed  # the paper's ROUGE-1 of FiD
 
 
@@ -475,6 +475,6 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
     files = ["--inputs_addr", str(data / f"{name}_dev.json"), "--output_addr", str(tmp_path / "a.json")]
     for model, task in ((uninterrupted, "LaMP-4"), (adapter[0], "LaMP-3")):
         if task != name:
-            refused = rf"best: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}: give a generator of that"
+            refused = rf"best: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}; give a generator for {name}"
             with pytest.raises(UserError, match=refused):
                 baselines.main(["--model_addr", str(model / "best"), *files])

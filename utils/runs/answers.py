@@ -188,7 +188,7 @@ def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **as
     if trained.get("task", task) != task:
         raise UserError(
             f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
-            f"  {args.inputs_addr[0]} is of {task}: give a generator of that, or the base model"
+            f"  {args.inputs_addr[0]} is of {task}; give a generator for {task}, or the base model"
         )
     if template_variables(args):
         raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them; leave the flag out")
