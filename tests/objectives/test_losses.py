@@ -126,6 +126,21 @@ def test_distillation_by_hand(folder, model, tmp_path):
     assert reply_logits(model, prompt, reply).shape == (len(reply), model.config.vocab_size)
 
 
+def test_the_teacher_has_no_dropout_and_the_student_has(folder, model, tmp_path, monkeypatch):
+    trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, [make_example([5, 6, 7], teacher=[20, 21])])
+    modes = []
+    forward = type(model.get_base_model()).forward
+
+    def spy(self, *args, **kwargs):
+        modes.append((self.training, torch.is_grad_enabled()))
+        return forward(self, *args, **kwargs)
+
+    [inputs] = trainer.get_train_dataloader()
+    monkeypatch.setattr(type(model.get_base_model()), "forward", spy)
+    trainer.compute_loss(model.train(), inputs)
+    assert set(modes[:-1]) == {(False, False)} and modes[-1] == (True, True)
+
+
 def test_another_step_and_another_question_draw_another_reply(folder, model, tmp_path):
     examples = [make_example([5, 6, 7], teacher=[5], key=key) for key in "ab"]
     trainer = trainer_of(DistillationTrainer, folder, tmp_path, model, examples)

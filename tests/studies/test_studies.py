@@ -308,6 +308,13 @@ def test_dpo_shares_the_first_samples_and_nothing_else_with_offline_rl(commands_
     assert study("offline_rl", OUT=tmp_path, OBJECTIVE="ppo").stderr == "error: OBJECTIVE=ppo: sft or dpo\n"
 
 
+def test_the_planners_flags_are_not_the_policies(commands_of):
+    flags = {"TRAIN_FLAGS": "--eval_generate 7", "LEARN_FLAGS": "--epochs 5"}
+    for script, args in map(parse, commands_of("beyond", **flags)):
+        assert script != "train_planner.py" or args["eval_generate"] == 7
+        assert script != "utils/train_generator.py" or args["epochs"] == 5
+
+
 def test_the_upper_bound_has_one_row_however_many_seeds(commands_of, tmp_path):
     commands = [parse(words)[1] for words in commands_of("beyond", SEEDS="0 1")]
     made = {path for args in commands for path in files(args, MADE)}
@@ -332,7 +339,7 @@ def trained(small, tmp_path):
     flags = "--max_tokens 48 --max_model_len 4096"
     return small | {
         "MODELS": tmp_path / "chat", "OPENAI_MODELS": "", "JUDGE": "judge", "LORA": "4", "TAU": "0",
-        "POLICY_FLAGS": "--gradient_accumulation_steps 2 --max_target_length 16", "SAMPLE_FLAGS": flags,
+        "LEARN_FLAGS": "--gradient_accumulation_steps 2 --max_target_length 16", "SAMPLE_FLAGS": flags,
         "ANSWER_FLAGS": flags,
     }  # fmt: skip
 

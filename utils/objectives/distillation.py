@@ -41,21 +41,20 @@ class DistillationTrainer(CausalTrainer):
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         example, plain = inputs["example"], self.accelerator.unwrap_model(model)
+        plain.eval()  # in training, gradient checkpointing turns off the cache, and the teacher would have dropout
         reply = self._sample(plain, example)
         with torch.no_grad(), plain.disable_adapter():
             teacher = reply_logits(plain, example.teacher, reply)
+        plain.train()
         return forward_kl(teacher, reply_logits(model, example.prompt, reply)).mean()
 
     def _sample(self, plain: Any, example: Example) -> torch.Tensor:
         """Return the student's reply (T,), drawn by seed, step and question, so that a resumed run repeats it."""
         drawn = repr((self.args.seed, self.state.global_step, example.record["id"])).encode()
         devices = [self.accelerator.device] if self.accelerator.device.type == "cuda" else []
-        plain.eval()  # in training, gradient checkpointing turns off the cache
         with torch.random.fork_rng(devices), self.accelerator.autocast():
             torch.manual_seed(int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big") >> 1)
-            reply, _ = write_reply(plain, self._chat, example.prompt, self._written, is_sampled=True)
-        plain.train()
-        return reply
+            return write_reply(plain, self._chat, example.prompt, self._written, is_sampled=True)[0]
 
 
 def reply_logits(model: Any, prompt: Sequence[int], reply: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@
 #   ROUNDS=3       of sampling and training; the best one by validation score answers the test set
 #   LIMIT=1000     use the first questions of each training set only (default: all)
 #   STRATEGY=direct   one verdict per sample instead of one per aspect, which is cheaper and not the papers' (default: aspect)
-#   SAMPLE_FLAGS, POLICY_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
-#
+#   LORA=16        rank of the adapters
+#   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
 #
 #   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
@@ -97,7 +97,7 @@ choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst
 learn() { # NAME "WAITS" MODEL FLAGS...: an adapter, from MODEL or the adapter MODEL
     training 32 1
     step "$1" "ranked/${category}_train $2" "${training[@]}" utils/train_generator.py --model_addr "$3" --lora_rank "$LORA" \
-        --inputs_addr "$OUT/ranked/${category}_train.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${POLICY_FLAGS-}
+        --inputs_addr "$OUT/ranked/${category}_train.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${LEARN_FLAGS-}
 }
 
 validate() { # ROUND'S FOLDER: its policy's score on the validation set
