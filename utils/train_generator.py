@@ -267,7 +267,10 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
         at_once = effective_batch_size(args) // args.num_generations
         epoch = num_examples // at_once
         if not epoch:
-            raise UserError(f"{args.inputs_addr}: {num_examples} questions are fewer than the {at_once} of a step")
+            raise UserError(
+                f"{args.inputs_addr}: number of questions {num_examples}, but a step takes {at_once}\n"
+                "  give a smaller --gradient_accumulation_steps, or more questions"
+            )
     args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
     args.warmup_steps = math.ceil(objective_of(args).warmup * args.max_steps)
     args.schedule = objective_of(args).schedule

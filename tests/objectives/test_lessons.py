@@ -89,7 +89,7 @@ def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     asked = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
     lessons, told = lessons_of(args, TASK, RECORDS, prompt)
-    assert len(lessons) == 3 and told == f"{len(RECORDS) - 3} questions without a text to learn are left out"
+    assert len(lessons) == 3 and told == f"{len(RECORDS) - 3} questions with nothing to learn are left out"
     for lesson in lessons:
         posts = TASK.join(TASK.best_items(lesson.record, 10))
         assert prompt.messages(profile=posts, **lesson.values) in asked

@@ -124,7 +124,8 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         return [Lesson(record, task.values(record), record["target"]) for record in records], ""
     chosen = _read(args.target_addr, task, records)
     if args.objective == "grpo":
-        return [Lesson(one, task.values(one)) for one in records if score_of(task).keys(one)], ""
+        lessons = [Lesson(one, task.values(one)) for one in records if score_of(task).keys(one)]
+        return lessons, _left_out(records, lessons)
     if args.objective == "distill":
         return distillation_lessons(task, [one for one in records if chosen is None or one["id"] in chosen])
     worst = _read(args.worst_addr, task, records) or {}
@@ -137,8 +138,12 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         values = values_for(task, record, prompt, response, where)
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
         lessons.append(Lesson(record, values, target, worse and task.output.write(worse["output"])))
-    left_out = len(records) - len(lessons)
-    return lessons, f"{left_out} questions without a text to learn are left out" if left_out else ""
+    return lessons, _left_out(records, lessons)
+
+
+def _left_out(records: list[Record], lessons: list[Lesson]) -> str:
+    count = len(records) - len(lessons)
+    return f"{count} questions with nothing to learn are left out" if count else ""
 
 
 def score_of(task: Task) -> Metric:
@@ -172,7 +177,8 @@ def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, A
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
     note = (response.get("notes") or {}).get(name, default)
     if not isinstance(note, str):
-        raise UserError(f"{where}: its notes have no text {name!r}; give answers of --method vac, or the best of them")
+        told = f"no text {name!r} in its notes, nor in the dataset"
+        raise UserError(f"{where}: {told}\n  give answers of --method vac, or the best of them")
     return note
 
 

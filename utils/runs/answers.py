@@ -215,7 +215,7 @@ def _publish(args: Arguments, shared: Shared, output: Output, device: str | None
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     found = model.settings | reported(args, model.completions)
-    if model.trained and model.trained["validation"] == output.settings["inputs"]:
+    if output.settings["inputs"] in (model.trained.get("validation"), model.trained.get("inputs")):
         found["chose_checkpoint"] = True
     if seen := model.saw_in_training:
         found["saw"] = {"when": "training", "fields": seen}

@@ -93,7 +93,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
         yield f"{told} missing because thoughts were unfinished"
     if any("chose_checkpoint" in origin for origin in origins):
-        yield "optimistic, because its generator's checkpoint was chosen on these questions"
+        yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
     yield from dict.fromkeys(describe_seen(one["saw"]) for one in origins if "saw" in one)
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
@@ -189,7 +189,7 @@ def describe_scores(
     if "partial" in scores:
         text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
     if chose_checkpoint:
-        text += "; optimistic: the generator's checkpoint was chosen on these questions"
+        text += "; optimistic: the generator was trained or chosen on these questions"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens were cached"
     return text
