@@ -15,7 +15,7 @@ from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Fitted
 from utils.generator.examples import Example
-from utils.generator.trainer import CausalTrainer
+from utils.generator.trainer import CausalTrainer, Setup
 from utils.objectives.distillation import DistillationTrainer, forward_kl, reply_logits
 from utils.objectives.lessons import distillation_lessons
 from utils.objectives.pairs import PairTrainer
@@ -54,7 +54,7 @@ def trainer_of(kind, folder, tmp_path, model, examples, **flags):
     its |= {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "max_target_length": 12}
     args = args.replaced(**its | {"gradient_checkpointing": False} | flags)
     recorder, run = SimpleNamespace(stopper=None), SimpleNamespace(begins_with_evaluation=False)
-    return kind(args, model, False, LocalChat(str(folder)), examples, [], recorder, None, run)
+    return kind(Setup(args, model, False, LocalChat(str(folder)), examples, [], recorder, None, run))
 
 
 def log_probs(model, prompt, reply):

@@ -6,6 +6,7 @@ It imports torch and transformers, so utils/train_generator.py imports it only a
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,6 +31,25 @@ Score = Callable[[dict[str, tuple[str, bool]]], float]  # takes, by question, a 
 Written = tuple[Example, Any, bool]  # the example, the token ids written for it, and whether they were cut
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What a trainer is made from."""
+
+    flags: Namespace
+    model: Any
+    bf16: bool
+    chat: Any
+    examples: list[Example]
+    validation: list[Example]
+    recorder: Recorder
+    score: Score  # scores the texts of an evaluation, or with grpo samples (`JudgeReward`)
+    run: Run
+
+    def settings(self) -> dict[str, Any]:
+        """Return its `TrainingArguments`."""
+        return common_settings(self.flags, self.bf16, bool(self.validation), self.run.begins_with_evaluation)
+
+
 def train(
     args: Namespace,
     source: dict[str, Any],
@@ -45,7 +65,6 @@ def train(
     """Train from the base model or the run's checkpoint, up to --max_steps or until patience runs out.
 
     Args:
-        score: scores the texts of an evaluation, or with grpo samples (`JudgeReward`).
         own: the objective's trainer, which replaces the usual one.
 
     Returns:
@@ -60,7 +79,7 @@ def train(
         model = base_model.load_encoder_decoder(args.model_addr, source, torch.float32)
     else:
         kind, model = CausalTrainer, load_with_lora(args, source, bf16)
-    trainer = (own or kind)(args, model, bf16, chat, examples, validation, recorder, score, run)
+    trainer = (own or kind)(Setup(args, model, bf16, chat, examples, validation, recorder, score, run))
     manifest.update(device=base_model.device_name(trainer.accelerator.num_processes), bf16=bf16)
     return trainer.learn(
         run,
@@ -110,33 +129,21 @@ class GeneratorTrainer(Resumable, Trainer):
 
     length_flag = "--max_input_length"
 
-    def __init__(
-        self,
-        flags: Namespace,
-        model: Any,
-        bf16: bool,
-        chat: Any,
-        examples: list[Example],
-        validation: list[Example],
-        recorder: Recorder,
-        score: Score,
-        run: Run,
-    ):
-        settings = common_settings(flags, bf16, bool(validation), run.begins_with_evaluation)
-        tokenizer = chat.tokenizer
+    def __init__(self, its: Setup):
+        tokenizer = its.chat.tokenizer
         super().__init__(
-            model,
-            TrainingArguments(**settings, remove_unused_columns=False),
-            train_dataset=examples,
-            eval_dataset=validation or None,
+            its.model,
+            TrainingArguments(**its.settings(), remove_unused_columns=False),
+            train_dataset=its.examples,
+            eval_dataset=its.validation or None,
             processing_class=tokenizer,
             data_collator=partial(self.collate, pad=tokenizer.pad_token_id),
         )
-        self.follow(recorder, [example.length for example in examples])
+        self.follow(its.recorder, [example.length for example in its.examples])
         # `compute_loss` returns a share of the step's loss, so Trainer must not divide it by the step's batches.
         self.model_accepts_loss_kwargs = True
-        self._chat, self._tokenizer, self._validation, self._score = chat, tokenizer, validation, score
-        self._written = flags.max_target_length
+        self._chat, self._tokenizer, self._validation, self._score = its.chat, tokenizer, its.validation, its.score
+        self._written = its.flags.max_target_length
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from utils.generator.examples import Example
-from utils.generator.trainer import CausalTrainer
+from utils.generator.trainer import CausalTrainer, Setup
 from utils.training.base_model import write_reply
 
 
@@ -27,8 +27,8 @@ class DistillationTrainer(CausalTrainer):
     The loss is the mean over a reply's tokens, averaged over the step's questions.
     """
 
-    def __init__(self, *args: Any):
-        super().__init__(*args)
+    def __init__(self, its: Setup):
+        super().__init__(its)
         self.model_accepts_loss_kwargs = False  # the number of sampled tokens is not known before the loss
 
     @staticmethod

@@ -1,18 +1,14 @@
 """GRPO on the rewards of sampled texts, by TRL's trainer with our token ids: prompts are those of baselines.py."""
 
 import warnings
-from argparse import Namespace
-from collections.abc import Callable
 from typing import Any
 
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
-from utils.generation.chat import LocalChat
-from utils.generator.examples import Example
-from utils.training.checkpoints import Run, step_of
-from utils.training.recorder import Recorder
-from utils.training.resumable import Resumable, common_settings
+from utils.generator.trainer import Setup
+from utils.training.checkpoints import step_of
+from utils.training.resumable import Resumable
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # which is not used here
@@ -27,31 +23,20 @@ class RewardTrainer(Resumable, GRPOTrainer):
 
     length_flag = "--max_input_length"
 
-    def __init__(
-        self,
-        flags: Namespace,
-        model: Any,
-        bf16: bool,
-        chat: LocalChat,
-        examples: list[Example],
-        validation: list[Example],
-        recorder: Recorder,
-        reward: Callable[..., list[float | None]],
-        run: Run,
-    ):
-        """`reward` takes ids of questions as `prompts`, their samples as `completions`, and `completion_ids`."""
-        self._prompts = {one.record["id"]: list(one.prompt) for one in examples}
+    def __init__(self, its: Setup):
+        """`its.score` takes ids of questions as `prompts`, their samples as `completions`, and `completion_ids`."""
+        self._prompts = {one.record["id"]: list(one.prompt) for one in its.examples}
         config = GRPOConfig(
-            **common_settings(flags, bf16, evaluates=False, evaluates_first=False),
-            num_generations=flags.num_generations,
-            max_completion_length=flags.max_target_length,
+            **its.settings(),
+            num_generations=its.flags.num_generations,
+            max_completion_length=its.flags.max_target_length,
             disable_dropout=True,
         )
-        self._epochs_before = step_of(run.checkpoint) // flags.save_steps if run.checkpoint else 0
-        model.generation_config.eos_token_id = chat.end_of_turn
+        self._epochs_before = step_of(its.run.checkpoint) // its.flags.save_steps if its.run.checkpoint else 0
+        its.model.generation_config.eos_token_id = its.chat.end_of_turn
         rows = Dataset.from_dict({"prompt": list(self._prompts)})
-        super().__init__(model, reward, config, rows, processing_class=chat.tokenizer)
-        self.follow(recorder, [one.length for one in examples])
+        super().__init__(its.model, its.score, config, rows, processing_class=its.chat.tokenizer)
+        self.follow(its.recorder, [one.length for one in its.examples])
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self._prompts[prompt] for prompt in prompts], None, {}

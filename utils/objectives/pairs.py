@@ -1,17 +1,14 @@
 """DPO on pairs of texts, by TRL's trainer, which gets our token ids: prompts are those of baselines.py."""
 
 import shutil
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
 
-from utils.generation.chat import LocalChat
-from utils.generator.examples import Example
-from utils.training.recorder import Recorder
-from utils.training.resumable import Resumable, common_settings
+from utils.generator.trainer import Setup
+from utils.training.resumable import Resumable
 
 
 class PairTrainer(Resumable, DPOTrainer):
@@ -19,25 +16,15 @@ class PairTrainer(Resumable, DPOTrainer):
 
     length_flag = "--max_input_length"
 
-    def __init__(
-        self,
-        flags: Namespace,
-        model: Any,
-        bf16: bool,
-        chat: LocalChat,
-        examples: list[Example],
-        validation: list[Example],
-        recorder: Recorder,
-        *_: Any,
-    ):
+    def __init__(self, its: Setup):
         rows = [
             {"prompt_ids": list(one.prompt), "chosen_ids": list(one.target), "rejected_ids": list(one.rejected)}
-            for one in examples
+            for one in its.examples
         ]
-        settings = common_settings(flags, bf16, evaluates=False, evaluates_first=False)
-        config = DPOConfig(**settings, beta=flags.beta, max_length=None)
-        super().__init__(model, args=config, train_dataset=Dataset.from_list(rows), processing_class=chat.tokenizer)
-        self.follow(recorder, [one.length for one in examples])
+        config = DPOConfig(**its.settings(), beta=its.flags.beta, max_length=None)
+        tokenizer = its.chat.tokenizer
+        super().__init__(its.model, args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer)
+        self.follow(its.recorder, [one.length for one in its.examples])
 
     def _prepare_dataset(self, dataset: Dataset, *_: Any) -> Dataset:
         return dataset  # it is tokenized

@@ -26,17 +26,10 @@ def judge_arguments(args: Namespace) -> cli.Arguments:
     cli.add_engine_arguments(parser, "--evaluator_llm", "judge")
     cli.add_sampling_arguments(parser, temperature_default=0.0, max_tokens=VERDICT_TOKENS, max_model_len="")
     cli.add_run_arguments(parser, shards=False)
-    words = [
-        "--openai",
-        "--evaluator_llm",
-        args.evaluator_llm,
-        "--completions",
-        str(Path(args.output_dir, "completions")),
-    ]
-    words += ["--base_url", args.base_url] if args.base_url else []
-    words += ["--api_key_addr", args.api_key_addr] if args.api_key_addr else []
-    words += ["--prompts_dir", args.prompts_dir] if args.prompts_dir else []
-    return parser.parse_args([*words, "--seed", str(args.seed)]).replaced(verdicts=None)
+    words = ["--openai", "--completions", str(Path(args.output_dir, "completions"))]
+    for name in ("evaluator_llm", "base_url", "api_key_addr", "prompts_dir", "seed"):
+        words += [] if getattr(args, name) is None else [f"--{name}", str(getattr(args, name))]
+    return parser.parse_args(words).replaced(verdicts=None)
 
 
 class JudgeReward:
