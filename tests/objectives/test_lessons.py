@@ -186,7 +186,7 @@ def test_a_training_on_no_question_is_refused(tmp_path):
     save_tiny_chat(tmp_path / "chat", max_positions=16384)
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
     words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
-    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions without a text"
+    problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"
     with pytest.raises(UserError, match=problem):
         train_generator.main(list(map(str, [*words, "--lora_rank", 8, "--target_addr", tmp_path / "nulls.json"])))
 
