@@ -13,6 +13,7 @@ import os
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,7 @@ def judge_calls(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> l
     keys = [key for record in records for key in METRIC.keys(record)]
     output = Output(str(folder / "scores.json"), {}, keys, lambda verdicts: verdicts, "verdicts", judging)
     system = System(["-"], responses, records, METRIC, output)
-    return [call for call, _ in build_calls([system], records, choose_judge(judging, METRIC.judge), chat)]
+    return [call for call, _ in build_calls([system], records, replace(choose_judge(judging, METRIC.judge), chat=chat))]
 
 
 def answer_calls(model: Model) -> list[Call]:

@@ -288,6 +288,11 @@ class Task:
         """
         return [name for name in self.metrics if name.endswith(OFFICIAL) is official] or list(self.metrics)
 
+    @property
+    def first_metric(self) -> Metric:
+        """The default metric."""
+        return next(iter(self.metrics.values()))
+
     def scored_by(self, metric: str) -> str:
         """Return the name of this task's column in a table over several tasks."""
         return f"{self.name}, {metric}"
@@ -321,6 +326,6 @@ class Task:
             "export": self.export.needs if self.export else (),
             "options": self.options.needs if self.options else (),
             "controls": self.controls.needs if self.controls else (),
-            "score": next(iter(self.metrics.values())).needs,
+            "score": self.first_metric.needs,
         }
         return {field for need in needs for field in behind.get(need, (need,))}

@@ -16,7 +16,7 @@ from typing import Any
 
 from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.task import Metric, Record, Task
+from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
@@ -124,7 +124,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         return [Lesson(record, task.values(record), record["target"]) for record in records], ""
     chosen = _read(args.target_addr, task, records)
     if args.objective == "grpo":
-        lessons = [Lesson(one, task.values(one)) for one in records if score_of(task).keys(one)]
+        lessons = [Lesson(one, task.values(one)) for one in records if task.first_metric.keys(one)]
         return lessons, _left_out(records, lessons)
     if args.objective == "distill":
         return distillation_lessons(task, [one for one in records if chosen is None or one["id"] in chosen])
@@ -144,11 +144,6 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
 def _left_out(records: list[Record], lessons: list[Lesson]) -> str:
     count = len(records) - len(lessons)
     return f"{count} questions with nothing to learn are left out" if count else ""
-
-
-def score_of(task: Task) -> Metric:
-    """Return the metric whose score is a reward: the benchmark's first."""
-    return next(iter(task.metrics.values()))
 
 
 def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Lesson], str]:
@@ -197,7 +192,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     """Return the scorer's fields that the training used: itself, by the choice of its texts, or before it began."""
     hidden = task.fields_for(task.metrics)
-    seen = {"distill": task.gold_plan_needs, "grpo": score_of(task).needs}.get(args.objective, ())
+    seen = {"distill": task.gold_plan_needs, "grpo": task.first_metric.needs}.get(args.objective, ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
     found = {*seen, *before, *(hidden & prompt.placeholders)}
     for path in filter(None, (args.target_addr, args.worst_addr)):

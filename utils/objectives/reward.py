@@ -10,11 +10,9 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.files.output import Piece, Pieces
 from utils.generation.calls import Call
-from utils.generation.chat import VERDICT_TOKENS, open_chat
-from utils.generation.model import Model
-from utils.objectives.lessons import score_of
+from utils.generation.chat import VERDICT_TOKENS
 from utils.runs.ask import Ask
-from utils.runs.judging import Judging, choose_judge, fit_context, load_judge
+from utils.runs.judging import Judging, choose_judge, load_judge, size_judge
 from utils.runs.runner import run_steps
 from utils.runs.shared import Role, Shared, Step
 from utils.scoring.verdicts import no_answer
@@ -39,7 +37,7 @@ class JudgeReward:
 
     def __init__(self, task: Task, records: Sequence[Record], args: cli.Arguments, judging: Judging, end_of_turn: int):
         """`args` are from `judge_arguments`; `end_of_turn` is the token at which a text is complete."""
-        self._task, self._metric, self._args = task, score_of(task), args
+        self._task, self._metric, self._args = task, task.first_metric, args
         self._records = {record["id"]: record for record in records}
         self._judging, self._end = load_judge(args, judging), end_of_turn
 
@@ -61,7 +59,7 @@ class JudgeReward:
 
     def _judge(self, answers: list[tuple[Record, str | None]]) -> list[list[Piece]]:
         """Return the verdicts on each answer, in the order of the metric's keys."""
-        judge, chat = self._judging.judge, self._judging.chat or open_chat(self._args, self._args.evaluator_llm)
+        judge, chat = self._judging.judge, self._judging.chat
         places = [(number, key) for number, (record, _) in enumerate(answers) for key in self._metric.keys(record)]
         asked = [place for place in places if answers[place[0]][1] is not None]
         calls = []
@@ -69,9 +67,7 @@ class JudgeReward:
             record, answer = answers[number]
             messages = judge.messages(self._judging.prompt, record, [answer], key[1])
             calls.append(Call(key, chat.render(messages), judge.output.parse))
-        calls, length = fit_context(calls, self._args, chat)
-        policy, completions = self._judging.policy, self._judging.completions
-        model = Model(self._args.evaluator_llm, self._judging.identity, chat, length, policy, completions)
+        model, calls = size_judge(self._args, self._judging, calls)
         pieces: Pieces = {}
 
         async def one(call: Call, ask: Ask) -> Piece:
@@ -90,7 +86,7 @@ class JudgeReward:
 
 def choose_reward_judge(args: Namespace, task: Task) -> tuple[cli.Arguments, Judging]:
     """Return the judge's flags and the judge, before anything is loaded; UserError if its key is missing."""
-    judge = score_of(task).judge
+    judge = task.first_metric.judge
     if judge is None:
         raise UserError(f"--objective grpo: {task.name} has no judge; its scores are computed")
     its = judge_arguments(args)

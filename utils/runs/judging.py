@@ -66,7 +66,7 @@ class Judging:
     prompt: Prompt
     policy: Policy
     identity: str  # the model's
-    chat: Chat | None = None  # None for an API model, or before `load_judge`
+    chat: Chat | None = None  # None before `load_judge`
     completions: Completions | None = None  # its earlier completions
 
 
@@ -176,13 +176,13 @@ def choose_judge(args: Arguments, judge: Judge) -> Judging:
 
 def load_judge(args: Arguments, judging: Judging) -> Judging:
     """Add the judge's chat template and completions, and the tokens of its thoughts to `args`."""
-    chat = None if args.openai else open_chat(args, args.evaluator_llm)
+    chat = open_chat(args, args.evaluator_llm)
     thoughts = find_thoughts(args, chat, args.evaluator_llm)
     args.reasoning_parser = thoughts.parser
     if args.verdicts:
         end_thoughts(chat, thoughts)
     else:
-        settle_tokens(args, thoughts, args.evaluator_llm, chat and chat.model_limit)
+        settle_tokens(args, thoughts, args.evaluator_llm, chat.model_limit)
     policy = Policy.from_arguments(args, judging.judge.output.schema).with_thoughts(thoughts)
     completions = open_completions(args, args.evaluator_llm, judging.identity)
     return replace(judging, policy=policy, chat=chat, completions=completions)
@@ -203,19 +203,22 @@ def calls_to(
     args: Arguments, systems: list[System], records: list[Record], judging: Judging
 ) -> tuple[Model, list[tuple[Call, Pieces]]]:
     """Return the judge, sized for its longest prompt, and a call (with the pieces to fill) for each missing verdict."""
-    chat = judging.chat or open_chat(args, args.evaluator_llm)
-    made = build_calls(systems, records, judging, chat)
+    made = build_calls(systems, records, judging)
     calls, places = [call for call, _ in made], [place for _, place in made]
     if args.verdicts:
-        calls, args.max_tokens = ask_for_likelihoods(calls, judging.judge.scale, chat)
-    calls, length = fit_context(calls, args, chat)
-    model = Model(args.evaluator_llm, judging.identity, chat, length, judging.policy, judging.completions)
+        calls, args.max_tokens = ask_for_likelihoods(calls, judging.judge.scale, judging.chat)
+    model, calls = size_judge(args, judging, calls)
     return model, list(zip(calls, places, strict=True))
 
 
-def build_calls(
-    systems: list[System], records: list[Record], judging: Judging, chat: Chat
-) -> list[tuple[Call, Pieces]]:
+def size_judge(args: Arguments, judging: Judging, calls: list[Call]) -> tuple[Model, list[Call]]:
+    """Return the judge, sized for its longest prompt, and the calls without over-long prompts."""
+    calls, length = fit_context(calls, args, judging.chat)
+    model = Model(args.evaluator_llm, judging.identity, judging.chat, length, judging.policy, judging.completions)
+    return model, calls
+
+
+def build_calls(systems: list[System], records: list[Record], judging: Judging) -> list[tuple[Call, Pieces]]:
     """Return a call for each missing verdict, and the pieces that get the verdict.
 
     Verdicts on one response are adjacent, and so are responses to one question. In the judge's prompt, the aspect comes
@@ -230,7 +233,7 @@ def build_calls(
         outputs = answers_to(system.responses, record["id"])
         return [judging.judge.messages(judging.prompt, record, outputs, number) for _, number, *_ in keys]
 
-    rendered = render_all(chat, (messages(*response) for response in responses))
+    rendered = render_all(judging.chat, (messages(*response) for response in responses))
     return [
         (Call(key, prompt, judging.judge.output.parse), system.output.pieces)
         for (_, system, keys), prompts in zip(responses, rendered, strict=True)

@@ -132,7 +132,7 @@ class Run:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
         self._in_a_row = 0  # records that the server failed to answer since its last answer
-        self._is_out = False  # so many in a row that no further record is begun, whatever arrives late
+        self._is_out = False  # enough in a row: no further record is begun, even if a late answer arrives
         self._error: Exception | None = None  # the error that ends the run
         self._is_stopped = False  # the engine of our own method is not open, so no record can proceed
 

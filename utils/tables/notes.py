@@ -69,7 +69,7 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
-    metric, unit = system.metric, next(iter(system.task.metrics.values())).unit
+    metric, unit = system.metric, system.task.first_metric.unit
     counts_as = {
         "question": (system.num_unanswered, " without an answer"),
         "unreadable answer": (sum(map(metric.is_unreadable, system.questions)), ""),

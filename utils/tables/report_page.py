@@ -307,7 +307,7 @@ def words(task: Task, boards: list[Board]) -> dict[str, str]:
     group, _, subgroup = task.group_words
     bars = f"by a bootstrap over questions; none if a {group} has fewer than two"
     bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
-    unit = next(iter(task.metrics.values())).unit if rubric_parts(task) else "score"
+    unit = task.first_metric.unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     return {
         "task": task.name,

@@ -84,7 +84,9 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
         return Run(folder, None, lock, replaced=checkpoints)
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
     if lock is not None and whole:
-        finish_saving(folder, whole[-1])
+        # The run may have been killed right after its newest checkpoint was complete.
+        staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
+        link_checkpoints(folder, whole[-1])
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
 
@@ -104,9 +106,8 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     return checkpoints, differing
 
 
-def finish_saving(folder: Path, newest: Path) -> None:
-    """Repair the links to checkpoints if a run was killed right after its newest checkpoint was complete."""
-    staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
+def link_checkpoints(folder: Path, newest: Path) -> None:
+    """Point the links `best` and `last` to checkpoints, by the manifest of the newest complete one."""
     best_step = read_folder_manifest(newest).get("best_step")
     links = {} if best_step is None else {"best": f"checkpoint-{best_step}"}
     links |= {} if is_interim(newest) else {"last": newest.name}

@@ -8,12 +8,13 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, open_appending, replace_link, staged_path, write_line
+from utils.files.writing import naming, open_appending, staged_path, write_line
 from utils.training.checkpoints import (
     Run,
     Selection,
     find_checkpoints,
     is_interim,
+    link_checkpoints,
     remove_checkpoint,
     remove_superseded,
     step_of,
@@ -112,7 +113,7 @@ class Recorder(TrainerCallback):
             self._save_state(state, self._run.folder)
 
     def _call_whole(self, state: Any, interim: bool, unevaluated: bool = False, stops: bool = False) -> None:
-        """Write the manifest that completes a checkpoint, then link the best one; `finish_saving` repairs the link."""
+        """Write the manifest that completes a checkpoint, then link it if it is the best or last one."""
         folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
         self._save_state(state, checkpoint)
         self._save_state(state, folder)
@@ -120,10 +121,7 @@ class Recorder(TrainerCallback):
         marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
         write_folder_manifest(checkpoint, manifest)
-        if not interim:
-            replace_link(folder / "last", checkpoint.name)
-        if best["best_step"] == state.global_step:
-            replace_link(folder / "best", checkpoint.name)
+        link_checkpoints(folder, checkpoint)
 
     def _save_state(self, state: Any, folder: Path) -> None:
         """Write trainer_state.json atomically."""
