@@ -16,6 +16,7 @@ from utils.parsing.bare_text import parse_text
         ("The answer is [2].", "[2]"),
         ("Reference 1.", "[1]"),
         ('[1]: "Streaming verification"', "[1]"),
+        ("［２］", "[2]"),
         ("[1] or [2]", None),
         ("Neither.", None),
         ("12", None),
@@ -56,6 +57,7 @@ def test_tags(text, value):
     ("text", "cut", "value"),
     [
         ("4.0", False, "4"),
+        ("４", False, "4"),
         ("4 or 5", False, None),
         ("14", False, None),
         ("4/5", False, "4"),

@@ -59,6 +59,7 @@ def test_two_letters_are_not_an_answer(joined, marker):
 @pytest.mark.parametrize(
     ("text", "letter"),
     [
+        ("（b）", "b"), ("<final_answer>（Ｃ）</final_answer>", "c"), ("Answer：Ｄ", "d"),
         ("<final_answer> Option (b), since (a) is wrong", "b"), ("<final_answer> none of the four, or (d)", "d"),
         ("<final_answer>(c), a good one and (d) not", "c"), ("<final_answer>(b) and (B)", "b"),
         ("<final_answer>(a certain one", "a"),  # right after the marker it is not an article

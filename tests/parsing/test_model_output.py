@@ -23,9 +23,33 @@ ANSWERS = [
     (json.dumps({A: CODE}), CODE, "strict"),
     (f"```json\n{json.dumps({A: CODE}, indent=2)}\n```", CODE, "strict"),
     # Text around a valid object.
-    ('{"personalized_answer": "one"}\n{"personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": "one"}\n{"personalized_answer": "two"}', "two", "repaired"),
+    ('{"personalized_answer": "one"}\nBetter: {"personalized_answer": "say "two" ok"}', 'say "two" ok', "repaired"),
+    ('{"personalized_answer": "one"}\nuser: Go on.\n{"personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": ["one"]} {"personalized_answer": ["two"]}', "two", "repaired"),
+    ("{not JSON} " * 60 + '{"personalized_answer": "one"} {"note": {}}', "one", "repaired"),
     ('Here is the answer:\n```json\n{"personalized_answer": "hi"}\n```\nHope it helps!', "hi", "repaired"),
-    ('{"personalized_answer": "one", "personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": "one", "personalized_answer": "two"}', "two", "repaired"),
+    # Echoes of the schema or of a form.
+    (
+        '{"type": "object", "properties": {"personalized_answer": {"type": "string"}}}\n{"personalized_answer": "hi"}',
+        "hi",
+        "repaired",
+    ),
+    ('{"personalized_answer": {"type": "string", "minLength": 1}} {"personalized_answer": "hi"}', "hi", "repaired"),
+    ('{"personalized_answer": "<the answer>"} {"personalized_answer": "hi"}', "hi", "repaired"),
+    ('{"personalized_answer": "hi"}\nas in {"personalized_answer": "..."}', "hi", "repaired"),
+    ('{"properties": {"personalized_answer": {"type": "string"}}}', None, NONE),
+    ('{"personalized_answer": "<your answer>"}', None, NONE),
+    ('{"personalized_answer": "[insert your answer here]"', None, NONE),
+    # Commands of LaTeX, which are escapes in JSON.
+    (
+        r'{"personalized_answer": "\frac{1}{2}, \theta, \nabla, \times, \rho, \beta\nnot \tone\fall"}',
+        "\\frac{1}{2}, \\theta, \\nabla, \\times, \\rho, \\beta\nnot \tone\\fall",
+        "strict",
+    ),
+    (r'{"personalized_answer": "C:\\new\\theta and \\frac"}', r"C:\new\theta and \frac", "strict"),
+    (r'{"personalized_answer": "say "\frac" and \alpha ok"}', r'say "\frac" and \alpha ok', "repaired"),
     # Another spelling of the name.
     ('{"PERSONALIZED-ANSWER": "hi"}', "hi", "repaired"),
     (r'{"personalized\_answer": "hi"}', "hi", "repaired"),
@@ -91,8 +115,16 @@ CUT = [
 VERDICTS = [
     ('{"match_score": 0}', 0, "strict"),
     ('{"match_score": 2.0}', 2, "strict"),
-    # Text around the object; the first object decides.
-    ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', 2, "repaired"),
+    # Text around the object.
+    ('{"match_score": 2}\nuser: Rate another.\n{"match_score": 0}', 2, "repaired"),
+    # Several objects: the last one decides, if it is the same or a correction.
+    ('{"match_score": 2}\n{"match_score": 2.0}', 2, "repaired"),
+    ('{"match_score": 2}\nWait, it misses the price. {"match_score": 1}', 1, "repaired"),
+    ("{'match_score': 2}\nOn reflection: {'match_score': 1}", 1, "repaired"),
+    ('{"match_score": <0-2>}\n{"match_score": 2}', 2, "repaired"),
+    ('{"match_score": {"type": "integer"}} {"match_score": 2}', 2, "repaired"),
+    ('{"match_score": ２}', 2, "strict"),
+    ("match_score： １", 1, "repaired"),
     ('{"output": "{\\"match_score\\": 1}"}', 1, "repaired"),
     ('{"why": "not {\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
     ('{"why": "not\n{\'match_score\': 1}", "match_score": 2} /json', 2, "repaired"),
@@ -134,7 +166,10 @@ REFUSED = [
     ('{"match_score": {"score": 2}}', "match_score is an object, not an integer 0-2"),
     ('{"match_score":', "match_score is empty, not an integer 0-2"),
     ('{"match_score": 0|1|2}', "match_score is 0|1|2, not an integer 0-2"),
-    ('{"match_score": <0-2>}\n{"match_score": 2}', "match_score is <0-2>, not an integer 0-2"),
+    ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', "match_score is contradictory: 2 and 0"),
+    ('The response claims {"match_score": 2}. It is off topic. {"match_score": 0}', "contradictory: 2 and 0"),
+    ('[{"match_score": 2}, {"match_score": 0}]', "match_score is contradictory: 2 and 0"),
+    ("{\"match_score\": 2} {'match_score': 0}", "match_score is contradictory: 2 and 0"),
     ('{"match_score": 2/2}', "match_score is 2/2, not an integer 0-2"),
     ("match_score: 1 (out of 2)", "match_score is 1 (out of 2), not an integer 0-2"),
     ("match_score: 1-2", "match_score is 1-2, not an integer 0-2"),
@@ -177,7 +212,7 @@ def test_verdict(text, value, how):
 @pytest.mark.parametrize(("text", "reason"), REFUSED)
 def test_refused_verdict(text, reason):
     found = parse_verdict(text)
-    assert (found.value, found.how, found.reason) == (None, NONE, reason)
+    assert (found.value, found.how) == (None, NONE) and found.reason.endswith(reason)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,8 @@ WAYS = [  # what is asked for, what is written, and the reason
 @pytest.mark.parametrize("kind", CHECKS)
 def test_right_replies_are_taken(kind):
     form, right, check = CHECKS[kind]
-    reply = read(f"Sure!\n```json\n{json.dumps(right)}\n```", form)
+    draft = {name: type(value)() for name, value in right.items()}
+    reply = read(f"Draft: {json.dumps(draft)} Sure!\n```json\n{json.dumps(right)}\n```", form)
     value, faults = check(reply)
     assert value
     assert not faults

@@ -1,6 +1,6 @@
 """Read a model's answer: the text of a field of a JSON object, read as json_text.py describes. Pure.
 
-The first object that has the field wins. A list or a dict becomes text, one line per item ("key: value" for a dict).
+The last object that has the field wins. A list or a dict becomes text, one line per item ("key: value" for a dict).
 Numbers, true, null, and prose without the field are not answers. A value that the text's end cuts is kept and flagged
 as truncated. White space at both ends and NULs are dropped, CRLF becomes LF, and a lone surrogate becomes U+FFFD, so
 that the value can be written as UTF-8. Newlines inside stay.
@@ -14,15 +14,19 @@ from utils.parsing.json_text import (
     DRAFT,
     describe,
     field_named,
-    from_object,
+    is_form,
+    keep_commands,
+    key_ends,
     may_be_draft,
     missing,
+    objects_with,
     read_text,
     value_starts,
 )
 
 ANSWER_FIELD = "personalized_answer"
 _FIELD = field_named(ANSWER_FIELD)
+_OPENS = tuple("\"'“”‘’[{")  # characters that open a text or a list
 _HALF = "[\ud800-\udbff\ufffd]"  # half a character
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
 ANSWER_SCHEMA = _FIELD.schema({"type": "string", "minLength": 1})
@@ -40,23 +44,28 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     """
     if cut and may_be_draft(text):
         return nothing(DRAFT)
-    value, how = from_object(text, _FIELD)
-    if isinstance(value, str):
-        return _answer(value, how)
-    ends = value_starts(text, _FIELD)
-    if not ends:
+    text = keep_commands(text)
+    found, rest = objects_with(text, _FIELD)
+    # A last object that is not valid JSON counts too, unless the text was cut inside it.
+    if found and (cut or not any(rest[end : end + 1] in _OPENS for end in key_ends(rest, _FIELD))):
+        last = found[-1]
+        if isinstance(last.value, str):
+            return _answer(last.value, last.how)
+        rest = text[last.start : last.end]
+    starts = value_starts(rest, _FIELD)
+    if not starts:
         return missing(text, _FIELD)
-    start = next((end for end in ends if text[end : end + 1] in tuple("\"'“”‘’[{")), ends[0])
-    while (inner := _FIELD.key.match(text, start)) is not None:
-        start = inner.end()  # {"personalized_answer": {"personalized_answer": …
-    found = read_text(text, start, cut)
-    if found is None:
-        return nothing(f"{ANSWER_FIELD} is {describe(text, start)}, not a text")
-    return _answer(found[0], "repaired", truncated=found[1])
+    start = next((start for start in reversed(starts) if rest[start : start + 1] in _OPENS), starts[-1])
+    read = read_text(rest, start, cut)
+    if read is None:
+        return nothing(f"{ANSWER_FIELD} is {describe(rest, start)}, not a text")
+    return _answer(read[0], "repaired", truncated=read[1])
 
 
 def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
     if truncated:
         value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()
+    if is_form(value):
+        return nothing(f"{ANSWER_FIELD} is a placeholder")
     return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")

@@ -12,7 +12,16 @@ the boolean counts as enough details.
 from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import describe, field_named, from_object, missing, pattern, value_starts
+from utils.parsing.json_text import (
+    describe,
+    field_named,
+    is_corrected,
+    keep_commands,
+    missing,
+    objects_with,
+    pattern,
+    value_starts,
+)
 
 _NEEDS, _ENOUGH, _ASPECTS = field_named("needs_personalization"), field_named("enough_details"), field_named("aspects")
 ASPECT_TEXTS = ("aspect", "evidence", "reason")
@@ -35,36 +44,45 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    value, how = from_object(text, _NEEDS)
-    if how != "none":
-        told = _boolean(value)
-        return Parsed(told, how if told is value else "repaired", None) if told is not None else _no_boolean(_NEEDS)
-    starts = value_starts(text, _NEEDS, first_object=True)
+    found, rest = objects_with(text, _NEEDS)
+    if found:
+        told = [_boolean(one.value) for one in found]
+        if told[-1] is None:
+            return _no_boolean(_NEEDS)
+        others = [one.end for one, other in zip(found, told, strict=True) if other != told[-1]]
+        if others and not is_corrected(text[others[-1] : found[-1].start]):
+            return nothing(f"{_NEEDS.name} is contradictory")
+        return Parsed(told[-1], found[-1].how if told[-1] is found[-1].value else "repaired", None)
+    starts = value_starts(rest, _NEEDS)
     if not starts:
         return missing(text, _NEEDS)
-    found = [match and match[1].lower() == "true" for match in (_BOOLEAN.match(text, start) for start in starts)]
+    found = [match and match[1].lower() == "true" for match in (_BOOLEAN.match(rest, start) for start in starts)]
     if None in found:
-        return nothing(f"{_NEEDS.name} is {describe(text, starts[found.index(None)])}, not true or false")
+        return nothing(f"{_NEEDS.name} is {describe(rest, starts[found.index(None)])}, not true or false")
     return Parsed(found[0], "repaired", None) if len({*found}) == 1 else nothing(f"{_NEEDS.name} is contradictory")
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
-    listed, how = from_object(text, _ASPECTS)
-    enough, how_enough = from_object(text, _ENOUGH)
-    how = how_enough if how == "none" else how
-    if how == "none":
+    text = keep_commands(text)
+    found = [one for field in (_ASPECTS, _ENOUGH) for one in objects_with(text, field)[0]]
+    if not found:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
+    last = max(found, key=lambda one: one.start)
+    listed, enough = (
+        next((value for key, value in last.content.items() if field.spelled.fullmatch(key)), None)
+        for field in (_ASPECTS, _ENOUGH)
+    )
     if _boolean(enough) is False:
-        return Parsed([], how, None)
-    if how_enough != "none" and _boolean(enough) is None:
+        return Parsed([], last.how, None)
+    if enough is not None and _boolean(enough) is None:
         return _no_boolean(_ENOUGH)
     if not isinstance(listed, list) or not listed:
         return nothing("aspects is not a list, or is empty, though there are enough details")
     aspects = [_aspect(item) for item in listed]
     if None in aspects:
         return nothing(f"aspect {aspects.index(None)} has not the texts aspect, evidence and reason")
-    return Parsed(aspects, how if how_enough != "none" else "repaired", None)
+    return Parsed(aspects, "repaired" if enough is None else last.how, None)
 
 
 def _aspect(item: Any) -> dict[str, str] | None:

@@ -1,7 +1,8 @@
 """Read a judge's choice: a verdict, a level or a preference, in a field of a JSON object. Pure.
 
-The field is read as json_text.py describes. The first object that has the name decides, even if its value is refused.
-Different values under the name, in one object or in prose, are refused as contradictory. Without the name there is a
+The field is read as json_text.py describes. The last object that has the name decides, even if its value is refused.
+Different values under the name, in one object, in several or in prose, are refused as contradictory unless the text
+between them corrects the first. Full-width characters count as their usual forms. Without the name there is a
 last attempt ("repaired"): a text that is only a verdict, a level or a preference.
 
 Verdicts: the integer 0, 1 or 2, also as the number 2.0. "2" in quotes, 2/2 and "2 out of 2" are refused in any
@@ -18,6 +19,7 @@ quoted or start a line, with a colon or "=" after it, and the value's line may h
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,20 +70,24 @@ class Choice:
         """
         if cut and json_text.may_be_draft(text):
             return nothing(json_text.DRAFT)
-        value, how = json_text.from_object(text, self.field)
-        if how != "none":
-            written = {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
-            return self._chosen([self._value_at(written, 0)], how)
+        text = unicodedata.normalize("NFKC", text)
+        found, rest = json_text.objects_with(text, self.field)
+        if found:
+            values = [(self._value_at(_written(one.value), 0), one.start, one.end) for one in found]
+            behind = 0 if cut else len(text) - len(rest)
+            later = json_text.key_ends(rest, self.field) if behind else []
+            values += [(self._value_at(rest, start), behind + start, behind + start) for start in later]
+            return self._chosen(values, found[-1].how, text)
         if (only := self.only.match(text)) is not None:
             if cut and _breaks_off(text, only.end("value")):
                 return nothing("the text breaks off in a number")
             return Parsed(self.read(only["value"]), "repaired", None)
-        starts = json_text.value_starts(text, self.field, first_object=True)
+        starts = json_text.value_starts(rest, self.field)
         if not starts:
             return json_text.missing(text, self.field)
         if cut and "{" not in text and json_text.is_prose(text[: self.field.spelled.search(text).start()]):
             return nothing(json_text.DRAFT)
-        return self._chosen([self._value_at(text, start, cut) for start in starts], "repaired")
+        return self._chosen([(self._value_at(rest, start, cut), start, start) for start in starts], "repaired", text)
 
     def _value_at(self, text: str, start: int, cut: bool = False) -> int | float | str:
         """Return the value that starts at `start`, or a description of the text there."""
@@ -90,14 +96,21 @@ class Choice:
             return json_text.describe(text, start)
         return "cut off" if cut and _breaks_off(text, found.end()) else self.read(found[0])
 
-    def _chosen(self, found: list[int | float | str], how: str) -> Parsed:
-        """Return the only value in `found`, a list of values and of descriptions of other text."""
-        if len(set(found)) > 1:
-            named = " and ".join(str(one) for one in list(dict.fromkeys(found))[:3])
+    def _chosen(self, found: list[tuple[int | float | str, int, int]], how: str, text: str) -> Parsed:
+        """Return the last value in `found`, which has values or descriptions of other text, with start and end."""
+        last, start, _ = found[-1]
+        others = [end for value, _, end in found if value != last]
+        if others and not json_text.is_corrected(text[others[-1] : start]):
+            named = " and ".join(str(one) for one in list(dict.fromkeys(value for value, _, _ in found))[:3])
             return nothing(f"{self.field.name} is contradictory: {named}")
-        if isinstance(found[0], str):
-            return nothing(f"{self.field.name} is {found[0]}, not {self.values}")
-        return Parsed(found[0], how, None)
+        if isinstance(last, str):
+            return nothing(f"{self.field.name} is {last}, not {self.values}")
+        return Parsed(last, how, None)
+
+
+def _written(value: object) -> str:
+    """Return a value as JSON, or what begins a list or an object."""
+    return {dict: "{", list: "["}.get(type(value)) or json.dumps(value, ensure_ascii=False)
 
 
 def _breaks_off(text: str, end: int) -> bool:

@@ -4,17 +4,20 @@ The first attempt that finds the field decides:
 
 1. Strict ("strict"): the whole text is one JSON object that has the field under its exact name, possibly with white
    space and a fence, or half a fence, around it.
-2. First object ("repaired"): a valid JSON object that has the field starts at the text's first "{"; the text around
+2. Last object ("repaired"): of the valid JSON objects in the text, the last one that has the field; the text around
    it is dropped. From here on, strings may contain raw newlines, and the name may be spelled otherwise ("Match Score").
 3. By name ("repaired"): the name is searched for, first as a key inside an object, then without braces. A tolerant
    scanner reads the value from there: with other quotes, with unescaped quotes inside, or without an end.
 
-A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked thought with a
-draft.
+An echo of the schema or of a form ("<your answer>") is no value, and a user's turn that the model makes up ends the
+text. A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked thought
+with a draft. In strings, `\\frac` and the like are LaTeX, not escapes.
 """
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,6 +85,23 @@ _ESCAPE = re.compile(r"\\(?:(?:u[0-9a-fA-F]{0,3})?\Z|u([0-9a-fA-F]{4})|(.))", re
 _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
 
 
+MOST_TRIES = 100  # places where no valid object begins; a limit, so that nested braces take linear time
+_PLACEHOLDER = pattern(
+    r"<[^<>]{1,200}>|[\[{][^\[\]{}]{0,100}\b(?:answer|here|insert|response|your)\b[^\[\]{}]{0,100}[\]}]"
+    r"|(?:your|the) (?:personalized )?answer(?: here)?|\.{3}|…|string"
+)
+_USERS_TURN = pattern(r"^[^\w\n]*(?:user|human)(?:[^\w\n]*$|[^\w\n]*:)")
+_CORRECTION = pattern(
+    r"\b(?:wait|sorry|apolog\w+|mistaken?|i was wrong|on reflection|on second thoughts?|final\w*|actually,"
+    r"|(?:correct|revis|reconsider|reassess|re-?evaluat)\w*)\b"
+)
+# An escaped backslash, or the beginning of a LaTeX command.
+_COMMAND = re.compile(
+    r"\\(?:(\\)|[bfr](?=[A-Za-z])|n(?=(?:abla|eq|otin|ewcommand|u_|u\^|u\b\s*[=$)])(?![a-z]))"
+    r"|t(?=(?:heta|au|imes|frac|ilde|herefore|riangle\w*|anh?(?=[\\({^])|o(?=\s*\\|\s*[0-9])|ext\w{0,3}(?={))"
+    r"(?![a-z])))"
+)
+
 DRAFT = "the text breaks off in prose, so it may be a draft"
 
 
@@ -107,37 +127,85 @@ def is_prose(text: str) -> bool:
     return re.search(r"\w", re.sub("json", "", text, flags=re.IGNORECASE)) is not None
 
 
-def from_object(text: str, field: Field) -> tuple[object, str]:
-    """Return (value, "strict" or "repaired") from a valid JSON object (attempts 1 and 2), or (None, "none")."""
+@dataclass(frozen=True)
+class Found:
+    """A valid JSON object in a text that has a field."""
+
+    value: Any  # the field's
+    content: dict[str, Any]
+    how: str  # "strict" or "repaired"
+    start: int  # of the object in the text
+    end: int
+
+
+def objects_with(text: str, field: Field) -> tuple[list[Found], str]:
+    """Return the text's valid objects that have the field (attempts 1 and 2), in order, and the text to search by name.
+
+    That is the text after the last of these objects; without any, it is the whole text without echoes of the schema.
+    """
     body = re.sub(r"\A```(?:json)?", "", text.removeprefix("\ufeff").strip(), flags=re.IGNORECASE)
     body = body.removesuffix("```").strip()
-    try:
-        found = json.loads(body, object_pairs_hook=_unique_keys)
-        if isinstance(found, dict) and field.name in found:
-            return found[field.name], "strict"
-    except (ValueError, RecursionError):
-        pass
+    with suppress(ValueError, RecursionError):
+        content = json.loads(body, object_pairs_hook=_unique_keys)
+        if isinstance(content, dict) and field.name in content and not is_form(content[field.name]):
+            return [Found(content[field.name], content, "strict", 0, len(text))], ""
+    found, rest = [], text
+    for start, end, content in valid_objects(text):
+        if found and _USERS_TURN.search(text, found[-1].end, start) is not None:
+            break
+        values = [value for key, value in content.items() if field.spelled.fullmatch(key)]
+        if values and not is_form(values[0]):
+            found.append(Found(values[0], content, "repaired", start, end))
+        elif values or "properties" in content:
+            rest = rest[:start] + " " * (end - start) + rest[end:]
+    if found:
+        rest = _USERS_TURN.split(rest[found[-1].end :], maxsplit=1)[0]
+    return found, rest
+
+
+def valid_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """Yield start, end and content of each valid JSON object that is in no other one."""
     decoder = json.JSONDecoder(object_pairs_hook=_unique_keys, strict=False)
-    try:
-        found, _ = decoder.raw_decode(text, text.index("{"))
-    except (ValueError, RecursionError):
-        return None, "none"
-    values = [value for key, value in found.items() if field.spelled.fullmatch(key)]
-    return (values[0], "repaired") if values else (None, "none")
+    start, tries = text.find("{"), MOST_TRIES
+    while start >= 0 and tries:
+        try:
+            content, end = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            end, tries = start + 1, tries - 1
+        else:
+            yield start, end, content
+        start = text.find("{", end)
 
 
-def value_starts(text: str, field: Field, first_object: bool = False) -> list[int]:
-    """Return where the field's values start: after keys in objects, or without any after names without braces.
+def is_form(value: object) -> bool:
+    """Return whether a field's value only says what to put there: a JSON schema, or a placeholder."""
+    if isinstance(value, dict):
+        return value.get("type") in ("string", "integer", "number", "boolean", "array", "object")
+    return isinstance(value, str) and _PLACEHOLDER.fullmatch(value.strip()) is not None
 
-    first_object: only the first object that has the key counts.
+
+def is_corrected(text: str) -> bool:
+    """Return whether a text between two values says that the second one replaces the first."""
+    return _CORRECTION.search(text) is not None
+
+
+def keep_commands(text: str) -> str:
+    r"""Return a text whose JSON strings keep LaTeX's commands, such as `\frac` and `\theta`, as written.
+
+    As escapes, they would begin with a form feed, a backspace, a carriage return, a tab or a line break. The first
+    three have no use before a letter; the others count only in commands that no line of prose begins like.
     """
-    keys = list(field.key.finditer(text))
-    if not keys:
-        return [name.end() for name in field.unbraced.finditer(text)]
-    if first_object:
-        closed = text.find("}", keys[0].end())
-        keys = [key for key in keys if key is keys[0] or closed < 0 or key.end() <= closed]
-    return [key.end() for key in keys]
+    return _COMMAND.sub(lambda match: match[0] if match[1] else "\\" + match[0], text)
+
+
+def value_starts(text: str, field: Field) -> list[int]:
+    """Return where the field's values start: after keys in objects, or without any after names without braces."""
+    return key_ends(text, field) or [name.end() for name in field.unbraced.finditer(text)]
+
+
+def key_ends(text: str, field: Field) -> list[int]:
+    """Return where the field's values start after keys in objects."""
+    return [key.end() for key in field.key.finditer(text)]
 
 
 def describe(text: str, start: int) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import pattern, unescape
+from utils.parsing.json_text import keep_commands, pattern, unescape
 
 # A plan has at most 10 lines, so that every model ends. Each has 3 to 120 characters, and does not begin with white
 # space or punctuation.
@@ -104,7 +104,7 @@ def _array_texts(text: str, pos: int) -> list[str]:
     """Return the complete texts of a JSON array; the first starts at `pos`."""
     found = []
     while (match := _ARRAY_TEXT.match(text, pos)) is not None:
-        found.append(unescape(match[1]))
+        found.append(unescape(keep_commands(match[1])))
         pos = match.end() if match[2] else len(text)
     return found
 

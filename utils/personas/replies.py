@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from utils.parsing import Parsed, nothing, writable
+from utils.parsing.json_text import keep_commands, valid_objects
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
@@ -57,16 +58,23 @@ def schema_of(form: type) -> dict[str, Any]:
 
 
 def read(text: str, form: type[T]) -> T | str:
-    """Return the JSON reply in a text, ignoring prose or a fence around it, or else a text that names the fault."""
+    """Return the last JSON reply of this form in a text, or else a text that names the fault.
+
+    Prose or a fence around it is ignored.
+    """
+    text = keep_commands(writable(text))
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         return "no JSON object"
-    try:
-        return msgspec.json.decode(writable(text[begin : end + 1]).encode(), type=form)
-    except msgspec.ValidationError as error:
-        return f"not the JSON asked for: {re.sub(r'[0-9]+', '…', str(error))}"
-    except (msgspec.DecodeError, RecursionError):
-        return "no valid JSON"
+    fault = "no valid JSON"
+    for reply in (text[begin : end + 1], *(text[one:other] for one, other, _ in reversed([*valid_objects(text)]))):
+        try:
+            return msgspec.json.decode(reply.encode(), type=form)
+        except msgspec.ValidationError as error:
+            fault = f"not the JSON asked for: {re.sub(r'[0-9]+', '…', str(error))}"
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return fault
 
 
 def whole(value: T, faults: Faults) -> tuple[T | None, Faults]:
