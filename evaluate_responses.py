@@ -25,7 +25,7 @@ from utils.cli import UserError
 from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.chat import VERDICT_TOKENS
-from utils.generation.engines import print_machine, reported
+from utils.generation.engines import print_machine
 from utils.records.datasets import read_questions
 from utils.runs.ask import Ask
 from utils.runs.command import Command, execute, writing
@@ -125,7 +125,7 @@ def prepare(args: cli.Arguments) -> Command:
             with writing(system.output for system in its):
                 compute_verdicts(its, records)
                 for system in its:
-                    publish_scores(system, task, args, {}, None)
+                    publish_scores(system, task, args, None)
         else:
             model, asked = calls_to(args, its, records, load_judge(args, chosen))
             shared = Shared(task, {"judge": Role(args, model)}, args.seed, num_contexts=0)
@@ -134,7 +134,7 @@ def prepare(args: cli.Arguments) -> Command:
             with writing(system.output for system in its):
                 device, _ = run_steps([step], shared)
                 for system in its:
-                    publish_scores(system, task, args, reported(args, model.completions), device)
+                    publish_scores(system, task, args, device)
         code = max(system.output.report_failed() for system in its)
         return max(code, cli.report_missing(sum(len(system.output.missing()) for system in its), "verdict"))
 

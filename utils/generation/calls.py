@@ -1,6 +1,7 @@
 """Calls: each requests one output, and retries until its text is usable. Also the cost of a run's calls."""
 
 import math
+import sys
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Mapping
@@ -12,12 +13,14 @@ from utils.files.output import Key
 from utils.generation.chat import Chat, Rendered
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FORMATS, Completion, Engine, RefusedError
+from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, is_cut
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+BYTES_PER_TOKEN = 4  # at most, in text of any language
+PROMPT_SENT = "prompt_tokens_sent"  # about, only in records of prompts of which a server read less than half
 THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
 
 
@@ -88,12 +91,12 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy, spent, thought, is_sampled = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False
+    policy, spent, thought, is_sampled, lost = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False, {}
 
     def read(completion: Completion) -> Parsed:
         if completion.unfinished:
             return nothing(UNFINISHED)
-        return call.parse(completion.text, completion.finish_reason == "length")
+        return call.parse(completion.text, is_cut(completion.finish_reason))
 
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(call.key, attempt, is_sampled), attempt + 1
@@ -102,6 +105,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
             completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
         except RefusedError as refusal:
             return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **spent}
+        lost |= _cut_by_server(call.prompt, completion.prompt_tokens)
         spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
         thought += completion.reasoning_tokens or 0
         parsed = read(completion)
@@ -126,10 +130,19 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
+        **lost,
         **spent,  # of all attempts together
         **({THOUGHT_COUNT: thought} if thought else {}),
         **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
     }
+
+
+def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
+    """Return about how many tokens a prompt has if its server reports less than half of them; else nothing."""
+    if reported is None or not isinstance(prompt, list):
+        return {}
+    sent = sum(len(message["content"].encode(errors="replace")) for message in prompt) // BYTES_PER_TOKEN
+    return {PROMPT_SENT: sent} if 2 * reported < sent else {}
 
 
 async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
@@ -178,7 +191,12 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     # Not settings: a server's fingerprint may change from week to week, and earlier answers stay valid.
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
+    cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
+    if cut:
+        told = f"of {len(cut)} of {len(records)} prompts, with about {sum(cut)} tokens, the server read less than half"
+        print(f"note: {told}; raise its context length, or lower --max_model_len", file=sys.stderr)
     return {
+        **({"prompts_cut_by_server": len(cut)} if cut else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),

@@ -5,14 +5,17 @@ BOS). `APIChat` leaves rendering to the server and counts or estimates tokens.
 """
 
 import math
+import re
+import sys
 import threading
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from datetime import date
 from functools import cached_property, lru_cache
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,13 @@ RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 COUNTED = 50_000  # messages whose lengths are remembered
 FETCH_SECONDS = 20  # for tiktoken's table
+# Text that a tokenizer reads as a control token even if it does not call it special.
+CONTROL = re.compile(r"<\|[^|]+\|>")
+BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
+# Some templates write today's date. Here it is always the one that Llama 3's own templates have without a clock, so
+# that prompts do not change from day to day, or between training and answering.
+TEMPLATE_DATE = "2024-07-26"
+CLOCK = "strftime_now"  # a template's function for today's date
 BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
@@ -137,9 +147,11 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
 
 
 class _Counting:
-    """Adds to `count`, which a subclass has, a version with a cache."""
+    """Adds to `count`, which a subclass has, a version with a cache; and defaults."""
 
     count: Callable[[str], int]
+    date: str | None = None  # the date that the template writes
+    end_of_turn: int | None = None
 
     @cached_property
     def count_again(self) -> Callable[[str], int]:
@@ -154,16 +166,20 @@ class LocalChat(_Counting):
         model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
         counter: how tokens are counted, for the manifest.
         variables: the template's variables besides the messages.
+        date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
         prompt_end: the text that the template adds after the user's.
         own_parser: the model's reasoning parser in vLLM, by its files.
 
     Raises:
         UserError: model files are damaged; or the chat template is missing, fails, leaves out the user's text, or does
             not know one of the `variables` (such variables are ignored with `only_known`).
+
+    A control token in a message is rendered as characters, so that no text can end its turn.
     """
 
     counter = "the model's tokenizer"
     behind = ""  # added to each prompt
+    _clock: dict[str, Callable[[str], str]] = {}  # noqa: RUF012 (never changed)
 
     def __init__(
         self,
@@ -179,6 +195,12 @@ class LocalChat(_Counting):
         self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
         if not only_known:
             refuse_unknown(variables or {}, self.variables, self._template)
+        if CLOCK in self.tokenizer.get_chat_template():
+            self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
+            try:
+                self._clock = {CLOCK: date.fromisoformat(self.date).strftime}
+            except ValueError:
+                raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
         self.prompt_end = self._check_template()
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
@@ -203,11 +225,12 @@ class LocalChat(_Counting):
 
     def _text(self, messages: Messages) -> str:
         with self._blaming_template():
-            return self._apply(fold(messages, self._accepts)) + self.behind
+            told = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            return self._apply(fold(told, self._accepts)) + self.behind
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
         """Return the template's text for messages, up to the assistant's turn if it `asks`."""
-        variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables}
+        variables = {"add_generation_prompt": asks, "tokenize": False, **self.variables, **self._clock}
         return self.tokenizer.apply_chat_template(messages, **variables)
 
     def _blaming_template(self) -> AbstractContextManager[None]:
@@ -219,10 +242,30 @@ class LocalChat(_Counting):
         files = ("chat_template.jinja", "tokenizer_config.json")
         return f"{folder}: its chat template ({next((f for f in files if (Path(folder) / f).is_file()), files[1])})"
 
+    def _as_text(self, text: str) -> str:
+        """Return a text of the data with its control tokens broken, for `_encode_all`."""
+        return self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text.replace(BREAK, ""))
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        """The texts that the tokenizer reads as control tokens."""
+        added = [one for one in self.tokenizer.added_tokens_decoder.items() if len(one[1].content) > 1]
+        marks = {one.content: number for number, one in added if one.special or CONTROL.fullmatch(one.content)}
+        broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
+        if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids]:
+            told = f"its tokenizer reads {stuck[0]} in any text as a control token"
+            print(f"note: {self.tokenizer.name_or_path}: {told}", file=sys.stderr)
+        longest_first = sorted(marks, key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
     def _encode_all(self, texts: list[str]) -> list[array]:
-        """Return the token ids of texts, without adding special tokens."""
+        """Return the token ids of texts, the parts around each `BREAK` apart, without adding special tokens."""
         if not texts:
             return []
+        if any(BREAK in text for text in texts):
+            parts = [text.split(BREAK) for text in texts]
+            encoded = iter(self._encode_all([*chain.from_iterable(parts)]))
+            return [array("i", chain.from_iterable(next(encoded) for _ in its)) for its in parts]
         if backend := getattr(self.tokenizer, "backend_tokenizer", None):
             backend.no_truncation()
             backend.no_padding()
@@ -237,14 +280,14 @@ class LocalChat(_Counting):
 
     def render_reply(self, text: str) -> array:
         """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
-        return array("i", [*self.tokenizer.encode(text, add_special_tokens=False), self.end_of_turn])
+        return array("i", [*self.render_option(text), self.end_of_turn])
 
     def render_option(self, text: str) -> array:
         """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.
 
         The prompt ends where a turn begins, so the text has the same tokens after the prompt as alone.
         """
-        return self._encode_all([text])[0]
+        return self._encode_all([self._as_text(text)])[0]
 
     @cached_property
     def end_of_turn(self) -> int:
@@ -263,7 +306,7 @@ class LocalChat(_Counting):
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text within a message."""
-        return len(self._encode_all([text])[0])
+        return len(self._encode_all([self._as_text(text)])[0])
 
 
 class APIChat(_Counting):

@@ -43,6 +43,7 @@ class Completions:
         self._looked_again: asyncio.Event | None = None
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
+        self._refused: dict[str, dict[str, Any]] = {}  # refusals that are stored once the server has answered
 
     async def complete(
         self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
@@ -64,9 +65,15 @@ class Completions:
             try:
                 completion = await engine.complete(model, prompt, sampling)
             except RefusedError as refusal:
-                self._keep(key, {"refused": str(refusal)}, told)
+                fields = {**told, "refused": str(refusal)}
+                if refusal.is_certain:
+                    self._keep(key, fields)
+                else:
+                    self._refused[key] = fields
                 raise
-            self._keep(key, _write(completion), told)
+            self._keep(key, told | _write(completion))
+            while self._refused:
+                self._keep(*self._refused.popitem())
             return completion
 
     async def score(
@@ -81,12 +88,12 @@ class Completions:
             if engine is None:
                 raise NotStoredError
             scored = await engine.score(model, prompt, continuations)
-            self._keep(key, asdict(scored), told)
+            self._keep(key, told | asdict(scored))
             return scored
 
     async def _find(self, key: str) -> dict[str, Any] | None:
         """Return the stored fields, or None; with --cached_only, read the store once more first."""
-        found = self.store.get(key)
+        found = self._refused.get(key) or self.store.get(key)
         if found is None and self.cached_only:
             await self._look_again()
             found = self.store.get(key)
@@ -107,8 +114,8 @@ class Completions:
             self.store.refresh()
             self._looked_again.set()
 
-    def _keep(self, key: str, its: dict[str, Any], told: dict[str, Any]) -> None:
-        self.store.add(key, {**told, **its})
+    def _keep(self, key: str, fields: dict[str, Any]) -> None:
+        self.store.add(key, fields)
         self.asked += 1
 
     def _key(self, prompt: Rendered, sampling: Sampling) -> str:

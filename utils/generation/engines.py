@@ -1,14 +1,16 @@
 """Choose and open a run's engine; the model is identified before anything expensive starts."""
 
+import json
 import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from utils.cli import UserError
-from utils.files.manifest import REPORTED, folder_settings
+from utils.files.manifest import folder_settings
 from utils.files.output import Output
 from utils.files.web_files import check_proxies
 from utils.generation.calls import Prices, describe_cost, describe_counts, describe_records
@@ -16,7 +18,7 @@ from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_c
 from utils.generation.completions import Completions
 from utils.generation.model import Model, Policy
 from utils.generation.requests import Engine
-from utils.generation.store import ModelStore
+from utils.generation.store import ModelStore, find_model
 from utils.generation.thinking import end_thoughts, find_thoughts, settle_tokens
 from utils.generation.vllm_engine import is_batch_invariant
 from utils.models.hub import (
@@ -55,7 +57,7 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
         room = settle_tokens(args, thoughts, args.model_addr, chat.model_limit)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, (length or PAPER_LENGTH) + room)
     args.reasoning_parser = thoughts.parser
-    policy = Policy.from_arguments(args, schema).with_thoughts(thoughts)
+    policy = Policy.from_arguments(args, schema).for_chat(chat, thoughts)
     completions = open_completions(args, args.model_addr, identity)
     is_adapter = not args.openai and adapter_base(args.model_addr)
     trained = trained_settings(args.model_addr, args.cache_dir) if is_adapter else {}
@@ -100,7 +102,10 @@ def open_completions(args: Namespace, model_addr: str, identity: str, **settings
 
 
 def identify_model(args: Namespace, model_addr: str) -> str:
-    """Return the model's identity for the settings; an API model's is its name, not the API's address.
+    """Return the model's identity for the settings.
+
+    An API model's is --model_id, or else its name, with the model that the server reports or the server's address. The
+    server is asked if the store does not know it. OpenAI's own models have only their names.
 
     UserError if the model's files or the API's key are missing, before anything expensive starts.
     """
@@ -110,7 +115,10 @@ def identify_model(args: Namespace, model_addr: str) -> str:
         if not args.cached_only:
             read_api_key(args.api_key_addr)
         check_proxies()
-        return args.model_id or model_addr
+        if args.model_id is not None or (server := server_of(args, model_addr)) is None:
+            return args.model_id or model_addr
+        known = find_model(args.completions, server)
+        return known or (None if args.cached_only else _report(args, model_addr)) or server
     with suggesting_openai():
         return identify_local_model(model_addr, args.cache_dir)
 
@@ -124,15 +132,33 @@ def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
     return identity
 
 
-def confirm_model(args: Namespace, model_addr: str, completions: Completions) -> None:
-    """Raise UserError if an API now reports another model than the stored completions are from.
+def server_of(args: Namespace, model_addr: str) -> str | None:
+    """Return "NAME at ADDRESS" for a model behind --base_url; None for OpenAI's own service."""
+    address = urlsplit(args.base_url or os.environ.get("OPENAI_BASE_URL", ""))
+    if address.hostname in (None, "", "api.openai.com"):
+        return None
+    return f"{model_addr} at {address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
 
-    Without a report, or with --model_id, the name is the identity.
-    """
-    if args.openai and args.model_id is None:
-        from utils.generation.api_engine import ask_for_root  # imports openai
 
-        completions.store.confirm_root(ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr)))
+def _report(args: Namespace, model_addr: str) -> str | None:
+    """Return the identity of the model that an API reports to have loaded under a name; None if it does not say."""
+    from utils.generation.api_engine import ask_for_root  # imports openai
+
+    root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
+    return root and f"{model_addr} ({root})"
+
+
+def confirm_model(args: Namespace, model: Model) -> None:
+    """Raise UserError if an API now reports another model than the stored completions are from; else record it."""
+    if args.model_id is not None or (server := server_of(args, model.addr)) is None:
+        return
+    store, reported = model.completions.store, _report(args, model.addr)
+    if reported is not None and model.identity not in (reported, server):
+        raise UserError(
+            f"{store.folder}: has completions of {json.dumps(model.identity)}, but the server now reports "
+            f"{json.dumps(reported)}\n  give another --completions, or name the model with --model_id"
+        )
+    store.note_server(server)
 
 
 def open_api(args: Namespace) -> Engine:
@@ -193,12 +219,6 @@ def publish_records(
     told += describe_unfinished(made.get(UNFINISHED_COUNT, 0))
     told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
     print(f"{output.path}: {told}")
-
-
-def reported(args: Namespace, completions: Completions) -> dict[str, Any]:
-    """Return the model that the API reports, for the manifest; empty without a report or with --model_id."""
-    root = completions.store.root() if args.openai and args.model_id is None else None
-    return {} if root is None else {REPORTED: root}
 
 
 def report_shard(args: Namespace, outputs: Sequence[str]) -> None:

@@ -17,7 +17,7 @@ from utils.generation.chat import Chat
 from utils.generation.completions import Completions
 from utils.generation.fitting import Entry, Fitted, fit_items, fit_trimmed
 from utils.generation.requests import FURTHER, Engine, Sampling
-from utils.generation.thinking import Thoughts
+from utils.generation.thinking import GPT_OSS, Thoughts
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,23 @@ class Policy:
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None
     opened: bool | None = None  # `Sampling.opened`, by the model's template
+    stop_token: int | None = None  # `Sampling.stop_token`, likewise
 
     @classmethod
     def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
         """Make a policy from flags; UserError if a local model has no seed."""
         if args.seed is None and not args.openai:
             raise UserError("--seed none: only for an API; a local model needs a seed")
-        names = [field.name for field in fields(cls) if field.name not in ("schema", "further", "opened")]
+        found = ("schema", "further", "opened", "stop_token")
+        names = [field.name for field in fields(cls) if field.name not in found]
         further = {name: value for name in FURTHER if (value := vars(args).get(name)) not in (None, {})}
         return cls(**{name: getattr(args, name) for name in names}, schema=schema, further=further)
 
-    def with_thoughts(self, thoughts: Thoughts) -> "Policy":
-        return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened)
+    def for_chat(self, chat: Chat, thoughts: Thoughts) -> "Policy":
+        """Return the policy with what a model's template tells: how it thinks, and which token ends its turn."""
+        # gpt-oss ends a turn by channels, which its parser knows.
+        stop_token = None if thoughts.parser == GPT_OSS else chat.end_of_turn
+        return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened, stop_token=stop_token)
 
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
@@ -58,7 +63,7 @@ class Policy:
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt, is_sampled) else None
         own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
-        own["constrained_decoding"] = self.constrained_decoding
+        own["stop_token"] = self.stop_token
         return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
 
     def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
@@ -94,6 +99,12 @@ class Model:
     def settings(self) -> dict[str, Any]:
         """Further settings that decide its answers; none if vLLM or an API runs the model."""
         return {}
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """Return the manifest's figures on its prompts: how tokens are counted, and the date that a template writes."""
+        date = {"template_date": self.chat.date} if self.chat.date else {}
+        return {"token_counter": self.chat.counter, **date}
 
     @property
     def saw_in_training(self) -> list[str]:

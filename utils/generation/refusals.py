@@ -1,10 +1,12 @@
 """What an API refuses: parameters and response formats, and too many requests at a time.
 
-A request refused for a parameter is repeated without the parameter, or with its other name. The rest of the run uses
-what worked.
+A request refused for a parameter is repeated without the parameter, or with its other name; one refused for no reason
+that is named is first repeated unchanged. The rest of the run uses what worked, but gives up a response format only
+after two different prompts were refused for it.
 """
 
 import asyncio
+import json
 import math
 import re
 import sys
@@ -16,6 +18,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import openai
+from httpx2 import ReadTimeout
 
 from utils.cli import UserError
 from utils.generation.requests import FORMATS, LIMITS, Completion
@@ -35,14 +38,17 @@ RISE_AFTER = 10  # answers per allowed request before the limit rises
 
 
 class MalformedError(UserError):
-    """The API refuses a request because of a parameter, its response_format, or something else in it.
+    """The API refuses a request because of a parameter, its response_format, its prompt, or something else in it.
 
-    `param` is the parameter that the error names, `found` its whole body.
+    `param` is the parameter that the error names, `found` its whole body; `found` is empty if no parameter can help.
+    `is_for_all` is True if it refuses a parameter that the run cannot leave out.
     """
 
-    def __init__(self, message: str, param: str | None = None, found: str = ""):
+    is_for_all = False
+
+    def __init__(self, message: str, status: int = 400, code: str = "", param: str | None = None, found: str = ""):
         super().__init__(message)
-        self.param, self.found = param or "", found
+        self.status, self.code, self.param, self.found = status, code, param or "", found
 
 
 class Way(NamedTuple):
@@ -63,6 +69,12 @@ class Refusals:
     def __init__(self, limit: str):
         self._preferred = limit
         self._known = Way(limit, frozenset(), 0)
+        self._doubtful: set[str] = set()  # prompts for which the known format was refused
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a format was refused for one prompt only, so that the next one shows whether it is for all."""
+        return bool(self._doubtful)
 
     def way(self, schema: Any) -> Way:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
@@ -88,22 +100,31 @@ class Refusals:
 
         MalformedError if the refusal names nothing that can be changed, and no other response_format is accepted.
         """
-        way = self.way(schema)
+        way, is_repeated = self.way(schema), False
         met: dict[str, MalformedError] = {}  # what was refused, and how
         while True:
             body = self.body(way, asked, schema)
             try:
                 completion = await send(body)
             except MalformedError as refusal:
-                way = _without(way, body, refusal, met)
+                if not is_repeated and not _names_anything(refusal, body):
+                    is_repeated = True  # it may pass
+                else:
+                    way = _without(way, body, refusal, met)
                 continue
-            self._learn(way, met)
+            self._learn(way, met, json.dumps(asked["messages"]), isinstance(schema, dict))
             return self.told(way, asked, schema, completion)
 
-    def _learn(self, way: Way, met: dict[str, MalformedError]) -> None:
+    def _learn(self, way: Way, met: dict[str, MalformedError], prompt: str, has_schema: bool) -> None:
         """Use the way that worked for all later requests, and print its changes."""
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]
+        if has_schema:
+            self._doubtful = {*self._doubtful, prompt} if formats else set()
+        if len(self._doubtful) < 2:
+            formats = []
+        else:
+            self._doubtful = set()
         for name, refusal in met.items():
             if name == known.limit:
                 known, told = known._replace(limit=way.limit), f"with {way.limit}"
@@ -117,31 +138,45 @@ class Refusals:
         self._known = known
 
 
+def _names_anything(refusal: MalformedError, body: dict[str, Any]) -> bool:
+    """Return whether a refusal names what it refuses, or is of a kind that no retry can change."""
+    return not refusal.found or "response_format" in _words(refusal) or _named(refusal, body) is not None
+
+
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
     """Return how to repeat a refused request, and add the refusal to `met`; raise it if nothing can be changed."""
+    if not refusal.found:
+        raise refusal
     name = _named(refusal, body)
     if name in LIMITS:
         met[name] = refusal
         other = LIMITS[1 - LIMITS.index(name)]
         if other in met:
+            refusal.is_for_all = True
             raise refusal
         return way._replace(limit=other)
     if name is not None:
         met[name] = refusal
         return way._replace(left_out=way.left_out | {name})
     if "response_format" not in body:
-        raise next((met[one] for one in FORMATS if one in met), refusal)
+        quoted = re.findall(r"[\"'`](\w+)[\"'`]", str(refusal))
+        refusal.is_for_all = bool({*re.findall(r"\w+", refusal.param), *quoted} & (body.keys() - {"messages"}))
+        raise refusal if refusal.is_for_all else next((met[one] for one in FORMATS if one in met), refusal)
     met[FORMATS[way.format]] = refusal
     return way._replace(format=way.format + 1)
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     """Return the parameter of a request's body that its refusal names; None if it names none of ADAPTABLE."""
-    found = _ALLOWED.split(refusal.found)[0]  # a list of accepted names may follow
-    words = set(re.findall(r"\w+", refusal.param)) & body.keys() or set(re.findall(r"\w+", found))
+    words = set(re.findall(r"\w+", refusal.param)) & body.keys() or _words(refusal)
     if "response_format" in words & body.keys():
         return None
     return next((name for name in ADAPTABLE if name in words and name in body), None)
+
+
+def _words(refusal: MalformedError) -> set[str]:
+    """Return the words of a refusal up to a list of accepted names."""
+    return set(re.findall(r"\w+", _ALLOWED.split(refusal.found)[0]))
 
 
 def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
@@ -224,15 +259,17 @@ class Throttle:
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
     """The client library's HTTP client, which waits for a `Throttle` before each request and retry."""
 
-    def __init__(self, most: int, note: Callable[[str], None]):
+    def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
+        """`seconds` limits a request from its first byte to the last one of its answer, whatever trickles in."""
         super().__init__()
         self._throttle = Throttle(most)
-        self._note = note
+        self._seconds, self._note = seconds, note
 
     async def send(self, request: Any, **options: Any) -> Any:
         entered = await self._throttle.enter()
         try:
-            response = await super().send(request, **options)
+            async with asyncio.timeout(self._seconds if request.url.path.endswith("/completions") else None):
+                response = await super().send(request, **options)
             if response.is_success:
                 self._throttle.accepted()
             elif response.status_code == 429:
@@ -240,6 +277,8 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
                 quiet = f", after a pause of {pause:.1f} s" if pause else ""
                 self._note(f"the API asks for fewer requests: now at most {self._throttle.limit} at a time{quiet}")
             return response
+        except TimeoutError:
+            raise ReadTimeout("no whole answer in time", request=request) from None
         finally:
             self._throttle.leave()
 

@@ -12,6 +12,9 @@ SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
+# Reasons to stop of a finished text, in lower case. Any other (length, error, safety, ...) means that it was cut.
+FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done")
+UNKNOWN = "unknown"  # the reason of a server that gives none
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,7 @@ class Sampling:
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None  # reads a local model's thoughts
     opened: bool | None = None  # whether the prompt ends inside a thought; None if unknown
-    constrained_decoding: str = "fallback"  # the flag; it does not change this try, but tells outputs apart
+    stop_token: int | None = None  # a local model's: ends its turn, besides the tokens that its config names
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,18 @@ class Scored:
     cached_tokens: int  # those of them that were not computed again
 
 
+def is_cut(finish_reason: str) -> bool:
+    """Return whether a text ended for another reason than being finished."""
+    return finish_reason.lower() not in (*FINISHED, UNKNOWN)
+
+
 class RefusedError(Exception):
-    """The engine will never answer this request; other requests continue."""
+    """The engine will never answer this request; other requests continue.
+
+    `is_certain` is False if the server may refuse all requests for this reason, as it has answered none yet.
+    """
+
+    is_certain = True
 
 
 class UnavailableError(Exception):

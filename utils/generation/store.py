@@ -92,29 +92,11 @@ class ModelStore:
         """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
         check_could_write(self.folder / "model.json")
 
-    def confirm_root(self, root: str | None) -> None:
-        """Record which model a server reports under its name; UserError if earlier completions are from another.
-
-        `root` is None if the server does not say.
-        """
-        if root is None:
-            return
-        known = self.root()
-        if known not in (None, root):
-            raise UserError(
-                f"{self.folder}: has completions of {json.dumps(known)}, but the server now reports "
-                f"{json.dumps(root)}\n  give another --completions, or name the model with --model_id"
-            )
-        if known is None:
-            self._make_folder(root=root)
-
-    def root(self) -> str | None:
-        """Return the model that a server has reported under its name, or None."""
-        path = self.folder / "model.json"
-        try:
-            return json.loads(path.read_text(encoding="utf-8")).get("root") if path.is_file() else None
-        except (OSError, ValueError, AttributeError):
-            raise UserError(f"{path}: is damaged; delete it") from None
+    def note_server(self, server: str) -> None:
+        """Record a server that has this model, as "NAME at ADDRESS", so that later runs know it without asking."""
+        known = _read_model(self.folder / "model.json").get("servers", [])
+        if server not in known:
+            self._make_folder(servers=[*known, server])
 
     def close(self) -> None:
         for file in self._opened:
@@ -137,7 +119,7 @@ class ModelStore:
         of = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
         self._append(NO_KEY, of)
 
-    def _make_folder(self, **told: str) -> None:
+    def _make_folder(self, **told: Any) -> None:
         path = self.folder / "model.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -254,6 +236,21 @@ class _Lines:
         raise UserError(
             f"{self.path}: line {self._number + 1} is damaged\n  delete that line to request its completion again"
         )
+
+
+def find_model(store: str | Path, server: str) -> str | None:
+    """Return the identity of the model whose completions a store has from `server` ("NAME at ADDRESS"), or None."""
+    found = map(_read_model, sorted(Path(store).glob("*/model.json")))
+    return next((model["model"] for model in found if server in model.get("servers", ())), None)
+
+
+def _read_model(path: Path) -> dict[str, Any]:
+    """Return the content of a model.json, empty if there is none; UserError if it is damaged."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return content | {"servers": [*content.get("servers", [])]}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise UserError(f"{path}: is damaged; delete it") from None
 
 
 def line_of(key: str, fields: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError
-from utils.generation.requests import Sampling
+from utils.generation.requests import Sampling, is_cut
 from utils.generation.thinking import GPT_OSS, NO_PARSER, TO_ANSWER
 from utils.parsing.thoughts import Split, split_thoughts
 
@@ -52,7 +52,7 @@ class ThoughtReader:
         opened = sampling.opened
         if opened and parser is None and sampling.schema:  # constrained from its first token, it begins with the answer
             opened = False
-        split = self._split(parser, output.text, output.finish_reason == "length", opened)
+        split = self._split(parser, output.text, is_cut(output.finish_reason), opened)
         if not split.reasoning:
             return split, 0
         tokenizer = self._load_tokenizer()

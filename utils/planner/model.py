@@ -36,7 +36,7 @@ def choose_planner(args: Namespace, identity: str, lead_in: str | None) -> Model
     thoughts = find_thoughts(args, chat, args.planner_model)
     room = settle_tokens(args, thoughts, args.planner_model, chat.model_limit, "max_tokens_plan")
     length = choose_length(chat, args.max_model_len, args.max_tokens_plan, PAPER_LENGTH + room, "--max_tokens_plan")
-    policy = planner_policy(args, lead_in, told).with_thoughts(thoughts)
+    policy = planner_policy(args, lead_in, told).for_chat(chat, thoughts)
     completions = open_completions(args, args.planner_model, identity)
     return Model(args.planner_model, identity, chat, length, policy, completions)
 

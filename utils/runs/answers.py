@@ -15,7 +15,7 @@ from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Piece
 from utils.generation.calls import describe_calls, prices_of
-from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records, reported
+from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import read_questions, select_questions
@@ -214,10 +214,9 @@ def _publish(args: Arguments, shared: Shared, output: Output, device: str | None
     model, task = shared.roles["generator"].model, shared.task
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    found = model.settings | reported(args, model.completions)
+    found = dict(model.settings)
     if output.settings["inputs"] in (model.trained.get("validation"), model.trained.get("inputs")):
         found["chose_checkpoint"] = True
     if seen := model.saw_in_training:
         found["saw"] = {"when": "training", "fields": seen}
-    counter = model.chat.counter
-    publish_records(output, device, counts, args.openai, prices_of(args), found, token_counter=counter)
+    publish_records(output, device, counts, args.openai, prices_of(args), found, **model.figures)

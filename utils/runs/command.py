@@ -103,7 +103,7 @@ def open_engines(roles: Mapping[str, Role], asked: Sequence[str]) -> dict[str, E
     for name, its in roles.items():
         if its.args.openai and name in asked:
             place = its.args.base_url, its.args.api_key_addr
-            confirm_model(its.args, its.model.addr, its.model.completions)
+            confirm_model(its.args, its.model)
             if place not in by_api:
                 by_api[place] = open_api(its.args)
             engines[name] = by_api[place]

@@ -183,7 +183,7 @@ def load_judge(args: Arguments, judging: Judging) -> Judging:
         end_thoughts(chat, thoughts)
     else:
         settle_tokens(args, thoughts, args.evaluator_llm, chat.model_limit)
-    policy = Policy.from_arguments(args, judging.judge.output.schema).with_thoughts(thoughts)
+    policy = Policy.from_arguments(args, judging.judge.output.schema).for_chat(chat, thoughts)
     completions = open_completions(args, args.evaluator_llm, judging.identity)
     return replace(judging, policy=policy, chat=chat, completions=completions)
 
@@ -282,8 +282,8 @@ def compute_verdicts(systems: list[System], records: list[Record]) -> None:
                 progress.update()
 
 
-def publish_scores(system: System, task: Task, args: Arguments, found: dict[str, Any], device: str | None) -> None:
-    """Write the score file and print its summary; `found` goes to `Output.publish`."""
+def publish_scores(system: System, task: Task, args: Arguments, device: str | None) -> None:
+    """Write the score file and print its summary."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
@@ -295,7 +295,7 @@ def publish_scores(system: System, task: Task, args: Arguments, found: dict[str,
     }
     prices = prices_of(args)
     cost = {"cost_usd": prices.cost(figures["tokens"])} if prices else {}
-    if not system.output.publish(device, found, **figures, **cost):
+    if not system.output.publish(device, **figures, **cost):
         return
     chose = any("chose_checkpoint" in (origin or {}) for origin in figures["answers"])
     told = describe_unfinished(figures.get(UNFINISHED_COUNT, 0))

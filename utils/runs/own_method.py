@@ -113,9 +113,7 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
         if not own.openai and is_encoder_decoder(own.model_addr, own.cache_dir):
             raise UserError(f"{own.model_addr}: is an encoder-decoder; give a chat model")
         model = choose_generator(own, identity, task.output.schema, task.prompt_length)
-        first, completions = stores.setdefault(model.completions.store.folder, (own, model.completions))
-        if own.openai and own.base_url != first.base_url:
-            raise UserError(f"--model {role}={own.model_addr}: another model reports the same name; add ,model_id=NAME")
+        completions = stores.setdefault(model.completions.store.folder, model.completions)
         roles[role] = Role(own, replace(model, completions=completions))
     return roles
 
@@ -164,7 +162,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
         counts=counts,
         completions={"requested": requested, "from_store": reused},
         calls=by_role,
-        token_counter=roles["generator"].model.chat.counter,
+        **roles["generator"].model.figures,
         **made,
         **cost,
     )

@@ -11,7 +11,7 @@ from utils.cli.errors import first_five
 from utils.files.manifest import file_hash, noted_settings
 from utils.files.output import Key, Output, Pieces
 from utils.generation.calls import prices_of
-from utils.generation.engines import publish_records, reported
+from utils.generation.engines import publish_records
 from utils.parsing import plans as parsing
 from utils.planner.examples import trained_variables
 from utils.records.responses import collect_responses, count_responses, read_plans
@@ -150,8 +150,7 @@ def publish_plans(plans: Output, role: Role | None = None, device: str | None = 
         "aspects": sum(len(aspects) for aspects in found),
         "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
-    told = reported(role.args, role.model.completions) if role else {}
-    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"), told)
+    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"), {})
 
 
 def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
@@ -164,12 +163,11 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     args, model = shared.roles["generator"].args, shared.roles["generator"].model
     counts = count_responses(answers.content())
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    found = reported(args, model.completions)
+    found = {}
     saw = answers.settings.get("saw") or {"when": "training", "fields": []}
     if model.saw_in_training:
         found["saw"] = {**saw, "fields": sorted({*saw["fields"], *model.saw_in_training})}
-    counter = model.chat.counter
-    publish_records(answers, device, counts, args.openai, prices_of(args), found, token_counter=counter)
+    publish_records(answers, device, counts, args.openai, prices_of(args), found, **model.figures)
 
 
 def report(pairs: list[list[Output]], has_planner: bool) -> int:

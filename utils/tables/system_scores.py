@@ -9,7 +9,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
-from utils.files.manifest import REPORTED, differing_names, manifest_of, settings_of, short_diff
+from utils.files.manifest import differing_names, manifest_of, settings_of, short_diff
 from utils.generation.requests import FURTHER, LIMITS
 from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
@@ -18,7 +18,7 @@ from utils.tables.formats import plural
 SELECTED = "selected by score"  # put after a system's name if its responses were selected by their scores
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
-    "judge", REPORTED, "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
+    "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
     "constrained_decoding", "reasoning_parser", "dtype",
 )  # fmt: skip
 
@@ -200,8 +200,7 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 def check_same_judge(files: dict[str, Scores]) -> None:
     """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
     told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    # All are compared with one file, if possible one whose manifest has the report of its judge's server.
-    first = max(told, key=lambda path: (REPORTED in told[path], told[path].get(REPORTED) is not None))
+    first = max(told, key=lambda path: bool(_judge_settings(path)))  # if possible one whose judge is known
     for path, settings in told.items():
         differing = [name for name in differing_names(told[first], settings) if name in settings]
         if differing:
