@@ -133,7 +133,7 @@ def prepare(args: cli.Arguments) -> Command:
         with writing(outputs):
             planning.keep_plans(left, lead_in, planner_identity is not None)
             run_steps(steps(shared, left), shared)
-        return planning.report(left, planner_identity is not None)
+        return planning.report(left)
 
     return Command(pairs, describe, work)
 

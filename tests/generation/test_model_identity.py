@@ -1,4 +1,4 @@
-"""The identity of a model behind an API: its name and the server's report, whatever the server's address."""
+"""The identity of a model behind an API: its name with the server's report, or else with the server's address."""
 
 import hashlib
 import json
@@ -14,6 +14,7 @@ import baselines
 import evaluate_responses
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation.engines import identify_model
 from utils.models import file_hashes, hub
 from utils.models.hub import model_fingerprint
 
@@ -77,7 +78,7 @@ def test_a_run_resumes_at_another_port(output):
         assert len(first.requests) == 5 and len(second.requests) == NUM_QUESTIONS - 5
     manifest = read_manifest(output)
     assert manifest["arguments"]["base_url"] == second.url
-    assert manifest["settings"]["model"] == "chat" and manifest["settings"]["reported_model"] == "org/chat"
+    assert manifest["settings"]["model"] == "chat (org/chat)"
     assert second.url not in json.dumps(manifest["settings"])
 
 
@@ -85,11 +86,11 @@ def test_finished_outputs_are_recognized_without_requests(output, tmp_path, caps
     scores = tmp_path / "scores.json"
     with server_with(models()) as server:
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
-        assert server.lists_asked == 2
+        asked = server.lists_asked
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
         assert baselines.main(words(server, tmp_path / "new.json", "--dry_run")) == 0
         assert judge(server, output, tmp_path / "new_scores.json", "--dry_run") == 0
-        assert server.lists_asked == 2
+        assert server.lists_asked == asked
     capsys.readouterr()
     assert baselines.main(words(server, output)) == judge(server, output, scores) == 0  # the server is gone
     assert capsys.readouterr().out.count("already finished, left alone") == 2
@@ -103,14 +104,24 @@ def test_two_models_with_one_name_are_distinguished(output):
         assert baselines.main(words(first, output, "--limit", 2)) == 0
     before = output.read_bytes()
     with server_with(models(root="org/chat-32b")) as second:
-        with pytest.raises(
-            UserError, match='has completions of "org/chat-7b", but the server now reports "org/chat-32b"'
-        ):
+        with pytest.raises(UserError, match=r'model: "chat \(org/chat-7b\)", now "chat \(org/chat-32b\)"'):
             baselines.main(words(second, output))
         assert second.requests == [] and output.read_bytes() == before
-        assert baselines.main(words(second, output, *own_store(output))) == 0
+        # In the same store, it has a folder of its own.
+        assert baselines.main(words(second, output, "--overwrite")) == 0
         assert len(second.requests) == NUM_QUESTIONS
-        assert read_manifest(output)["settings"]["reported_model"] == "org/chat-32b"
+
+
+def test_a_server_that_loads_another_model_under_its_name_is_refused(output):
+    with server_with(models(root="org/chat-7b")) as server:
+        assert baselines.main(words(server, output, "--limit", 2)) == 0
+        server.list_models = models(root="org/chat-32b")
+        told = r'has completions of "chat \(org/chat-7b\)", but the server now reports "chat \(org/chat-32b\)"'
+        with pytest.raises(UserError, match=told):
+            baselines.main(words(server, output))
+        assert len(server.requests) == 2
+        assert baselines.main(words(server, output, *own_store(output), "--overwrite")) == 0
+        assert len(server.requests) == 2 + NUM_QUESTIONS
 
 
 def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
@@ -126,7 +137,7 @@ def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
         other = tmp_path / "other.json"  # begun without, by a server that names a folder of its own
         assert baselines.main(words(first, other, "--limit", 2)) == 0
         asked = len(second.requests)
-        assert baselines.main(words(second, other, "--model_id", "chat")) == 0
+        assert baselines.main(words(second, other, "--model_id", "chat (/node1/chat)")) == 0
         assert len(second.requests) - asked == NUM_QUESTIONS - 2
 
 
@@ -144,31 +155,41 @@ UNSAID = {
 
 
 @pytest.mark.parametrize("name", [*UNSAID, "nothing in time"])
-def test_without_server_information_the_model_name_is_the_identity(output, name, monkeypatch):
+def test_without_server_information_the_address_is_part_of_the_identity(output, name, monkeypatch):
     held = threading.Event()
 
     def hang():
         held.wait(600)
         return UNSAID["404"]
 
-    with (
-        server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent,
-        monkeypatch.context() as brief,
-    ):
+    other = output.with_name("other.json")  # in the same store
+    with server_with(hang if name == "nothing in time" else lambda: UNSAID[name]) as silent:
         if name == "nothing in time":
-            brief.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
+            monkeypatch.setattr("utils.generation.api_engine.ROOT_SECONDS", 0.2)
         assert baselines.main(words(silent, output, "--limit", 2)) == 0
         held.set()
-        assert silent.lists_asked == 1 and "reported_model" not in read_manifest(output)["settings"]
-    with server_with(models()) as telling:
-        assert baselines.main(words(telling, output, "--limit", 4)) == 0
-        assert len(telling.requests) == 2 and read_manifest(output)["settings"]["reported_model"] == "org/chat"
-    with server_with() as silent:
-        assert baselines.main(words(silent, output, "--limit", 6)) == 0
-        assert len(silent.requests) == 2
-        assert read_manifest(output)["settings"]["reported_model"] == "org/chat"  # is not forgotten
-    with server_with(models(root="org/other")) as other, pytest.raises(UserError, match='reports "org/other"'):
-        baselines.main(words(other, output))
+        address = silent.url.removeprefix("http://")
+        assert read_manifest(output)["settings"]["model"] == f"chat at {address}"
+        assert baselines.main(words(silent, output, "--limit", 3)) == 0  # the same server again
+        assert len(silent.requests) == 3
+    with server_with(lambda: UNSAID["404"]) as another:
+        with pytest.raises(UserError, match="other settings: model"):
+            baselines.main(words(another, output))
+        assert baselines.main(words(another, other, "--limit", 2)) == 0
+        assert len(another.requests) == 2
+        assert baselines.main(words(another, output, "--model_id", f"chat at {address}")) == 0
+        assert len(another.requests) == 2 + NUM_QUESTIONS - 3
+    # Without any server, the store's completions are found by the address.
+    assert baselines.main(words(another, other.with_name("new.json"), "--limit", 2, "--cached_only")) == 0
+
+
+@pytest.mark.parametrize("url", [None, "https://api.openai.com/v1"])
+def test_a_model_of_openai_has_only_its_name(url):
+    args = baselines.build_parser().parse_args(
+        ["--openai", "--model_addr", "gpt-4o", "--inputs_addr", "x", "--output_addr", "y"]
+        + (["--base_url", url] if url else [])
+    )
+    assert identify_model(args, "gpt-4o") == "gpt-4o"
 
 
 def test_server_fingerprints_are_recorded_but_not_a_setting(output):

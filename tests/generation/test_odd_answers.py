@@ -59,6 +59,7 @@ USAGE = ("usage",)
 # Changes that keep the text: parsed at once.
 READ = {
     "parts of text": parts("text", "text"),
+    "texts as parts": put(*MESSAGE, "content", lambda text: [text[:9], text[9:]]),
     "a part of thoughts ahead": put(
         *MESSAGE, "content", lambda text: [{"type": "thinking", "thinking": []}, {"type": "text", "text": text}]
     ),
@@ -107,11 +108,18 @@ ASKED_AGAIN = {
     "content is a number": put(*MESSAGE, "content", 7),
     "content is true": put(*MESSAGE, "content", True),
     "content is an object": put(*MESSAGE, "content", lambda text: {"text": text}),
+}
+
+# Changes that leave an empty text: completions that are unusable, as is the same answer to each other try.
+UNUSABLE = {
     "content is an empty list": put(*MESSAGE, "content", []),
-    "content is a list of texts": put(*MESSAGE, "content", lambda text: [text]),
+    "content is a list of numbers": put(*MESSAGE, "content", [1, None]),
     "content is a list of images": put(*MESSAGE, "content", [{"type": "image_url", "image_url": {"url": "x"}}]),
     "a part's text is a number": put(*MESSAGE, "content", [{"type": "text", "text": 7}]),
-}
+    "a part of thoughts alone": put(*MESSAGE, "content", [{"type": "thinking", "thinking": "Let me see."}]),
+    "content is null": put(*MESSAGE, "content", None),
+    "a tool call": put("choices", [{"message": {"content": None, "tool_calls": [{}]}, "finish_reason": "tool_calls"}]),
+}  # fmt: skip
 
 # Whole bodies.
 BODIES = {
@@ -143,7 +151,7 @@ def changed(change):
     return make
 
 
-SHAPES = {**{name: changed(change) for name, change in {**READ, **ASKED_AGAIN}.items()}, **BODIES}
+SHAPES = {**{name: changed(change) for name, change in {**READ, **ASKED_AGAIN, **UNUSABLE}.items()}, **BODIES}
 
 
 @pytest.fixture
@@ -163,13 +171,52 @@ def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quic
 
     server.body = other
     code, answers = answer(flags, output, "--max_concurrency", 8, data=questions(len(SHAPES)))
-    assert code == 0 and [number_in(outputs[0]["output"]) for outputs in answers.values()] == [*range(len(SHAPES))]
+    texts = [outputs[0]["output"] for outputs in answers.values()]
+    assert code == 0 and [text and number_in(text) for text in texts] == [
+        None if name in UNUSABLE else number for number, name in enumerate(names)
+    ]
     asked = Counter(names[number_in(body["messages"][-1]["content"])] for body in server.requests)
-    assert asked == {name: 1 if name in READ else 2 for name in names}  # readable answers were not requested again
+    # Readable answers were not requested again, and an unusable one was as often as any unusable text.
+    assert asked == {name: 1 if name in READ else 4 if name in UNUSABLE else 2 for name in names}
     assert "\x1b" not in capfd.readouterr().err
     for [one] in answers.values():
         counts = [one[name] for name in ("prompt_tokens", "completion_tokens", "cached_tokens")]
         assert all(count is None or (type(count) is int and count >= 0) for count in counts)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text", "is_cut"),
+    [
+        ("stop", "A whole text", False), ("STOP", "A whole text", False), ("eos", "A whole text", False),
+        ("end_turn", "A whole text", False), (None, "A whole text", False), ("", "A whole text", False),
+        ("error", "A half", True), ("MAX_TOKENS", "A half", True), ("SAFETY", "A half", True),
+        ("abort", "A half", True), ("tool_calls", "A half", True), (2, "A half", True), ("content_filter: PROHIBITED", None, False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["text", "object"])
+def test_a_text_is_whole_only_if_the_server_says_so(server, flags, output, questions, reason, text, is_cut, kind):
+    """A text that is read as it is, or the string of a JSON object without its end."""
+    data = questions(1)
+    if kind == "text":
+        headline = {"task": "LaMP-4", "id": "q0", "question": "Generate a headline.", "target": "x", "profile": []}
+        data.write_text(json.dumps([headline]))
+    written = text if kind == "text" else f'{{"personalized_answer": "{text}' + ("" if is_cut else '"}')
+    server.faults = lambda body, times: "other JSON"
+    server.body = changed(put("choices", [{"message": {"content": written}, "finish_reason": reason}]))
+    code, answers = answer(flags, output, data=data)
+    [one] = answers["q0"]
+    assert code == (1 if text is None else 0)
+    assert (one["output"], one.get("truncated", False)) == (text, is_cut)
+
+
+def test_a_failure_inside_a_choice_and_a_refusal(server, flags, output, questions):
+    server.faults = lambda body, times: "other JSON"
+    server.body = changed(put(*CHOICE, "error", {"code": 502, "message": "Upstream ended"}))
+    _, answers = answer(flags, output, data=questions(1))
+    assert answers["q0"][0]["finish_reason"] == "error"
+    server.body = changed(put(*MESSAGE, {"content": None, "refusal": "I can't help."}))
+    _, answers = answer(flags, output.parent.with_name("refused") / "answers.json", data=questions(1))
+    assert (answers["q0"][0]["output"], answers["q0"][0]["reason"]) == (None, "refusal: I can't help.")
 
 
 def number_in(text):

@@ -25,7 +25,7 @@ ANSWERS = [
     # Text around a valid object.
     ('{"personalized_answer": "one"}\n{"personalized_answer": "two"}', "two", "repaired"),
     ('{"personalized_answer": "one"}\nBetter: {"personalized_answer": "say "two" ok"}', 'say "two" ok', "repaired"),
-    ('{"personalized_answer": "one"}\nuser: Go on.\n{"personalized_answer": "two"}', "one", "repaired"),
+    ('{"personalized_answer": "one"}\nuser: And now?\n{"personalized_answer": "two"}', "one", "repaired"),
     ('{"personalized_answer": ["one"]} {"personalized_answer": ["two"]}', "two", "repaired"),
     ("{not JSON} " * 60 + '{"personalized_answer": "one"} {"note": {}}', "one", "repaired"),
     ('Here is the answer:\n```json\n{"personalized_answer": "hi"}\n```\nHope it helps!', "hi", "repaired"),

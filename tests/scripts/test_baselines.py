@@ -30,12 +30,12 @@ def answer(text):
     return Reply(json.dumps({"personalized_answer": text}))
 
 
-def hold_first(server, count):
-    """With two concurrent requests: answer the first question's first request when all `count` have arrived."""
-    first_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[0], 0), 0).seed
+def hold_second(server, count):
+    """With two concurrent requests: answer the second question's first request when all `count` have arrived."""
+    held_seed = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA).sampling((IDS[1], 0), 0).seed
 
     def reply(request):
-        if request["seed"] == first_seed:
+        if request["seed"] == held_seed:
             server.wait_for(count)
         return answer(f"Drawn with {request['seed']}.")
 
@@ -81,7 +81,7 @@ def make_question(number, **fields):
 
 
 def test_one_answer_per_question(server, flags, output, capsys, monkeypatch):
-    server.reply = hold_first(server, len(IDS))
+    server.reply = hold_second(server, len(IDS))
     answers = run(flags, output, "--max_concurrency", 2)
     assert list(answers) == IDS
     assert "13 questions, 13 answers, 0 without an answer" in capsys.readouterr().out
@@ -123,7 +123,10 @@ def test_fields_of_an_answer(server, flags, output):
 def test_manifest(server, flags, output, monkeypatch):
     run(flags, output, "--limit", 2)
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
-    assert manifest["settings"]["model"] == "some-model" and manifest["arguments"]["base_url"] == server.url
+    address = server.url.removeprefix("http://")
+    assert (
+        manifest["settings"]["model"] == f"some-model at {address}" and manifest["arguments"]["base_url"] == server.url
+    )
     assert (manifest["settings"]["max_model_len"], manifest["arguments"]["max_model_len"]) == (None, 8192)  # as given
     assert manifest["settings"]["prompt"].keys() == {"no_personalization"}
     assert manifest["counts"]["answers"] == manifest["pieces"] == 2
@@ -159,7 +162,7 @@ def test_an_unranked_file_is_refused_before_any_request(server, flags, output):
 
 
 def test_several_answers_per_question_have_different_seeds(server, flags, output, monkeypatch):
-    server.reply = hold_first(server, 39)
+    server.reply = hold_second(server, 39)
     answers = run(flags, output, "--num_generated_outputs", 3, "--max_concurrency", 2)
     assert list(answers) == IDS and {len(outputs) for outputs in answers.values()} == {3}
     texts = {output["output"] for outputs in answers.values() for output in outputs}
@@ -292,7 +295,10 @@ def test_a_lasting_error_ends_the_run_with_one_line(server, flags, output, reply
     server.reply = lambda request: reply
     with pytest.raises(UserError) as raised:
         run(flags, output)
-    assert str(raised.value) == f"the API at 127.0.0.1 {message}"
+    assert str(raised.value).startswith(f"the API at 127.0.0.1 {message}")
+    # A fault that may be of one prompt ends the run at the third one.
+    assert ("has refused 3 different prompts" in str(raised.value)) == (reply.status == 400)
+    assert len({json.dumps(request["messages"]) for request in server.requests}) == (3 if reply.status == 400 else 1)
     assert not [path for path in output.parent.iterdir() if path.suffix != ".lock"]  # `raised` keeps the lock
 
 

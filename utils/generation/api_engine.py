@@ -139,7 +139,7 @@ class APIEngine:
             met.add(json.dumps(prompt))
             if len(met) == SEVERAL:
                 return UserError(f"{error}\n  it has refused {SEVERAL} different prompts and answered none")
-        refusal = RefusedError(" ".join(str(error).split()))
+        refusal = RefusedError(str(error).replace("\n  ", "; "))
         refusal.is_certain = self._has_answered
         self._note(f"{refusal}; this prompt has no answer")
         return refusal

@@ -20,7 +20,7 @@ from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 BYTES_PER_TOKEN = 4  # at most, in text of any language
-PROMPT_SENT = "prompt_tokens_sent"  # about, only in records of prompts of which a server read less than half
+PROMPT_SENT = "prompt_tokens_sent"  # an estimate, only in records of prompts that a server cut
 THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
 
 

@@ -61,7 +61,8 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
     completions = open_completions(args, args.model_addr, identity)
     is_adapter = not args.openai and adapter_base(args.model_addr)
     trained = trained_settings(args.model_addr, args.cache_dir) if is_adapter else {}
-    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions, trained)
+    room = thoughts.room(False, args.max_model_len)
+    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions, trained, room)
 
 
 def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
@@ -158,7 +159,7 @@ def confirm_model(args: Namespace, model: Model) -> None:
             f"{store.folder}: has completions of {json.dumps(model.identity)}, but the server now reports "
             f"{json.dumps(reported)}\n  give another --completions, or name the model with --model_id"
         )
-    store.note_server(server)
+    store.server = server
 
 
 def open_api(args: Namespace) -> Engine:

@@ -94,6 +94,7 @@ class Model:
     policy: Policy
     completions: Completions | None = None  # its earlier completions; None in a training
     trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
+    thought_room: int = 0  # tokens to add for thoughts to an output's limit that a method sets
 
     @property
     def settings(self) -> dict[str, Any]:

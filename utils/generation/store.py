@@ -50,7 +50,11 @@ class ModelStore:
     Attributes:
         folder: the model's folder; made with the first completion.
         described: everything that distinguishes this model from others.
+        server: the server that has this model, as "NAME at ADDRESS"; recorded with the first new completion, so that
+            later runs know its model without asking.
     """
+
+    server: str | None = None
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
         """`model` is the model's name, with which the folder's name begins."""
@@ -92,12 +96,6 @@ class ModelStore:
         """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
         check_could_write(self.folder / "model.json")
 
-    def note_server(self, server: str) -> None:
-        """Record a server that has this model, as "NAME at ADDRESS", so that later runs know it without asking."""
-        known = _read_model(self.folder / "model.json").get("servers", [])
-        if server not in known:
-            self._make_folder(servers=[*known, server])
-
     def close(self) -> None:
         for file in self._opened:
             file.close()
@@ -119,14 +117,18 @@ class ModelStore:
         of = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
         self._append(NO_KEY, of)
 
-    def _make_folder(self, **told: Any) -> None:
+    def _make_folder(self) -> None:
         path = self.folder / "model.json"
+        known = _read_model(path).get("servers", [])
+        servers = [*known, *({self.server} - {None, *known})]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if told or not path.exists():
+            if servers != known or not path.exists():
                 # All tasks of an array may start at once, so each writes its own temporary file.
                 staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-                write_synced(staged, json.dumps({**self.described, **told}, indent=2) + "\n")
+                write_synced(
+                    staged, json.dumps({**self.described, **({"servers": servers} if servers else {})}, indent=2) + "\n"
+                )
                 rename(staged, path)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None

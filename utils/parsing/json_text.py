@@ -9,9 +9,9 @@ The first attempt that finds the field decides:
 3. By name ("repaired"): the name is searched for, first as a key inside an object, then without braces. A tolerant
    scanner reads the value from there: with other quotes, with unescaped quotes inside, or without an end.
 
-An echo of the schema or of a form ("<your answer>") is no value, and a user's turn that the model makes up ends the
-text. A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked thought
-with a draft. In strings, `\\frac` and the like are LaTeX, not escapes.
+Echoes of the schema or of a form ("<your answer>") do not count, nor does anything after a user's turn that the model
+makes up. A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked
+thought with a draft. In strings, `\\frac` and the like are LaTeX, not escapes.
 """
 
 import json

@@ -21,6 +21,7 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"
+UNUSABLE = "unusable_calls"  # of a method's models, by role: how many, and of how many
 
 
 def collect_responses(
@@ -209,6 +210,9 @@ def origin_of(path: str) -> dict[str, Any] | None:
     told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
     told |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
+    by_role = manifest.get("calls") or {}  # of a method's models
+    unusable = {role: [one["unusable"], one["num_calls"]] for role, one in by_role.items() if one.get("unusable")}
+    told |= {UNUSABLE: unusable} if unusable else {}
     # Beam search follows no schema.
     decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")
     return {"prompt": prompts, "constrained_decoding": decoding, **told}

@@ -26,7 +26,7 @@ from utils.files.output import Key
 from utils.scoring.pairwise import SYSTEMS, pair_result, result_by_default
 from utils.scoring.verdicts import Verdict
 
-CARRIED = ("num_truncated", "num_selected")
+CARRIED = ("num_truncated", "num_selected", "num_without_plan")
 
 Scores = dict[str, Any]
 
@@ -67,10 +67,11 @@ def carried(questions: Iterable[Record], responses: Mapping[str, list[dict[str, 
     Returns:
         num_truncated: answers that were cut at --max_tokens and are scored as they are.
         num_selected: responses that were selected by their scores (utils/select_responses.py).
+        num_without_plan: answers by PlanPers without a usable plan.
     """
     firsts = [responses[question["id"]][0] for question in questions]
     truncated = sum(bool(one.get("truncated") and (one["output"] or "").strip()) for one in firsts)
-    counts = (truncated, sum(bool(selection_of(one)) for one in firsts))
+    counts = (truncated, sum(bool(selection_of(one)) for one in firsts), sum("no_plan" in one for one in firsts))
     return {name: count for name, count in zip(CARRIED, counts, strict=True) if count}
 
 

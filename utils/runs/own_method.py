@@ -169,6 +169,8 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     if not is_written:
         return
     told = describe_counts(counts)
+    for role, its in by_role.items():
+        told += f"; {its['unusable']} of {its['num_calls']} calls of {role} unusable" if its.get("unusable") else ""
     told += f"; {requested} completions requested, {reused} from the store"
     if cost:
         unpriced = ", ".join(role for role in roles if prices_of(roles[role].args) is None)

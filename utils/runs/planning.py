@@ -170,8 +170,8 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     publish_records(answers, device, counts, args.openai, prices_of(args), found, **model.figures)
 
 
-def report(pairs: list[list[Output]], has_planner: bool) -> int:
+def report(pairs: list[list[Output]]) -> int:
     """Print unusable and missing outputs, and return the exit code."""
-    made = [plans for _, plans in pairs if has_planner and not plans.finished] + [answers for answers, _ in pairs]
+    made = [plans for _, plans in pairs if not plans.finished] + [answers for answers, _ in pairs]
     code = max(output.report_failed() for output in made)
     return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))

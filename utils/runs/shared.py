@@ -117,6 +117,8 @@ class Shared:
         self._check_filled(prompt, known, values, items)
         known = {one: str(value) for one, value in known.items() if one in prompt.placeholders}
         policy = replace(model.policy, **(own or {}))
+        if "max_tokens" in (own or {}):
+            policy = replace(policy, max_tokens=policy.max_tokens + model.thought_room)
         if schema is not None:
             policy = replace(policy, schema=schema)
         elif not is_named or parse is not None:

@@ -13,6 +13,7 @@ from utils.cli.errors import printable, quote
 from utils.files.manifest import manifest_of
 from utils.parsing.plans import one_line
 from utils.parsing.thoughts import UNFINISHED_COUNT
+from utils.records.responses import UNUSABLE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, points_of
@@ -79,6 +80,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
             yield f"{counted(count, noun)}{without}, which count{'s' if count == 1 else ''} {metric.worst}"
     if truncated := system.num_truncated:
         yield f"{counted(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
+    if system.num_without_plan:
+        yield f"{counted(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
     if system.num_selected:
         told = f"{counted(system.num_selected, 'response')} selected by their scores"
         yield f"{told}, so it is excluded from daggers and bold"
@@ -92,6 +95,10 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
         yield f"{told} missing because thoughts were unfinished"
+    for role, (unusable, number) in {
+        role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()
+    }.items():
+        yield f"{unusable} of {counted(number, 'call')} of its {role} gave nothing usable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
@@ -205,6 +212,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
     if "num_truncated" in scores:
         text += f"; {scores['num_truncated']} cut off at --max_tokens, scored like complete ones"
+    if "num_without_plan" in scores:
+        text += f"; {scores['num_without_plan']} without a usable plan"
     if "num_selected" in scores:
         text += f"; {scores['num_selected']} {SELECTED}, so not comparable"
     if unreadable := sum(map(metric.is_unreadable, scores["per_question_scores"])):

@@ -100,7 +100,8 @@ class Row:
     name: str
     means: dict[str, float | None]
     counts: dict[str, int]
-    unfair: str | None = None  # the marked name of a system selected by its scores; None for others
+    label: str  # the name as shown
+    is_selected: bool  # by its scores
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -117,13 +118,14 @@ def make_rows(boards: list[Board]) -> list[Row]:
             most = max(same, key=lambda system: len(system.asked_ids))
             its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
             counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
-        rows.append(Row(name, means, counts, next((one.label for one in systems if one.num_selected), None)))
+        label = next((one.label for one in systems if one.label != name), name)
+        rows.append(Row(name, means, counts, label, any(one.num_selected for one in systems)))
     return rows
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Return the names of the rows with the best rounded mean, if at least two rows are comparable."""
-    means = {row.name: row.means[column] for row in rows if row.unfair is None}
+    means = {row.name: row.means[column] for row in rows if not row.is_selected}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
@@ -140,7 +142,7 @@ def means_table(boards: list[Board], comparisons: Sequence[Comparison] = (), pap
     best = {name: best_of(rows, name, board.metric.lower_is_better) for name, board in columns.items()}
     lines = []
     for row in rows:
-        cells = [Cell(row.unfair or row.name)]
+        cells = [Cell(row.label)]
         for column, value in row.means.items():
             dagger = "†" if has_dagger(comparisons, row.name, column) else ""
             beside = ()
@@ -319,7 +321,7 @@ def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | 
 
 def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): "yes"} if row.unfair else {}
+    record |= {SELECTED.capitalize(): "yes"} if row.is_selected else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)
@@ -330,6 +332,8 @@ def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], pa
         for column, point in points_of(board.system(row.name)).items():
             record |= {f"{board.name_of(column)}: {name}": limit for name, limit in _csv_limits(point.interval)}
     systems = [system for board in boards for system in board.systems if system.name == row.name]
+    without_plan = max((system.num_without_plan for system in systems), default=0)
+    record |= {"Without a plan": without_plan} if without_plan else {}
     return record if paper is None else record | wording_columns(systems)
 
 

@@ -16,6 +16,7 @@ from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
 SELECTED = "selected by score"  # put after a system's name if its responses were selected by their scores
+MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
     "judge", "prompt", "temperature", "top_p", *FURTHER, "max_tokens",
@@ -42,8 +43,11 @@ class System:
         users = list(map(cluster_of, self.questions))
         # Intervals and tests are clustered by user if a user has several questions.
         self.cluster = task.user_field if len(set(users)) < len(users) else None
-        self.num_truncated, self.num_selected = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
+        carried = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
+        self.num_truncated, self.num_selected, self.num_without_plan = carried
         self.label = f"{name} ({SELECTED})" if self.num_selected else name
+        if self.num_without_plan > MANY_WITHOUT_PLAN * len(self.entries):
+            self.label += f" ({self.num_without_plan / len(self.entries):.0%} without a plan)"
 
 
 @dataclass(eq=False)
