@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from api_server import ChatServer, Reply, _completion, _error, _Handler
@@ -53,7 +54,7 @@ class FaultyServer(ChatServer):
         met: number of times each fault occurred.
         retry_after: the header that "429 with Retry-After" sends.
         body: what the fault "other JSON" (not in FAULTS) sends: a value, raw bytes, or a function's result for the
-            right completion.
+            right completion; the bytes that the fault "trickle" (likewise) sends again and again.
         answered: number of complete answers to each request (as JSON).
     """
 
@@ -135,6 +136,13 @@ class _FaultyHandler(_Handler):
         elif fault == "other JSON":
             other = self.server.body(_completion(body, reply)) if callable(self.server.body) else self.server.body
             self._send_bytes(other if isinstance(other, bytes) else json.dumps(other).encode(), "application/json")
+        elif fault == "trickle":  # until the client gives up
+            self._send_bytes(b"", "application/json", length=10**6)
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(self.server.body)
+                    time.sleep(0.05)
+            self._hang_up()
         elif fault == "empty":
             self._send_bytes(json.dumps(_completion(body, Reply(""))).encode(), "application/json")
         else:

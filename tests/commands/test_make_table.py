@@ -201,7 +201,7 @@ class TestBold:
         ],
     )
     def test_the_best_is_chosen_among_numbers_as_shown(self, means, is_error, best):
-        assert best_of([Row(name, {"x": mean}, {}) for name, mean in means.items()], "x", is_error) == best
+        assert best_of([Row(name, {"x": mean}, {}, name, False) for name, mean in means.items()], "x", is_error) == best
 
 
 # Three questions with the differences 1/2, 1/2, 1/4: mean 5/12, deviations 1/12, 1/12, -1/6, variance (1/144 + 1/144

@@ -235,6 +235,14 @@ def test_server_that_never_answers(server, flags, output, questions, quick, faul
     )
 
 
+@pytest.mark.parametrize("sent", [b"\n", b" " * 100])
+def test_an_answer_that_only_trickles_in_is_given_up(server, flags, output, questions, quick, sent):
+    server.faults, server.body = lambda body, times: "trickle", sent
+    with pytest.raises(UserError, match="cannot be reached: Request timed out"):
+        answer(flags, output, "--request_timeout", 1, "--max_retries", 0, data=questions(1))
+    assert len(server.requests) == 1 + api_engine.LIBRARY_RETRIES
+
+
 def test_server_that_is_not_there(server, flags, output, questions, quick):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -4,6 +4,7 @@ import json
 import random
 import socket
 import threading
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -472,6 +473,48 @@ def test_a_reply_is_its_text_and_the_token_that_ends_the_turn(tmp_path, style):
     assert len(reply) == len("Cost\n猫 ’ time".encode()) + 1  # a token a byte: nothing in front, nothing after
     assert reply[-1] == end_id
     assert chat.tokenizer.decode(reply) == "Cost\n猫 ’ time" + end
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
+    chat = styled_chat(tmp_path, style)
+    marks = STYLES[style][2]
+    ids = chat.tokenizer.convert_tokens_to_ids(marks)
+    text = f"It prints {marks[0]}{marks[-1]} and {marks[0][:2]}{marks[0]}{marks[0][2:]} 猫."
+    for render in (
+        lambda text: chat.render([{"role": "user", "content": text}]),
+        lambda text: chat.render_groups([[[{"role": "user", "content": text}]]])[0][0],
+        chat.render_option,
+        lambda text: chat.render_reply(text)[:-1],
+    ):
+        rendered = render(text)
+        assert [[*rendered].count(one) for one in ids] == [[*render("It prints.")].count(one) for one in ids]
+        assert text in chat.tokenizer.decode(list(rendered))
+    assert chat.count(text) == len(text.encode()) == len(chat.render_option(text))
+
+
+def test_a_tokenizer_that_reads_control_tokens_in_any_text_is_named(tmp_path, capsys):
+    chat = styled_chat(tmp_path, "ChatML")
+    chat._encode_all = lambda texts: [array("i", [chat.end_of_turn]) for _ in texts]
+    chat.render_option("text")
+    assert capsys.readouterr().err.startswith(f"note: {tmp_path}: its tokenizer reads <|im_end|> in any text")
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"), [({}, "26 Jul 2024 00:00"), ({"strftime_now": "2031-02-03"}, "03 Feb 2031 00:00")]
+)
+def test_a_template_writes_the_same_date_on_every_day(tmp_path, variables, expected):
+    template = "{{ strftime_now('%d %b %Y %H:%M') }} {{ messages[0].content }}"
+    chat = LocalChat(save_model(tmp_path, template), None, variables)
+    assert decode(chat.render([{"role": "user", "content": "Hi"}])) == f"{expected} Hi"
+    assert chat.date == variables.get("strftime_now", "2024-07-26") and chat.variables == variables
+
+
+def test_a_date_that_is_none_is_refused(tmp_path, models):
+    template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    with pytest.raises(UserError, match="strftime_now is today; give a date"):
+        LocalChat(save_model(tmp_path, template), None, {"strftime_now": "today"})
+    assert LocalChat(models["normal"]).date is None
 
 
 @pytest.mark.parametrize("style", ["ChatML", "Gemma"])

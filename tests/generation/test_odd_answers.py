@@ -190,7 +190,8 @@ def test_every_shape_is_parsed_or_retried(server, flags, output, questions, quic
         ("stop", "A whole text", False), ("STOP", "A whole text", False), ("eos", "A whole text", False),
         ("end_turn", "A whole text", False), (None, "A whole text", False), ("", "A whole text", False),
         ("error", "A half", True), ("MAX_TOKENS", "A half", True), ("SAFETY", "A half", True),
-        ("abort", "A half", True), ("tool_calls", "A half", True), (2, "A half", True), ("content_filter: PROHIBITED", None, False),
+        ("abort", "A half", True), ("tool_calls", "A half", True), (2, "A half", True),
+        ("content_filter: PROHIBITED", None, False),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["text", "object"])

@@ -156,6 +156,7 @@ def test_sampling_parameters_of_vllm(own, expected):
     given = sampling_params(Sampling(0.5, 0.8, 9, 5, further={"top_k": 7, "presence_penalty": 1.5}), own)
     assert (given.temperature, given.top_p, given.top_k, given.presence_penalty) == (0.5, 0.8, 7, 1.5)
     assert sampling_params(Sampling(None, 1, 9, 5), {"temperature": 0}).seed is None
+    assert sampling_params(Sampling(0.5, 1, 9, 5, stop_token=7)).stop_token_ids == [7]
 
 
 def test_a_judge_s_prompts_and_length_and_its_dry_run(asked, switched, tmp_path, capsys):

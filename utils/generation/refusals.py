@@ -112,7 +112,7 @@ class Refusals:
                 else:
                     way = _without(way, body, refusal, met)
                 continue
-            self._learn(way, met, json.dumps(asked["messages"]), isinstance(schema, dict))
+            self._learn(way, met, json.dumps(asked.get("messages")), isinstance(schema, dict))
             return self.told(way, asked, schema, completion)
 
     def _learn(self, way: Way, met: dict[str, MalformedError], prompt: str, has_schema: bool) -> None:
