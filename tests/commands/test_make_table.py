@@ -237,6 +237,18 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
     assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "yes"}
 
 
+@pytest.mark.parametrize(("count", "name"), [(9, "Ours (100% without a plan)"), (1, "Ours (11% without a plan)")])
+def test_many_answers_without_a_plan_are_in_the_rows_name(three, capsys, count, name):
+    ours = three("b.json", *[BASE] * 3, num_without_plan=count)
+    words = systems_of({"RAG": three("a.json", *[BASE] * 3), "Ours": ours})
+    rows, notes = table(capsys, *words)
+    assert name in rows and "RAG" in rows
+    told = "9 answers" if count == 9 else "1 answer"
+    assert f"- Ours: {told} without a usable plan, made from the posts alone." in notes
+    found, _ = csv_table(capsys, *words)
+    assert {row["System"]: row["Without a plan"] for row in found} == {"RAG": "", "Ours": str(count)}
+
+
 class TestDaggers:
     def test_holm_corrects_over_the_table(self, three, capsys):
         """Of 0.0001 and three times 0.0377 the first becomes 4 * 0.0001, the others 3 * 0.0377 = 0.113."""

@@ -15,9 +15,11 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_ge
 
 import baselines
 import evaluate_responses
-from utils import download_datasets
+from utils import download_datasets, make_table
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.thinking import OPENAI_TOKENS
 from utils.runs.methods import Method
 
 
@@ -418,3 +420,41 @@ def test_a_forgotten_name_shows_no_password(runs, capsys):
     with pytest.raises(SystemExit):
         runs.run("--model", "https://user:hidden@host/v1")
     assert "hidden" not in capsys.readouterr().err
+
+
+RATES_ITSELF = """
+async def answer(record, ask):
+    text = await ask("rag", items=record.best(3))
+    await ask("Rate this from 1 to 10: {text}", text=text or "", max_tokens=8, parse=lambda text: int(text))
+    return text
+"""
+
+
+def test_unusable_calls_are_counted_by_role_down_to_the_table(runs, tmp_path, capsys):
+    runs.write(RATES_ITSELF.replace("int(text)", "None"))
+    runs.run()
+    told = f"; {len(IDS)} of {2 * len(IDS)} calls of generator unusable; "
+    assert told in capsys.readouterr().out
+    runs.server.reply = lambda request: Reply(json.dumps({"match_score": 1}))
+    flags = ["--openai", "--base_url", runs.server.url, "--api_key_addr", f"{tmp_path}/key.txt", "--evaluator_llm", "j"]
+    flags += ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--score_addr", tmp_path / "scores.json"]
+    assert evaluate_responses.main([*map(str, flags)]) == 0
+    assert make_table.main(["--system", "Mine", str(tmp_path / "scores.json")]) == 0
+    told = f"Mine: {len(IDS)} of {2 * len(IDS)} calls of its generator gave nothing usable."
+    assert told in capsys.readouterr().out
+
+
+def test_a_limit_that_a_method_sets_leaves_room_for_thoughts(runs):
+    runs.write(RATES_ITSELF.replace("parse=lambda text: int(text)", "temperature=1.0"))
+    for number, (model, more, limits) in enumerate(
+        [
+            ("some-model", ["--max_tokens", "500"], {500, 8}),
+            ("o3-mini", [], {2048 + OPENAI_TOKENS, 8 + OPENAI_TOKENS}),
+            ("o3-mini", ["--max_tokens", "500"], {500, 8 + PAPER_LENGTH // 4}),
+        ]
+    ):
+        runs.server.requests.clear()
+        flags = runs.flags("--limit", "1", *more, output=runs.output.with_name(f"{number}.json"))
+        flags[flags.index("--model_addr") + 1] = model
+        assert baselines.main(flags) == 0
+        assert {body.get("max_tokens") for body in runs.server.requests} == limits

@@ -56,13 +56,13 @@ def choose_generator(args: Namespace, identity: str, schema: dict[str, Any] | st
     else:
         room = settle_tokens(args, thoughts, args.model_addr, chat.model_limit)
     args.max_model_len = choose_length(chat, args.max_model_len, args.max_tokens, (length or PAPER_LENGTH) + room)
+    room_for_methods = room or thoughts.room(False, args.max_model_len)
     args.reasoning_parser = thoughts.parser
     policy = Policy.from_arguments(args, schema).for_chat(chat, thoughts)
     completions = open_completions(args, args.model_addr, identity)
     is_adapter = not args.openai and adapter_base(args.model_addr)
     trained = trained_settings(args.model_addr, args.cache_dir) if is_adapter else {}
-    room = thoughts.room(False, args.max_model_len)
-    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions, trained, room)
+    return Model(args.model_addr, identity, chat, args.max_model_len, policy, completions, trained, room_for_methods)
 
 
 def choose_answerer(args: Namespace, identity: str, schema: dict[str, Any] | str, length: int | None = None) -> Model:
