@@ -125,7 +125,7 @@ def prepare(args: cli.Arguments) -> Command:
             with writing(system.output for system in its):
                 compute_verdicts(its, records)
                 for system in its:
-                    publish_scores(system, task, args, None)
+                    publish_scores(system, task, args, None, {})
         else:
             model, asked = calls_to(args, its, records, load_judge(args, chosen))
             shared = Shared(task, {"judge": Role(args, model)}, args.seed, num_contexts=0)
@@ -134,7 +134,7 @@ def prepare(args: cli.Arguments) -> Command:
             with writing(system.output for system in its):
                 device, _ = run_steps([step], shared)
                 for system in its:
-                    publish_scores(system, task, args, device)
+                    publish_scores(system, task, args, device, model.figures)
         code = max(system.output.report_failed() for system in its)
         return max(code, cli.report_missing(sum(len(system.output.missing()) for system in its), "verdict"))
 

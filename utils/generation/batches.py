@@ -51,6 +51,7 @@ class Asked:
     tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
+    has_answered: bool = False
 
 
 class BatchEngine(APIEngine):
@@ -60,6 +61,7 @@ class BatchEngine(APIEngine):
         super().__init__(args, api_key)
         self._its, self._base_url = asked, args.base_url
         self.refusals = asked.refusals = asked.refusals or self.refusals
+        self._has_answered = asked.has_answered
         self._path = Path(args.completions) / "batches.jsonl"
         self._finding, self._has_found = asyncio.Lock(), False
 
@@ -197,6 +199,7 @@ class BatchEngine(APIEngine):
                 problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
                 if status == 200:
                     its.answers[key] = _encode(body)
+                    its.has_answered = self._has_answered = True
                 elif isinstance(problem, RefusedError):
                     its.answers[key] = str(problem)
                 elif not isinstance(problem, UnavailableError):

@@ -282,14 +282,15 @@ def compute_verdicts(systems: list[System], records: list[Record]) -> None:
                 progress.update()
 
 
-def publish_scores(system: System, task: Task, args: Arguments, device: str | None) -> None:
-    """Write the score file and print its summary."""
+def publish_scores(system: System, task: Task, args: Arguments, device: str | None, of_judge: dict[str, str]) -> None:
+    """Write the score file and print its summary; `of_judge` are the judge's `Model.figures`."""
     scores, verdicts = system.output.content(), system.output.pieces.values()
     names = ("num_questions", "num_scored_questions", "num_unanswered", "num_unscored")
     figures = {
         "batch_invariant": batch_invariance(device, args.openai),
         "counts": {name: scores[name] for name in names},
         **describe_records(verdicts),
+        **of_judge,
         "judged": system.response_addrs,
         "answers": [origin_of(address) for address in system.response_addrs],
     }
