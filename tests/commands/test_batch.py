@@ -109,7 +109,7 @@ def test_expired_or_failed_requests_are_sent_again_and_finally_alone(server, tmp
     assert len(json.loads((tmp_path / "out.json").read_text())) == 40 and set(server.paid.values()) == {1}
 
 
-def test_a_single_request_finds_what_the_api_accepts(server, tmp_path):
+def test_two_single_requests_find_what_the_api_accepts(server, tmp_path):
     """A prompt refused for its content is sent once."""
 
     def outcome(number, body):
@@ -123,8 +123,8 @@ def test_a_single_request_finds_what_the_api_accepts(server, tmp_path):
     server.reply = lambda body: server.answer(body, outcome(0, body))
     inputs, output = make_questions(tmp_path / "in.json", 5), tmp_path / "out.json"
     assert answer(server, inputs, output, "--constrained_decoding", "always") == 0
-    assert sizes_of(server) == [5, 4] and set(server.paid.values()) == {1}
-    assert len(server.requests) == 3  # json_schema, json_object, neither
+    assert sizes_of(server) == [5, 3] and set(server.paid.values()) == {1}
+    assert len(server.requests) == 2 * 3  # json_schema, json_object, neither
     outputs = json.loads(output.read_text())
     assert [key for key, [one] in outputs.items() if one["output"] is None] == ["q3"]
 
@@ -234,3 +234,22 @@ async def killed(self, request, **more):
     return response
 httpx2.AsyncClient.send = killed
 """
+
+
+def test_prompts_that_the_api_refuses_have_no_answer(server, tmp_path):
+    """More of them than would end a run that has no answers."""
+
+    def outcome(number, body):
+        is_refused = body["messages"][-1]["content"].count("of 1") > 0  # 1 and 10 to 19
+        return Reply("Content Exists Risk", status=400) if is_refused else usable(number, body)
+
+    server.outcome = outcome
+    server.reply = lambda body: server.answer(body, outcome(0, body))
+    inputs, output = make_questions(tmp_path / "in.json", 40), tmp_path / "out.json"
+    assert answer(server, inputs, output) == 0
+    outputs = json.loads(output.read_text())
+    lost = [key for key, [one] in outputs.items() if one["output"] is None]
+    assert len(lost) == 11 and set(outputs[lost[0]][0]["reason"].split()) > {"Content", "Exists", "Risk"}
+    asked = len(server.requests), len(server.batches)
+    assert answer(server, inputs, output, "--overwrite") == 0
+    assert (len(server.requests), len(server.batches)) == asked

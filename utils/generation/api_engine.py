@@ -70,8 +70,8 @@ class APIEngine:
         self._noted = -math.inf
         self._answered = 0  # completions so far
         self._first = asyncio.Lock()  # held by the first request of a kind
-        self._kinds: set[tuple[str, bool]] = set()  # kinds of requests that need not go alone
-        self._has_answered = False  # a request for a completion
+        self._kinds: set[tuple[str, bool]] = set()  # models, with a schema or not, whose requests need not go alone
+        self._answering: set[str] = set()  # models that have answered
         self._problem_of_all: UserError | None = None  # the first request's, which the others would meet too
         self._refused: dict[tuple[str, int, str], set[str]] = {}  # prompts by model, status and code of the refusal
         self._max_retries = args.max_retries
@@ -103,7 +103,7 @@ class APIEngine:
                 completion = await self._insist(lambda: self._complete_once(model, prompt, sampling))
             except MalformedError as error:
                 raise self._refusal(model, prompt, error) from None
-            self._has_answered = True
+            self._answering.add(model)
             return completion
 
     @asynccontextmanager
@@ -125,7 +125,7 @@ class APIEngine:
                 except UnavailableError:  # an outage, during which the others need not wait for each other
                     self._kinds.add(kind)
                     raise
-                if not self.refusals.is_unsure:
+                if not (kind[1] and self.refusals.is_unsure):
                     self._kinds.add(kind)
         if not is_first:
             yield
@@ -134,13 +134,13 @@ class APIEngine:
         """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
         if error.is_for_all:
             return error
-        if not self._has_answered:
+        if model not in self._answering:
             met = self._refused.setdefault((model, error.status, error.code), set())
             met.add(json.dumps(prompt))
             if len(met) == SEVERAL:
                 return UserError(f"{error}\n  it has refused {SEVERAL} different prompts and answered none")
         refusal = RefusedError(str(error).replace("\n  ", "; "))
-        refusal.is_certain = self._has_answered
+        refusal.is_certain = model in self._answering
         self._note(f"{refusal}; this prompt has no answer")
         return refusal
 

@@ -51,7 +51,7 @@ class Asked:
     tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
-    has_answered: bool = False
+    answering: set[str] = field(default_factory=set)  # models that have answered
 
 
 class BatchEngine(APIEngine):
@@ -61,21 +61,21 @@ class BatchEngine(APIEngine):
         super().__init__(args, api_key)
         self._its, self._base_url = asked, args.base_url
         self.refusals = asked.refusals = asked.refusals or self.refusals
-        self._has_answered = asked.has_answered
+        self._answering = asked.answering
         self._path = Path(args.completions) / "batches.jsonl"
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
         its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
-        # The first individual request finds out what the API refuses; the others wait for it.
+        # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
             way = self.refusals.way(schema)
             body = self.refusals.body(way, asked, schema)
             # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
-            if goes_alone and not self._has_found:
+            if goes_alone and (self.refusals.is_unsure or not self._has_found):
                 self._has_found = True
                 return await alone(model, prompt, sampling)
         if goes_alone:
@@ -103,6 +103,7 @@ class BatchEngine(APIEngine):
                 its.read.add(batch_id)
         for part in parts_of({key: left[key] for key in left if key not in its.answers and its.tries[key] < ROUNDS}):
             await self._ask_for(part)
+        its.answering |= {left[key]["model"] for key in left if isinstance(its.answers.get(key), bytes)}
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
         """Get answers to these requests from one batch, or from smaller ones if the API's queue is full."""
@@ -199,7 +200,6 @@ class BatchEngine(APIEngine):
                 problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
                 if status == 200:
                     its.answers[key] = _encode(body)
-                    its.has_answered = self._has_answered = True
                 elif isinstance(problem, RefusedError):
                     its.answers[key] = str(problem)
                 elif not isinstance(problem, UnavailableError):
