@@ -19,6 +19,10 @@ from typing import IO, Any
 from utils.cli import UserError, describe_os_error
 
 
+LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # what a disk says that did not keep what was written
+PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
+
+
 def check_writable(path: Path) -> None:
     """Make the folder of `path`; UserError if `path` could not be written."""
     with _as_user_error(path):
@@ -43,17 +47,36 @@ def _as_user_error(path: Path) -> Iterator[None]:
 
 
 def probe_folder(path: Path) -> Path:
-    """Return the folder of `path`, or its nearest existing parent, after checking that a file can be made there.
+    """Return the folder of `path`, or its nearest existing parent, after doing there all that our outputs need.
 
-    OSError if none can, UserError if `path` is a folder itself.
+    That is: make a folder, append to a file, empty it, and replace one file by another. Nothing is left.
+
+    OSError if that cannot be done, UserError if `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give a file")
     path.with_name(f"{path.name}.manifest.json.tmp").exists()  # fails if the longest derived name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # a file without a name, if the file system supports that
+    with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder, ignore_cleanup_errors=True) as probe:
+        appended = Path(probe, "appended")
+        with open_appending(appended) as file:
+            write_line(file, b"0" * PROBE_BYTES, appended)
+            sync(file)
+            file.truncate(0)
+        write_atomically(appended, "0")
     return folder
+
+
+def sync(file: IO[Any] | int) -> None:
+    """Wait until a file or a folder is on disk; not where the file system (CIFS, FUSE) cannot tell.
+
+    OSError if the disk did not keep it.
+    """
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno in LOST:
+            raise
 
 
 def check_regular(path: Path) -> None:
@@ -105,6 +128,18 @@ def replace_link(link: Path, target: str) -> None:
     staged.replace(link)
 
 
+def check_linkable(folder: Path) -> None:
+    """Raise UserError if no symbolic links can be made in a folder (on CIFS, vfat and some FUSE file systems)."""
+    link = folder / ".probe-link"
+    try:
+        replace_link(link, "nowhere")
+        link.unlink()
+    except OSError as error:
+        raise UserError(
+            f"{folder}: symbolic links cannot be made there: {error.strerror}; give a folder on another file system"
+        ) from None
+
+
 def write_synced(path: Path, text: str) -> None:
     with open_whole(path) as file:
         file.write(text)
@@ -136,7 +171,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync(file)
     except BaseException:
         path.unlink(missing_ok=True)  # free the space on a full disk
         raise
@@ -161,10 +196,13 @@ def fill_folder(folder: Path) -> Iterator[Path]:
 
 def rename(staged: Path, path: Path) -> None:
     os.replace(staged, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except PermissionError:  # files may be made in it, but not listed
+        return
     try:
         with naming(path.parent):
-            os.fsync(folder)  # so that the new name is on disk too
+            sync(folder)  # so that the new name is on disk too
     finally:
         os.close(folder)
 

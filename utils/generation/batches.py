@@ -23,7 +23,7 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
-from utils.files.writing import open_appending, write_line
+from utils.files.writing import open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
@@ -155,7 +155,7 @@ class BatchEngine(APIEngine):
             write_line(
                 file, b"\n" + line + b"\n", self._path
             )  # the first line break ends a line cut by a killed process
-            os.fsync(file.fileno())
+            sync(file)
         return batch_id
 
     def _sent(self) -> dict[str, set[str]]:
