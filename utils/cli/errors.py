@@ -45,6 +45,10 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EROFS: _MAKE_WRITABLE,
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
+    **dict.fromkeys(
+        (errno.EIO, errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ESTALE),
+        "check its disk, or give a path on another one; finished work is kept",
+    ),
 }
 
 

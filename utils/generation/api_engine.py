@@ -24,6 +24,7 @@ import openai
 
 from utils.cli import UserError
 from utils.cli.errors import printable
+from utils.files.web_files import proxy_before
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError
@@ -65,6 +66,8 @@ class APIEngine:
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
+        if proxy := proxy_before(str(self._client.base_url)):
+            self.device += f", through the proxy in {proxy} (NO_PROXY lacks this host)"
         # OpenAI's newer models accept only the new name of this limit; other servers often accept only the old one.
         self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None

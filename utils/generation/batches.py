@@ -8,7 +8,6 @@ found in the API's list by the hash of its content.
 import asyncio
 import hashlib
 import json
-import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator

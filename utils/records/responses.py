@@ -78,10 +78,15 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     if Path(path).suffix == TABLE:
         return _read_table(path, task)
     content = read_json(path)
-    if isinstance(content, dict) and isinstance(content.get("task"), str):  # a question's responses are never a text
+    if is_lamps_own(content):
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
     return _check_samples(content, path, _Response, "responses must be an object {question id: [{output}]}")
+
+
+def is_lamps_own(content: Any) -> bool:
+    """Return whether a file's content is in LaMP's own format; in ours, a question's responses are never a text."""
+    return isinstance(content, dict) and isinstance(content.get("task"), str)
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
@@ -156,13 +161,19 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 
 
 def refuse_gaps(path: str | Path) -> None:
-    """Raise UserError if the manifest beside a response file says that a server failed to give some answers."""
+    """Raise UserError if the manifest beside a response file says that answers are missing.
+
+    A server failed to give them, or a user's own method raised.
+    """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
-        again = "it" if count == 1 else "them"
+        again = f"to retry {'it' if count == 1 else 'them'}"
+        problem, first = describe_missing(count, "answer"), ""
+        if raised := manifest.get("raised"):
+            problem, first = f"answers are missing: {count}; the method raised on {raised} of them", "correct it, then "
         raise UserError(
-            f"{path}: {describe_missing(count, 'answer')}\n"
-            f"  run the command that made the file again to retry {again}, or add --allow_partial to score the rest"
+            f"{path}: {problem}\n"
+            f"  {first}run the command that made the file again {again}, or add --allow_partial to score the rest"
         )
 
 
