@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.files.writing import check_linkable, check_writable, replace_link
+from utils.files.writing import check_writable, replace_link
 from utils.records.scores import Scores, read_scores
 from utils.tables.system_scores import check_same_judge
 
@@ -45,8 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--link_addr {link}: not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     best = choose(scores)
-    check_writable(link.parent / "manifest.json")
-    check_linkable(link.parent)
+    check_writable(link.parent / "manifest.json", links=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[best]), link.parent))
     for number, (folder, its) in enumerate(zip(args.model_addr, scores.values(), strict=True)):
         print(f"{its['score']:.4f}  {folder}{'  <- ' + args.link_addr if number == best else ''}")

@@ -46,13 +46,9 @@ def run_script(main: Callable[[], int]) -> None:
 
 
 class _Printed(io.TextIOWrapper):
-    """Standard output or error. What cannot be written is dropped, because a run's work does not depend on it.
+    """Standard output or error. What cannot be written is dropped, because a run's work does not depend on it."""
 
-    Attributes:
-        error: the first error, or None.
-    """
-
-    error: OSError | None = None
+    error: OSError | None = None  # the first one
 
     def write(self, text: str) -> int:
         try:
@@ -85,9 +81,8 @@ def _print_whatever_happens() -> None:
         if stream is None:
             stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
             os.set_inheritable(stream.fileno(), True)  # else a child process would have none
-        buffering = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
-        encoding = stream.encoding
-        setattr(sys, name, _Printed(stream.detach(), encoding, "backslashreplace", **buffering))
+        layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
+        setattr(sys, name, _Printed(stream.detach(), errors="backslashreplace", **layout))
 
 
 def _exit_code(main: Callable[[], int]) -> int:

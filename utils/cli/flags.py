@@ -102,21 +102,16 @@ class FlagParser(argparse.ArgumentParser):
         for word in self._words:
             if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
-        self._words = list(map(self._at_home, self._words))
+        try:
+            self._words = list(map(at_home, self._words))
+        except argparse.ArgumentTypeError as error:
+            self.refuse(str(error))
         parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
         flags = self._option_string_actions.keys() & self._given_words()
         parsed.given, parsed.idle = (
             frozenset(self._option_string_actions[flag].dest for flag in names) for names in (flags, self.idle)
         )
         return parsed, rest
-
-    def _at_home(self, word: str) -> str:
-        """Return a word of the command line with ~ or ~user expanded, which shells leave in `--flag=~/file`."""
-        flag, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
-        try:
-            return flag + sign + at_home(value)
-        except argparse.ArgumentTypeError as error:
-            self.refuse(str(error))
 
     def error(self, message: str) -> None:
         """Report a mistake; argparse calls this. If a flag is misspelt, report that instead of the message."""
@@ -137,12 +132,13 @@ def is_text(word: str) -> bool:
     return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
 
 
-def at_home(path: str) -> str:
-    """Expand ~ or ~user at the beginning of a path (the `type` of a flag)."""
+def at_home(word: str) -> str:
+    """Expand the ~ or ~user of a path, or of `--flag=PATH`, where shells leave it."""
+    flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
     found = os.path.expanduser(path)
     if path.startswith("~") and "/" in path and found == path:
         raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
-    return found
+    return flag + sign + found
 
 
 def is_launched() -> bool:

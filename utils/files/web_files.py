@@ -1,21 +1,13 @@
 """Files from a web server, cached completely or not at all. If a connection breaks, the download resumes."""
 
-import errno
-import os
 import posixpath
-import ssl
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from importlib.util import find_spec
-from ipaddress import ip_address
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 from utils.cli import UserError
-from utils.cli.flags import address_problem
+from utils.cli.environment import check_environment, wrong
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import without_password
 from utils.files.writing import Lock, check_writable, open_whole, rename
@@ -57,69 +49,6 @@ class Server(NamedTuple):
         return cached
 
 
-def check_environment(*headers: str) -> None:
-    """Raise UserError for an environment variable with which HTTP clients would fail.
-
-    `headers` are the variables whose values are sent in a header.
-    """
-    for name, address in _proxies().items():
-        scheme, _, rest = (address if "://" in address else f"http://{address}").partition("://")
-        is_socks = scheme in ("socks5", "socks5h")
-        if is_socks and find_spec("socksio") is None:
-            raise _wrong(name, "a SOCKS proxy needs the package socksio (pip install socksio)")
-        if problem := address_problem(f"{'http' if is_socks else scheme}://{rest}"):
-            raise _wrong(name, problem)
-    for name, read in READERS.items():
-        if value := os.environ.get(name):
-            try:
-                read(value)
-            except OSError as error:  # also what ssl raises
-                raise _wrong(name, f"{value} cannot be used: {error.strerror or error}") from None
-    for name in headers:
-        value = os.environ.get(name, "")
-        value = value.strip() if name == "HF_TOKEN" else value  # as the hub's client does
-        lines = value.split("\n") if name.endswith("_HEADERS") else [value]  # of `name: value`
-        if not all(line.isascii() and line.isprintable() and line == line.strip() for line in lines):
-            raise _wrong(name, "is sent in an HTTP header, so it must be printable ASCII without spaces around it")
-
-
-def proxy_before(url: str) -> str | None:
-    """Return the variable with a proxy through which a server on this machine or in its network is reached, or None."""
-    parts = urlsplit(url)
-    host, proxies = parts.hostname or "", _proxies()
-    with suppress(ValueError):  # a name
-        if not ip_address(host).is_private:
-            return None
-    if ("." in host and not host.replace(".", "").isdigit()) or proxy_bypass(host):
-        return None
-    return next((name for name in proxies if name.lower() in (f"{parts.scheme}_proxy", "all_proxy")), None)
-
-
-def _proxies() -> dict[str, str]:
-    """Return the proxies in the environment, by the variable's name; in lower case, if both are set."""
-    found = getproxies()
-    names = [name for scheme in ("http", "https", "all") for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")]
-    values = {name: found.get(name.lower().removesuffix("_proxy")) for name in names if os.environ.get(name)}
-    return {name: value for name, value in values.items() if value}
-
-
-def _wrong(name: str, problem: str) -> UserError:
-    return UserError(f"{name} in the environment: {problem}; correct or unset it")
-
-
-def _list_any(folders: str) -> None:
-    """Raise OSError unless one of these folders, separated by colons, exists."""
-    if not any(map(os.path.isdir, folders.split(os.pathsep))):
-        raise FileNotFoundError(errno.ENOENT, "no such folder")
-
-
-READERS: dict[str, Callable[[str], object]] = {  # of variables with paths, that Python and HTTP clients read
-    "SSL_CERT_FILE": lambda path: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path),
-    "SSL_CERT_DIR": _list_any,
-    "SSLKEYLOGFILE": lambda path: open(path, "a").close(),
-}
-
-
 class _TroubleError(Exception):
     """A temporary problem: the same request may succeed later."""
 
@@ -134,7 +63,7 @@ def _download(url: str, path: Path) -> None:
     try:
         client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
     except httpx.InvalidURL:  # the other variables are checked
-        raise _wrong("NO_PROXY", "has an entry that httpx cannot read, such as an IPv6 network") from None
+        raise wrong("NO_PROXY", "has an entry that httpx cannot read, such as an IPv6 network") from None
     with client, open_whole(part, "wb") as file:
         while True:
             before = file.tell()

@@ -22,11 +22,11 @@ LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # what a disk says that did not 
 PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
 
 
-def check_writable(path: Path) -> None:
-    """Make the folder of `path`; UserError if `path` could not be written."""
+def check_writable(path: Path, links: bool = False) -> None:
+    """Make the folder of `path`; UserError if `path`, or with `links` a symbolic link, could not be written there."""
     with _as_user_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe_folder(path)
+        probe_folder(path, links)
 
 
 def check_could_write(path: Path) -> None:
@@ -45,7 +45,7 @@ def _as_user_error(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
-def probe_folder(path: Path) -> Path:
+def probe_folder(path: Path, links: bool = False) -> Path:
     """Return the folder of `path`, or its nearest existing parent, after doing there all that our outputs need.
 
     That is: make a folder, append to a file, empty it, and replace one file by another. Nothing is left.
@@ -63,6 +63,11 @@ def probe_folder(path: Path) -> Path:
             sync(file)
             file.truncate(0)
         write_atomically(appended, "0")
+        try:
+            Path(probe, "link").symlink_to("nowhere") if links else None
+        except OSError as error:
+            told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
+            raise UserError(f"{folder}: {told}") from None
     return folder
 
 
@@ -125,18 +130,6 @@ def replace_link(link: Path, target: str) -> None:
     staged.unlink(missing_ok=True)
     staged.symlink_to(target)
     staged.replace(link)
-
-
-def check_linkable(folder: Path) -> None:
-    """Raise UserError if no symbolic links can be made in a folder (on CIFS, vfat and some FUSE file systems)."""
-    link = folder / ".probe-link"
-    try:
-        replace_link(link, "nowhere")
-        link.unlink()
-    except OSError as error:
-        raise UserError(
-            f"{folder}: symbolic links cannot be made there: {error.strerror}; give a folder on another file system"
-        ) from None
 
 
 def write_synced(path: Path, text: str) -> None:

@@ -23,8 +23,8 @@ from urllib.request import getproxies
 import openai
 
 from utils.cli import UserError
+from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
-from utils.files.web_files import proxy_before
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError

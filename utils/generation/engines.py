@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.environment import OF_API, check_environment
 from utils.files.manifest import REPORTED, folder_settings
 from utils.files.output import Output
-from utils.files.web_files import check_environment
 from utils.generation.calls import Prices, describe_cost, describe_counts, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
@@ -109,7 +109,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
     if args.openai:
         if not args.cached_only:
             read_api_key(args.api_key_addr)
-        check_environment("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS")
+        check_environment(OF_API)
         return args.model_id or model_addr
     with suggesting_openai():
         return identify_local_model(model_addr, args.cache_dir)

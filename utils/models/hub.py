@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.flags import address_problem
+from utils.cli.environment import OF_HUB, check_environment
 from utils.cli.progress import announce
-from utils.files.web_files import check_environment
 from utils.models.file_hashes import hash_file, is_kept
 from utils.models.loading import adapter_base, inner_name, read_headers
 
@@ -152,15 +151,6 @@ def skipping_absent_hub(name: str) -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def check_hub_environment() -> None:
-    """Raise UserError for an environment variable with which the hub's client would fail."""
-    from huggingface_hub import constants
-
-    check_environment("HF_TOKEN", "HF_HUB_USER_AGENT_ORIGIN")
-    if problem := address_problem(constants.ENDPOINT):
-        raise UserError(f"HF_ENDPOINT in the environment: {problem}")
-
-
 def is_hub_away() -> bool:
     """Return whether the hub cannot be reached (refused, no such host, no route); a slow or failing hub can be.
 
@@ -171,7 +161,7 @@ def is_hub_away() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return True
-    check_hub_environment()
+    check_environment(OF_HUB)
     try:  # timeouts to connect, to read, to write, and for a free connection
         get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
     except HTTPError as error:  # by name, because the client may use any HTTP library

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.cli import UserError
+from utils.cli.environment import OF_HUB, check_environment
 from utils.cli.progress import announce, announce_file
-from utils.models.hub import check_hub_environment, is_folder
+from utils.models.hub import is_folder
 
 CARD = "README.md"
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -78,7 +79,7 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
     from huggingface_hub.utils import disable_progress_bars
 
     if not constants.HF_HUB_OFFLINE:
-        check_hub_environment()
+        check_environment(OF_HUB)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it shows addresses, which may hold secrets
     where = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}
     unreachable = None

@@ -167,13 +167,12 @@ def refuse_gaps(path: str | Path) -> None:
     """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
-        again = f"to retry {'it' if count == 1 else 'them'}"
-        problem, first = describe_missing(count, "answer"), ""
-        if raised := manifest.get("raised"):
-            problem, first = f"answers are missing: {count}; the method raised on {raised} of them", "correct it, then "
+        again, raised = "it" if count == 1 else "them", manifest.get("raised")
+        cause = f"the method raised on {raised} questions" if raised else "the server failed"
+        first = "correct the method, then run" if raised else "run"
         raise UserError(
-            f"{path}: {problem}\n"
-            f"  {first}run the command that made the file again {again}, or add --allow_partial to score the rest"
+            f"{path}: {describe_missing(count, 'answer', cause)}\n"
+            f"  {first} the command that made the file again to retry {again}, or add --allow_partial to score the rest"
         )
 
 

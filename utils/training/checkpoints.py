@@ -13,15 +13,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
-from utils.files.writing import (
-    Lock,
-    check_could_write,
-    check_free,
-    check_linkable,
-    check_writable,
-    replace_link,
-    staged_path,
-)
+from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 
@@ -85,10 +77,8 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
             else; or of a run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
-    check_writable(folder / "manifest.json")
+    check_writable(folder / "manifest.json", links=True)
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
-    if lock is not None:
-        check_linkable(folder)
     checkpoints, differing = _find_run(args, settings)
     if differing or not args.resume:
         return Run(folder, None, lock, replaced=checkpoints)
