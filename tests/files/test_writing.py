@@ -10,7 +10,7 @@ import pytest
 from utils.cli import UserError
 from utils.files.manifest import publish, read_manifest
 from utils.files.output import Output
-from utils.files.writing import check_could_write, check_linkable, check_writable, write_atomically
+from utils.files.writing import check_could_write, check_writable, write_atomically
 from utils.generation.store import ModelStore
 
 ABSENT = [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.ENOTTY]
@@ -78,10 +78,12 @@ def test_what_cannot_be_written_is_found_first(tmp_path, monkeypatch, name, numb
 
 
 def test_a_folder_that_cannot_be_listed_or_has_no_links(tmp_path, monkeypatch):
-    check_linkable(tmp_path)
+    path = tmp_path / "a.json"
     refuse(monkeypatch, "open", errno.EACCES, lambda path, flags, *mode: path == tmp_path)
-    write_atomically(tmp_path / "a.json", "text")
+    write_atomically(path, "text")
+    check_writable(path, links=True)
     refuse(monkeypatch, "symlink", errno.EPERM)
+    check_writable(path)
     with pytest.raises(UserError, match="symbolic links cannot be made there"):
-        check_linkable(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+        check_writable(path, links=True)
+    assert list(tmp_path.iterdir()) == [path]

@@ -443,7 +443,7 @@ def test_a_method_that_returns_nothing_gets_no_remedy_for_prompts(runs, capsys, 
     runs.run(code=1)
     told = capsys.readouterr().err
     assert "13 × the method gave no answer, such as" in told and "try to change the method: it returned None" in told
-    assert "posts" not in told and "--max" not in told
+    assert "fewer posts" not in told and "--max" not in told
 
 
 def test_with_an_api_a_folder_is_no_further_model(runs, tmp_path):
