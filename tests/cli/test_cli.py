@@ -457,13 +457,9 @@ def test_given_flags_are_recorded_apart_from_the_values(words, given, parser_of)
 @pytest.mark.parametrize(("home", "expected"), [("~", "/home/me"), ("~root", "/root"), ("~nobody-here", None)])
 @pytest.mark.parametrize(
     ("script", "flag"),
-    [
-        ("baselines.py", "--inputs_addr"),
-        ("retrieval/rank_dataset.py", "--cache_dir"),
-        ("train_planner.py", "--output_dir"),
-        ("utils/make_table.py", "--output_addr"),
-    ],
-)
+    [("baselines.py", "--inputs_addr"), ("retrieval/rank_dataset.py", "--cache_dir"),
+     ("train_planner.py", "--output_dir"), ("utils/make_table.py", "--output_addr")],
+)  # fmt: skip
 def test_a_tilde_is_a_home(script, flag, home, expected, monkeypatch, parser_of, capsys):
     monkeypatch.setenv("HOME", "/home/me")
     parser = parser_of(script)
@@ -578,19 +574,14 @@ def test_output_into_a_closed_pipe(body, code, stderr):
 CHARACTERS = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr)]"
 
 
-@pytest.mark.parametrize(
-    ("shell", "code", "shown"),
-    [
-        ("{}", 0, "\\xe9 \\xd7 \\u2020"),  # as Python shows them on stderr
-        ("{} | head -c 1", 141, ""),  # of the pipeline: head itself succeeds
-        ("{} 2>&1 | head -c 1", 141, ""),
-        ("{} 2> >(head -c 1)", 0, ""),
-        ("{} 2>&-", 0, ""),
-        ("{} >&- 2>&-", 0, ""),
-        ("{} 2>/dev/full", 0, ""),
-        ("{} >/dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
-    ],
-)
+SHELLS = [
+    ("{}", 0, "\\xe9 \\xd7 \\u2020"), ("{} | head -c 1", 141, ""), ("{} 2>&1 | head -c 1", 141, ""),
+    ("{} 2> >(head -c 1)", 0, ""), ("{} 2>&-", 0, ""), ("{} >&- 2>&-", 0, ""), ("{} 2>/dev/full", 0, ""),
+    ("{} >/dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shell", "code", "shown"), SHELLS)
 def test_no_print_ends_the_work(tmp_path, shell, code, shown):
     """Whatever characters the terminal has, and wherever the streams go."""
     loop = f"[{CHARACTERS} for _ in range(30_000)]; open({str(tmp_path / 'done')!r}, 'w').close(); return 0"

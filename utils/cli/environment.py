@@ -19,13 +19,13 @@ READERS: dict[str, Callable[[str], object]] = {  # of variables with paths, that
     "SSLKEYLOGFILE": lambda path: open(path, "a").close(),
 }
 OF_API = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS")
-OF_HUB = ("HF_ENDPOINT", "HF_TOKEN", "HF_HUB_USER_AGENT_ORIGIN")
+OF_HUB = ("HF_TOKEN", "HF_HUB_USER_AGENT_ORIGIN")
 
 
 def check_environment(names: Sequence[str] = ()) -> None:
     """Raise UserError for an environment variable with which HTTP clients would fail.
 
-    `names` are those that only one client reads, `OF_API` or `OF_HUB`: an address, and values that are sent in headers.
+    `names` are those that only one client reads, `OF_API` or `OF_HUB`, and sends in headers.
     """
     for name, address in _proxies().items():
         scheme, _, rest = (address if "://" in address else f"http://{address}").partition("://")
@@ -42,12 +42,19 @@ def check_environment(names: Sequence[str] = ()) -> None:
                 raise wrong(name, f"{value} cannot be used: {error.strerror or error}") from None
     for name in names:
         value = os.environ.get(name, "")
-        if name == "HF_ENDPOINT" and value and (problem := address_problem(value)):
-            raise wrong(name, problem)
         value = value.strip() if name == "HF_TOKEN" else value  # as the hub's client does
         lines = value.split("\n") if name.endswith("_HEADERS") else [value]  # of `name: value`
         if not all(line.isascii() and line.isprintable() and line == line.strip() for line in lines):
             raise wrong(name, "is sent in an HTTP header, so it must be printable ASCII without spaces around it")
+
+
+def check_before_hub() -> None:
+    """Raise UserError for an environment variable with which the hub's client cannot be imported."""
+    if (address := os.environ.get("HF_ENDPOINT")) and (problem := address_problem(address)):
+        raise wrong("HF_ENDPOINT", problem)
+    for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):
+        if not os.environ.get(name, "0").isdigit():
+            raise wrong(name, "not a number of seconds")
 
 
 def proxy_before(url: str) -> str | None:
