@@ -63,7 +63,7 @@ def test_what_a_disk_did_not_keep_is_an_error(tmp_path, monkeypatch, number):
         ("replace", errno.EPERM, lambda *paths: True),
         ("open", errno.ENOTSUP, lambda path, flags, *mode: flags & os.O_APPEND),
         ("fsync", errno.EDQUOT, lambda file: True),
-        ("mkdir", errno.EROFS, lambda *arguments: True),
+        ("open", errno.EROFS, lambda path, flags, *mode: flags & os.O_CREAT),
     ],
 )
 def test_what_cannot_be_written_is_found_first(tmp_path, monkeypatch, name, number, when):

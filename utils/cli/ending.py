@@ -80,9 +80,12 @@ def _print_whatever_happens() -> None:
             continue  # somebody else's, such as a test's
         if stream is None:
             stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            setattr(sys, f"__{name}__", stream)  # keeps it open
             os.set_inheritable(stream.fileno(), True)  # else a child process would have none
         layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
-        setattr(sys, name, _Printed(stream.detach(), errors="backslashreplace", **layout))
+        # Not on its own buffer, because a library may hold the old stream.
+        file = open(stream.fileno(), "wb", 0 if stream.write_through else -1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, _Printed(file, errors="backslashreplace", **layout))
 
 
 def _exit_code(main: Callable[[], int]) -> int:

@@ -7,9 +7,9 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,7 +48,7 @@ def _as_user_error(path: Path) -> Iterator[None]:
 def probe_folder(path: Path, links: bool = False) -> Path:
     """Return the folder of `path`, or its nearest existing parent, after doing there all that our outputs need.
 
-    That is: make a folder, append to a file, empty it, and replace one file by another. Nothing is left.
+    That is: append to a file, empty it, and replace it by another. Nothing is left.
 
     OSError if that cannot be done, UserError if `path` is a folder itself.
     """
@@ -56,19 +56,27 @@ def probe_folder(path: Path, links: bool = False) -> Path:
         raise UserError(f"{path}: is a folder; give a file")
     path.with_name(f"{path.name}.manifest.json.tmp").exists()  # fails if the longest derived name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
-    with tempfile.TemporaryDirectory(prefix=".probe-", dir=folder, ignore_cleanup_errors=True) as probe:
-        appended = Path(probe, "appended")
-        with open_appending(appended) as file:
-            write_line(file, b"0" * PROBE_BYTES, appended)
+    probe = folder / f".probe-{secrets.token_hex(8)}"
+    try:
+        with open_appending(probe) as file:
+            write_line(file, b"0" * PROBE_BYTES, probe)
             sync(file)
             file.truncate(0)
-        write_atomically(appended, "0")
-        try:
-            Path(probe, "link").symlink_to("nowhere") if links else None
-        except OSError as error:
-            told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
-            raise UserError(f"{folder}: {told}") from None
+        write_atomically(probe, "0")
+        if links:
+            _try_link(probe)
+    finally:
+        for left in (probe, staged_path(probe)):
+            left.unlink(missing_ok=True)
     return folder
+
+
+def _try_link(probe: Path) -> None:
+    try:
+        replace_link(probe, "nowhere")
+    except OSError as error:
+        told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
+        raise UserError(f"{probe.parent}: {told}") from None
 
 
 def sync(file: IO[Any] | int) -> None:
