@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
+# As a launcher of one process sets them; train_planner.py then need not ask torch how many GPUs there are.
+LAUNCHED = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 SECONDS = 3600  # for a run to end; a longer one hangs, even on a very busy machine
 
 

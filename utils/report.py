@@ -24,7 +24,7 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, settings_of
 from utils.records.datasets import read_dataset
-from utils.records.responses import TABLE, read_plans, read_responses
+from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses
 from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
@@ -112,6 +112,8 @@ def kind_of(path: str) -> str:
     content = read_json(path)
     if isinstance(content, dict) and "per_question_scores" in content:
         return "scores"
+    if is_lamps_own(content):
+        return "responses"
     samples = next(iter(content.values()), None) if isinstance(content, dict) else None
     first = samples[0] if isinstance(samples, list) and samples else None
     for key, kind in (("output", "responses"), ("aspects", "plans")):

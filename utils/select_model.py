@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError(f"--link_addr {link}: not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
     best = choose(scores)
-    check_writable(link.parent / "manifest.json")
+    check_writable(link.parent / "manifest.json", links=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[best]), link.parent))
     for number, (folder, its) in enumerate(zip(args.model_addr, scores.values(), strict=True)):
         print(f"{its['score']:.4f}  {folder}{'  <- ' + args.link_addr if number == best else ''}")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from zygote import LAUNCHED
 
 from utils import cli
 from utils.cli import UserError, check_outputs, check_shard
@@ -431,7 +432,7 @@ def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_o
         parser = parser_of(script)
         monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
         args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
-        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 4)
+        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 1)
 
 
 BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
@@ -451,6 +452,25 @@ def test_given_flags_are_recorded_apart_from_the_values(words, given, parser_of)
     assert args.given == args.replaced(seed=3).given == given
     assert "given" not in vars(args) and args.replaced(seed=3).seed == 3 and args.seed == 0
     assert args.max_tokens == 2048 and {type(value) for value in vars(args).values()} <= BUILTIN
+
+
+@pytest.mark.parametrize(("home", "expected"), [("~", "/home/me"), ("~root", "/root"), ("~nobody-here", None)])
+@pytest.mark.parametrize(
+    ("script", "flag"),
+    [("baselines.py", "--inputs_addr"), ("retrieval/rank_dataset.py", "--cache_dir"),
+     ("train_planner.py", "--output_dir"), ("utils/make_table.py", "--output_addr")],
+)  # fmt: skip
+def test_a_tilde_is_a_home(script, flag, home, expected, monkeypatch, parser_of, capsys):
+    monkeypatch.setenv("HOME", "/home/me")
+    parser = parser_of(script)
+    for own in ([f"{flag}={home}/a"], [flag, f"{home}/a"]):
+        words = [*required_words(parser), *own]
+        if expected is None:
+            told = f"error: {home}/a: no such user; for a folder of this name give ./{home}/a\n"
+            assert refusal_of(parser, words, capsys) == told
+        else:
+            found = vars(parser.parse_args(words))[flag.removeprefix("--")]
+            assert found in (f"{expected}/a", [f"{expected}/a"])
 
 
 def test_the_api_address_can_come_from_the_environment(monkeypatch):
@@ -551,6 +571,29 @@ def test_output_into_a_closed_pipe(body, code, stderr):
     assert (result.returncode, result.stderr) == (code, stderr)
 
 
+CHARACTERS = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr)]"
+
+
+SHELLS = [
+    ("{}", 0, "\\xe9 \\xd7 \\u2020"), ("{} | head -c 1", 141, ""), ("{} 2>&1 | head -c 1", 141, ""),
+    ("{} 2> >(head -c 1)", 0, ""), ("{} 2>&-", 0, ""), ("{} >&- 2>&-", 0, ""), ("{} 2>/dev/full", 0, ""),
+    ("{} >/dev/full", 2, "error: standard output cannot be written: No space left on device\n"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("shell", "code", "shown"), SHELLS)
+def test_no_print_ends_the_work(tmp_path, shell, code, shown):
+    """Whatever characters the terminal has, and wherever the streams go."""
+    loop = f"[{CHARACTERS} for _ in range(30_000)]; open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
+    script = f"import sys; from utils.cli import *\ndef main():\n    {loop}\nrun_script(main)"
+    (tmp_path / "script.py").write_text(script, encoding="utf-8")
+    command = ["bash", "-o", "pipefail", "-c", shell.format(f"{sys.executable} {tmp_path}/script.py")]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=ascii_only, capture_output=True, text=True, timeout=600)
+    assert done.returncode == code and shown in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "done").exists()
+
+
 WAITING = """
 import signal
 from utils.cli import run_script
@@ -591,87 +634,39 @@ def run_arguments(*flags):
 # SLURM arrays
 
 
-def slurm(monkeypatch, count, first, last, task):
-    for name, value in zip(ARRAY, (count, first, last, task), strict=True):
-        monkeypatch.setenv(name, str(value))
-
-
-def shard(*flags):
-    args = run_arguments(*flags)
-    return args.num_shards, args.shard_index
-
-
-def note_of(capsys, *flags):
-    """Return the note about the shard."""
-    cli.prepare_run(run_arguments(*flags), ["out.json"], [])
-    out, err = capsys.readouterr()
-    assert out == ""
-    return err
-
-
-@pytest.mark.parametrize(
-    ("first", "last", "task", "expected"),
-    [
-        (0, 3, 3, (4, 3)),
-        (5, 8, 7, (4, 2)),
-        (0, 19, 10, (20, 10)),
-        (3, 3, 3, (1, 0)),
-    ],
-)
-def test_a_task_of_an_array_works_on_its_shard(monkeypatch, capsys, first, last, task, expected):
-    slurm(monkeypatch, last - first + 1, first, last, task)
-    assert shard() == expected
-    num_shards, index = expected
-    expected_note = f"note: shard {index} of {num_shards}, from the SLURM array\n" if num_shards > 1 else ""
-    assert note_of(capsys) == expected_note
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        (2, 1, 4, 4),  # --array=1,4
-        (4, 0, 6, 2),  # --array=0-6:2
-        ("", 0, 3, 1),
-        (4, 0, 3, ""),
-        (4, 0, 3, "-1"),
-    ],
-)
-def test_an_array_with_gaps_or_without_numbers_is_ignored(monkeypatch, capsys, values):
-    slurm(monkeypatch, *values)
-    assert shard() == (1, 0)
-    assert note_of(capsys) == ""
-
-
-def test_flags_override_the_array(monkeypatch, capsys):
-    slurm(monkeypatch, 4, 0, 3, 2)
-    assert shard("--num_shards", "8", "--shard_index", "5") == (8, 5)
-    assert note_of(capsys, "--num_shards", "8", "--shard_index", "5") == ""
-    assert note_of(capsys, "--num_shards", "1", "--shard_index", "0") == ""
-    assert shard("--shard_index", "3") == (4, 3)
-    assert shard("--num_shards", "8") == (8, 2)
-    whole = run_arguments("--num_shards", "1")
-    cli.prepare_run(whole, ["out.json"], [])
-    assert whole.shard_index == 0
-
-
-SHARDED = ["baselines.py", "evaluate_responses.py", "planpers.py"]
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_model_scripts_get_their_shard_from_the_array(script, parser_of, monkeypatch):
-    slurm(monkeypatch, 4, 5, 8, 7)
-    options = options_of(parser_of(script))
-    found = [options[flag].default for flag in ("--num_shards", "--shard_index") if flag in options]
-    assert found == ([4, 2] if script in SHARDED else [])
+@pytest.mark.parametrize("words", ["", "--num_shards 4 --shard_index 2"])
+def test_a_task_of_an_array_does_a_shard_only_if_asked(monkeypatch, capsys, words):
+    for environment, note in (
+        ({}, ""),
+        (ARRAY, "add\n  --num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY"),
+    ):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        args = run_arguments(*words.split())
+        assert (args.num_shards, args.shard_index) == ((4, 2) if words else (1, 0))
+        cli.prepare_run(args, ["out.json"], [])
+        out, err = capsys.readouterr()
+        assert out == "" and (note in err if note and not words else err == "")
 
 
 # Several processes
 
 
-@pytest.mark.parametrize(("rank", "stderr"), [("0", "error: d.json: no such file\n"), ("1", ""), ("15", "")])
-def test_only_the_first_process_prints_the_error(rank, stderr):
-    result = run_main("raise UserError('d.json: no such file')", env={**os.environ, "RANK": rank})
-    assert (result.returncode, result.stdout, result.stderr) == (2, "", stderr)
+@pytest.mark.parametrize(
+    ("environment", "is_told"),
+    [
+        ({"RANK": "3"}, True),  # of the user's own array
+        ({"RANK": "3", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "3"}, True),
+        ({**LAUNCHED, "RANK": "15", "WORLD_SIZE": "16"}, False),
+        ({**LAUNCHED, "WORLD_SIZE": "16"}, True),
+    ],
+)
+def test_only_the_first_of_launched_processes_prints_the_error(environment, is_told):
+    result = run_main("raise UserError('d.json: no such file')", env={**os.environ, **environment})
+    told = "error: d.json: no such file\n" if is_told else ""
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", told)
+    table = run("utils/make_table.py", "--system", "A", "nowhere.json", env={**os.environ, **environment})
+    assert (table.returncode, table.stderr) == (2, "error: nowhere.json: no such file\n" if is_told else "")
 
 
 def test_a_signal_swallowed_by_a_finalizer_still_ends_the_process():

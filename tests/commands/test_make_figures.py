@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -172,6 +175,10 @@ def test_both_files_are_the_same_on_every_account(score_file, tmp_path, capsys):
     with matplotlib.rc_context(own):
         main([*words, f"{tmp_path}/other.pdf"])
     assert [(tmp_path / f"other.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
+    for backend in ("module://matplotlib_inline.backend_inline", "TkAgg", "nonsense"):  # of a notebook, say
+        command = [sys.executable, "utils/make_figures.py", *words, f"{tmp_path}/own", "--overwrite"]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, "MPLBACKEND": backend}, check=True)
+        assert [(tmp_path / f"own.{kind}").read_bytes() for kind in ("png", "pdf")] == [png, pdf]
 
 
 @pytest.mark.parametrize(

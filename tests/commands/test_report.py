@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from browser import CHIPS, browser, needs_chromium, open_page  # noqa: F401 (fixtures)
 
+from utils import download_datasets
 from utils.cli import UserError
 from utils.files.manifest import file_hash
 from utils.report import main
 
+ROOT = Path(__file__).resolve().parents[2]
 NASTY = (
     "</script><script>document.title = 'run'</script><!-- <img src=x onerror=\"document.title = 'run'\"> -->"
     "<b>&amp;</p></div></body>\u202e right to left \u2067 \u0000 \u2028 ' \" \\ `code` {{texts}} {{index}} "
@@ -344,3 +346,18 @@ def test_a_system_may_have_partial_answers_and_no_scores(files):
     assert index["table"] is None and [text["answers"][0] is None for text in texts] == [True, False, False]
     assert index["questions"][0]["failures"] == [["no answer"]]  # and not unscored, because there was nothing to score
     assert "A: its files have no plan for 1 question that it answers." in index["notes"]
+
+
+def test_answers_in_lamps_own_format(tmp_path):
+    source = ["--source_dir", str(ROOT / "tests/data/mini_lamp"), "--output_dir", str(tmp_path)]
+    assert download_datasets.main(["--dataset", "LaMP-4", *source]) == 0
+    inputs, answers = tmp_path / "LaMP-4_user_dev.json", tmp_path / "answers.json"
+    ids = [record["id"] for record in json.loads(inputs.read_text())]
+    golds = [{"id": one, "output": f"A headline for {one}"} for one in ids]
+    answers.write_text(json.dumps({"task": "LaMP_4", "golds": golds}))
+    output = tmp_path / "report.html"
+    command = ["--inputs_addr", str(inputs), "--system", "Theirs", str(answers), "--output_addr", str(output)]
+    assert main(command) == 0 and f"A headline for {ids[-1]}" in output.read_text()
+    answers.write_text(json.dumps({"task": "LaMP_7", "golds": golds}))
+    with pytest.raises(UserError, match="LaMP_7"):
+        main([*command, "--overwrite"])

@@ -37,7 +37,7 @@ from api_server import ChatServer, serve
 from damages import Damage, damage, read, strict_json
 from readers import READERS, Reader, is_optional, prepare
 from test_bad_input import arguments_of, snapshot
-from zygote import Run, Zygote
+from zygote import LAUNCHED, Run, Zygote
 
 SECONDS = 120  # a run that takes longer hangs
 # Files there need not be written to a disk, which takes longer than most runs.
@@ -245,7 +245,7 @@ def is_json(content: bytes) -> bool:
 
 @contextmanager
 def open_fuzz() -> Iterator[Fuzz]:
-    home = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "LOCAL_RANK": "0", "SSL_CERT_DIR": os.path.dirname(__file__)}
+    home = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **LAUNCHED, "SSL_CERT_DIR": os.path.dirname(__file__)}
     # As in conftest.py; the runs have it too, and tests that follow in this process don't.
     with mock.patch.dict(os.environ, home), tempfile.TemporaryDirectory(dir=MEMORY_DISK) as name, serve() as server:
         (folder := Path(name) / "zygote").mkdir()

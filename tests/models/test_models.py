@@ -10,6 +10,7 @@ import pytest
 from hub_server import FINE, MODEL, Fault, serve
 from huggingface_hub import is_offline_mode
 from safetensors.numpy import save
+from zygote import LAUNCHED
 
 from utils.cli import UserError
 from utils.models.hub import (
@@ -262,7 +263,7 @@ def run_counting(tmp_path, script, model, endpoint):
     (tmp_path / "ANSWERS").write_text(json.dumps({question_id: [{"output": "Yes."}] for question_id in ids}))
     (tmp_path / "PLANS").write_text(json.dumps({question_id: [{"aspects": ["Cost"]}] for question_id in ids}))
     words = [str(tmp_path / word) if word.isupper() else word for word in rest.split()]
-    environment = {**os.environ, "HF_HOME": f"{tmp_path}/home", "HF_ENDPOINT": endpoint, "LOCAL_RANK": "0"}
+    environment = {**os.environ, "HF_HOME": f"{tmp_path}/home", "HF_ENDPOINT": endpoint, **LAUNCHED}
     done = subprocess.run(
         [sys.executable, "-c", COUNT, script, flag, model, *words],
         cwd=ROOT, env={**environment, "HF_HUB_OFFLINE": "0"}, capture_output=True, text=True, timeout=600,

@@ -20,6 +20,7 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.thinking import OPENAI_TOKENS
+from utils.records.responses import refuse_gaps
 from utils.runs.methods import Method
 
 
@@ -458,3 +459,37 @@ def test_a_limit_that_a_method_sets_leaves_room_for_thoughts(runs):
         flags[flags.index("--model_addr") + 1] = model
         assert baselines.main(flags) == 0
         assert {body.get("max_tokens") for body in runs.server.requests} == limits
+
+
+def test_answers_that_are_missing_because_the_method_raised(runs, capsys):
+    runs.write(f"async def answer(record, ask):\n    assert record['id'] != {IDS[0]!r}\n    return await ask('none')\n")
+    runs.run(code=1)
+    manifest, told = read_manifest(runs.output), capsys.readouterr().err
+    assert (manifest["missing"], manifest["raised"]) == (1, 1) and "server" not in told
+    assert "the method raised on 1 records; correct it and run the same command again; its completions" in told
+    with pytest.raises(
+        UserError, match=r"is missing because the method raised on 1 questions\n  correct the"
+    ) as refused:
+        refuse_gaps(runs.output)
+    assert "server" not in str(refused.value)
+    runs.write("async def answer(record, ask):\n    return await ask('none')\n")
+    assert runs.run() == 1 and read_manifest(runs.output)["raised"] == 0
+    refuse_gaps(runs.output)
+
+
+@pytest.mark.parametrize("returned", ["None", "'  '"])
+def test_a_method_that_returns_nothing_gets_no_remedy_for_prompts(runs, capsys, returned):
+    runs.write(f"async def answer(record, ask):\n    await ask('none')\n    return {returned}\n")
+    runs.run(code=1)
+    told = capsys.readouterr().err
+    assert "13 × the method gave no answer, such as" in told and "try to change the method: it returned None" in told
+    assert "fewer posts" not in told and "--max" not in told
+
+
+def test_with_an_api_a_folder_is_no_further_model(runs, tmp_path):
+    runs.write(CRITIC)
+    with pytest.raises(UserError, match=f"^--model critic={tmp_path}: is a folder here, but with --openai"):
+        runs.run("--model", f"critic={tmp_path}")
+    address = f"critic={tmp_path}@{runs.server.url},api_key_addr={runs.folder / 'key.txt'},model_id=x"
+    runs.run("--model", address)  # a server may call a model by its folder
+    assert {request["model"] for request in runs.server.requests} == {"some-model", str(tmp_path)}

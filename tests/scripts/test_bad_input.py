@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 from api_server import serve
-from zygote import obey_modes, set_capabilities
+from zygote import LAUNCHED, obey_modes, set_capabilities
 
 from utils import cli
 
@@ -170,7 +170,8 @@ def write(path, content):
 
 @pytest.fixture
 def alone(monkeypatch):
-    monkeypatch.setenv("LOCAL_RANK", "0")  # train_planner.py need not ask torch how many GPUs there are
+    for name, value in LAUNCHED.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.delenv("SLURM_ARRAY_TASK_COUNT", raising=False)
 
@@ -731,7 +732,7 @@ def test_a_real_process_ends_the_same_way(folder, server, command, damage, name)
     change(folder / name)
     before = snapshot(folder)
     script, *arguments = shlex.split((COMMANDS | OTHERS)[command])
-    environment = {**os.environ, "LOCAL_RANK": "0", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **LAUNCHED, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run([sys.executable, ROOT / script, *arguments], capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert "Traceback" not in done.stderr

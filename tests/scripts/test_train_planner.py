@@ -1,6 +1,7 @@
 """train_planner.py without training: examples, settings, checkpoints in the output folder, and errors."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -9,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 from tiny_chat import END, SAMPLE, sample_records, save_tiny_chat
+from zygote import LAUNCHED
 
 import train_planner
 from prompts import load_prompt
@@ -35,10 +37,16 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def one_process(monkeypatch):
     """Run as a single process, without accelerate, on one device."""
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+    for name in LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+
+
+def launch(monkeypatch, **values):
+    """Set the variables of a process that accelerate launch has started."""
+    for name, value in {**LAUNCHED, **values}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +183,9 @@ def test_defaults_match_the_paper(monkeypatch):
         args = parse(*flags)
         fill_in_defaults(args)
         assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
-    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
+    assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
+    launch(monkeypatch, WORLD_SIZE="4")
     found = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
     assert found == f"{batch.format(64, 4, 256)} (the paper's is 32)"
 
@@ -202,7 +212,7 @@ def test_settings_are_exactly_the_flags_that_change_the_adapter(settings, files,
     before = settings()
     assert [differing(before, settings(*flags)) for flags, _ in CHANGES] == [names for _, names in CHANGES]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WORLD_SIZE", "4")
+        launch(patch, WORLD_SIZE="4")
         assert settings("--gradient_accumulation_steps", 8) == before  # 1 x 8 x 4 = 1 x 32 x 1
     own = settings(prompts_dir=with_target)
     assert differing(before, own) == {"prompt"}
@@ -235,7 +245,9 @@ def test_each_device_needs_its_own_process(monkeypatch):
     message = refusal(fill_in_defaults, parse())
     assert message.startswith("4 GPUs are visible to one process\n")
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
-    monkeypatch.setenv("LOCAL_RANK", "0")  # as accelerate launch sets it
+    monkeypatch.setenv("LOCAL_RANK", "0")  # of something else
+    assert refusal(fill_in_defaults, parse()) == message and "LOCAL_RANK" not in os.environ
+    launch(monkeypatch, WORLD_SIZE="4")
     fill_in_defaults(parse())
 
 
@@ -399,7 +411,7 @@ def test_train_gets_examples_manifest_and_checkpoint(command, folder, calls, cap
     assert f"{folder}: 8 steps; best is checkpoint-4, validation loss 1.2500" in capsys.readouterr().out
 
     make_run(folder, 4, settings=expected)
-    monkeypatch.setenv("RANK", "1")  # other processes print nothing
+    launch(monkeypatch, RANK="1")  # other processes print nothing
     assert train_planner.main(command) == 0
     assert calls[1].run.checkpoint == folder / "checkpoint-4" and capsys.readouterr() == ("", "")
     monkeypatch.delenv("RANK")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -186,7 +187,9 @@ class Queue:
 
     def in_shards(self, name, *command, number, after=()):
         """Submit an array, and the job that writes the output from its tasks' completions; return their ids."""
-        array = self.job(name, *command, after=after, array=f"0-{number - 1}")
+        shard = "--num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID"
+        line = f"exec {shlex.join([sys.executable, *map(str, command)])} {shard}"
+        array = self.job(name, "-c", line, python="bash", after=after, array=f"0-{number - 1}")
         return array, self.job(f"{name}_output", *command, "--cached_only", after=[array])
 
     def log(self, name):

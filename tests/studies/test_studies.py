@@ -273,6 +273,24 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
     assert (tmp_path / "out/logs").is_dir()
 
 
+@pytest.mark.parametrize("printed", ["", "  Welcome!\\n--> Verifying ...OK\\n\\n", "2 jobs of yours wait\\n"])
+@pytest.mark.parametrize("cluster", ["", ";west"])
+def test_a_jobs_id_is_the_last_line_that_sbatch_prints(commands_of, tmp_path, printed, cluster):
+    count = "$(tr -dc '\\1' < $WORDS | wc -c)"
+    (tmp_path / "sbatch").write_text(f"{PRINT}printf '{printed}'; echo \"{count}{cluster}\"\n")
+    waits = [words[-1] for jobs in [commands_of("random_profiles", SBATCH="")] for words in jobs for words in [
+        [word for word in words if word.startswith("--dependency=")]]]  # fmt: skip
+    assert "--dependency=singleton" in waits and "--dependency=afterok:1,singleton" in waits
+    assert all(re.fullmatch(r"--dependency=(afterok(:\d+)+,)?singleton", word) for word in waits)
+
+
+@pytest.mark.parametrize("last", ["Submitted batch job", "--> See you soon"])
+def test_a_study_ends_where_sbatch_prints_no_id(commands_of, tmp_path, last):
+    (tmp_path / "sbatch").write_text(f"#!/bin/sh\necho 7\necho '{last}'\n")
+    done = study("random_profiles", OUT=tmp_path / "out", SBATCH="", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == 2 and done.stderr == f"error: sbatch printed no job id, but: {last}\n"
+
+
 def test_a_dry_run_submits_nothing_and_hides_passwords(commands_of, tmp_path):
     url = "http://me:cret@127.0.0.1:1/v1"
     done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, ANSWER_FLAGS=f"--planner_base_url {url}")

@@ -19,12 +19,15 @@ from utils.cli.arguments import (
 from utils.cli.ending import INTERRUPTED, LEAVE_SECONDS, RESUME_HINT, exit_on_signal, report_missing, run_script
 from utils.cli.errors import UserError, describe_missing, describe_os_error
 from utils.cli.flags import (
+    LAUNCHED,
     USER_ERROR,
     Arguments,
     FlagParser,
     api_address,
+    at_home,
     fraction,
     is_first_process,
+    is_launched,
     non_negative_float,
     non_negative_int,
     positive_int,

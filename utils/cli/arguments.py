@@ -173,11 +173,9 @@ def add_run_arguments(parser: FlagParser, shards: bool = True) -> None:
     add = group.add_argument
     add("--limit", type=positive_int, metavar="N", help="only the first N questions (default: all)")
     if shards:
-        num_shards, shard_index = slurm_shard()
-        add("--num_shards", type=int, default=num_shards,
-            help="number of shards; in a SLURM array, its size (%(default)s)")
-        add("--shard_index", type=int, default=shard_index,
-            help="shard to run, from 0; in a SLURM array, the task's position (%(default)s)")
+        add("--num_shards", type=int, default=1,
+            help="split the questions into shards, which fill the store and write no output (%(default)s)")
+        add("--shard_index", type=int, default=0, help="shard to run, from 0 (%(default)s)")
     add_overwrite_argument(parser, group)
     add("--completions", metavar="DIR",
         help="folder of stored completions, shared by all commands with the same folder (default: `completions` beside "
@@ -219,38 +217,22 @@ def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> N
 # fmt: on
 
 
-def slurm_shard() -> tuple[int, int]:
-    """Return the number of shards and this one's index, from this task's SLURM array; (1, 0) without one.
-
-    An array with gaps, such as `--array=1,4`, does not count: a task cannot compute its index.
-    """
-    names = ("SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_MAX", "SLURM_ARRAY_TASK_ID")
-    if any(not os.environ.get(name, "").isdigit() for name in names):
-        return 1, 0
-    count, first, last, task = (int(os.environ[name]) for name in names)
-    return (count, task - first) if count == last - first + 1 else (1, 0)
-
-
 def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str]) -> None:
     """Set up logging, and check the flags of `add_run_arguments`, before a script asks a model."""
     set_up_logging(args.log_level)
     set_up_torch(args.log_level)
     if "num_shards" in args:
-        _settle_shard(args)
+        check_shard(args.num_shards, args.shard_index)
+        if args.num_shards == 1 and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
+            told = (
+                "note: each task of this SLURM array asks all of its questions; to share them, in an array from 0, add"
+            )
+            flags = "--num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID"
+            print(f"{told}\n  {flags}", file=sys.stderr)
     check_outputs(outputs, inputs)
     if args.completions is None:
         args.completions = str(Path(outputs[0]).parent / "completions")
     check_completions(args.completions, outputs)
-
-
-def _settle_shard(args: argparse.Namespace) -> None:
-    """Check the flags of a shard, and print a note if they come from a SLURM array."""
-    array_size, place = slurm_shard()
-    if args.num_shards == 1 and args.shard_index == place:
-        args.shard_index = 0  # --num_shards 1 in an array: every task runs everything
-    check_shard(args.num_shards, args.shard_index)
-    if array_size > 1 and args.num_shards > 1 and args.shard_index == place:
-        print(f"note: shard {args.shard_index} of {args.num_shards}, from the SLURM array", file=sys.stderr)
 
 
 def set_up_torch(log_level: str) -> None:

@@ -1,14 +1,13 @@
 """How a run ends: exit codes, signals, and error messages."""
 
-import atexit
 import errno
+import io
 import os
-import select
 import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from utils.cli.errors import REMEDIES, UserError, describe_missing, describe_os_error, printable
@@ -27,12 +26,12 @@ def run_script(main: Callable[[], int]) -> None:
 
     A UserError, or a disk that is full or not writable, becomes a message and exit code 2. A signal becomes a hint and
     exit code 130, within `LEAVE_SECONDS` of a SIGTERM even if something hangs. If the reader of a pipe is gone, the
-    process ends silently, as other programs in a pipe do.
+    process ends its work and then exits silently, as other programs in a pipe do.
     """
+    _print_whatever_happens()
     # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
-    atexit.register(_drop_unwritten)
     sys.unraisablehook = _leave_if_interrupted
     try:
         code = _exit_code(main)
@@ -46,40 +45,68 @@ def run_script(main: Callable[[], int]) -> None:
     sys.exit(code)
 
 
+class _Printed(io.TextIOWrapper):
+    """Standard output or error. What cannot be written is dropped, because a run's work does not depend on it."""
+
+    error: OSError | None = None  # the first one
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._drop(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as error:
+            self._drop(error)
+
+    def _drop(self, error: OSError) -> None:
+        self.error = self.error or error
+        if error.errno != errno.ENOSPC:  # a full disk may get space again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+
+
+def _print_whatever_happens() -> None:
+    """Let no character, closed pipe or full disk stop a print.
+
+    A character that the terminal cannot show is escaped. A stream that the shell closed is opened on /dev/null.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not getattr(sys, f"__{name}__"):
+            continue  # somebody else's, such as a test's
+        if stream is None:
+            stream = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
+            setattr(sys, f"__{name}__", stream)  # keeps it open
+            os.set_inheritable(stream.fileno(), True)  # else a child process would have none
+        layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
+        # Not on its own buffer, because a library may hold the old stream.
+        file = open(stream.fileno(), "wb", 0 if stream.write_through else -1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, _Printed(file, errors="backslashreplace", **layout))
+
+
 def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
-        if sys.stdout is not None:  # None if the shell closed it
-            sys.stdout.flush()  # here, so that its error is reported like any other
-        return code
+        sys.stdout.flush()
+        error = getattr(sys.stdout, "error", None)
+        if code or error is None:
+            return code
+        if error.errno == errno.EPIPE:
+            return UNREAD
+        raise UserError(f"standard output cannot be written: {describe_os_error(error)}")
     except UserError as error:
         if is_first_process():  # one process prints it for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
     except OSError as error:
-        if error.errno == errno.EPIPE and sys.stdout is not None and _is_unread(sys.stdout.fileno()):
-            return UNREAD
         if error.errno not in REMEDIES:
             raise
         where = "" if error.filename is None else f"{printable(str(error.filename))}: "
         print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
     return USER_ERROR
-
-
-def _is_unread(fd: int) -> bool:
-    """Return whether a file descriptor is a pipe without a reader."""
-    poll = select.poll()
-    poll.register(fd, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-
-
-def _drop_unwritten() -> None:
-    """Drop output that cannot be written: Python would fail on it again and end with its own exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            try:
-                stream.flush()
-            except OSError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _on_signals(handler: Callable[[int, object], None]) -> None:
@@ -112,7 +139,8 @@ def exit_on_signal() -> Iterator[None]:
 
 
 def _leave(signum: int, frame: object, hint: str = RESUME_HINT) -> None:
-    os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # the signal may have interrupted print
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{hint}\n".encode())  # the signal may have interrupted print
     os._exit(INTERRUPTED)
 
 

@@ -45,6 +45,10 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EROFS: _MAKE_WRITABLE,
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
+    **dict.fromkeys(
+        (errno.EIO, errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ESTALE),
+        "check its disk, or give a path on another one; finished work is kept",
+    ),
 }
 
 
@@ -58,5 +62,5 @@ def describe_os_error(error: OSError) -> str:
     return f"{error.strerror}\n  {remedy}" if remedy else str(error.strerror)
 
 
-def describe_missing(count: int, unit: str) -> str:
-    return f"{count} {unit}{' is' if count == 1 else 's are'} missing because the server failed"
+def describe_missing(count: int, unit: str, cause: str = "the server failed") -> str:
+    return f"{count} {unit}{' is' if count == 1 else 's are'} missing because {cause}"

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from utils.cli.errors import quote
 
 USER_ERROR = 2  # exit code: a problem that the user can solve
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Arguments(argparse.Namespace):
@@ -101,6 +102,10 @@ class FlagParser(argparse.ArgumentParser):
         for word in self._words:
             if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
+        try:
+            self._words = list(map(at_home, self._words))
+        except argparse.ArgumentTypeError as error:
+            self.refuse(str(error))
         parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
         flags = self._option_string_actions.keys() & self._given_words()
         parsed.given, parsed.idle = (
@@ -127,9 +132,26 @@ def is_text(word: str) -> bool:
     return word.isascii() or not any("\ud800" <= character <= "\udfff" for character in word)
 
 
+def at_home(word: str) -> str:
+    """Expand the ~ or ~user of a path, or of `--flag=PATH`, where shells leave it."""
+    flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    found = os.path.expanduser(path)
+    if path.startswith("~") and "/" in path and found == path:
+        raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
+    return flag + sign + found
+
+
+def is_launched() -> bool:
+    """Return whether a launcher of trainings, such as accelerate launch, started this process.
+
+    It sets all these variables; a user or SLURM may set some of them for something else.
+    """
+    return all(os.environ.get(name) for name in LAUNCHED)
+
+
 def is_first_process() -> bool:
-    """Return whether this is the main process, which prints and writes; always True without accelerate launch."""
-    return os.environ.get("RANK", "0") == "0"
+    """Return whether this is the main process, which prints and writes; always True without a launcher."""
+    return not is_launched() or os.environ["RANK"] == "0"
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
@@ -154,7 +176,8 @@ def value_type(name: str, kind: type, is_valid: Callable[[float], bool], problem
 def api_address(text: str) -> str:
     """Check a server's address (the `type` of a flag)."""
     if problem := address_problem(text):
-        raise argparse.ArgumentTypeError(problem)
+        is_default = text == os.environ.get("OPENAI_BASE_URL")
+        raise argparse.ArgumentTypeError(f"OPENAI_BASE_URL in the environment: {problem}" if is_default else problem)
     return text
 
 

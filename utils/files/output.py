@@ -34,6 +34,7 @@ Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
 INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files, which may change
+NO_ANSWER = "the method gave no answer"  # the reason of a null that a user's own method returned
 NUM_REASONS = 3  # reasons to print if most pieces are unusable
 
 
@@ -236,6 +237,8 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
 
 def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
     """Return a remedy for a failed piece, by how far the model got."""
+    if piece.get("reason") == NO_ANSWER:
+        return "to change the method: it returned None, or an empty text, although none of its calls did"
     if "attempts" not in piece:  # the prompt was too long to be sent
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:

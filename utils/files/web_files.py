@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from utils.cli import UserError
-from utils.cli.flags import address_problem
+from utils.cli.environment import check_environment, wrong
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import without_password
 from utils.files.writing import Lock, check_writable, open_whole, rename
@@ -50,15 +49,6 @@ class Server(NamedTuple):
         return cached
 
 
-def check_proxies() -> None:
-    """Raise UserError for an invalid proxy in the environment; the HTTP library would fail with a traceback."""
-    for scheme, address in getproxies().items():
-        if scheme in ("http", "https", "all") and not address.startswith("socks"):
-            address = address if "://" in address else f"http://{address}"
-            if problem := address_problem(address):
-                raise UserError(f"{scheme.upper()}_PROXY in the environment: {problem}")
-
-
 class _TroubleError(Exception):
     """A temporary problem: the same request may succeed later."""
 
@@ -66,11 +56,14 @@ class _TroubleError(Exception):
 def _download(url: str, path: Path) -> None:
     import httpx
 
-    check_proxies()
+    check_environment()
     shown, part, tries, is_away = without_password(url), path.with_name(f"{path.name}.part"), 0, True
     version: dict[str, str] = {}
     # Without compression, so that a download can resume at a byte of the file.
-    client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
+    try:
+        client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
+    except httpx.InvalidURL:  # the other variables are checked
+        raise wrong("NO_PROXY", "has an entry that httpx cannot read, such as an IPv6 network") from None
     with client, open_whole(part, "wb") as file:
         while True:
             before = file.tell()

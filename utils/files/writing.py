@@ -7,9 +7,9 @@ import errno
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import socket
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,12 +18,15 @@ from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
 
+LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # what a disk says that did not keep what was written
+PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
 
-def check_writable(path: Path) -> None:
-    """Make the folder of `path`; UserError if `path` could not be written."""
+
+def check_writable(path: Path, links: bool = False) -> None:
+    """Make the folder of `path`; UserError if `path`, or with `links` a symbolic link, could not be written there."""
     with _as_user_error(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        probe_folder(path)
+        probe_folder(path, links)
 
 
 def check_could_write(path: Path) -> None:
@@ -42,18 +45,50 @@ def _as_user_error(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
-def probe_folder(path: Path) -> Path:
-    """Return the folder of `path`, or its nearest existing parent, after checking that a file can be made there.
+def probe_folder(path: Path, links: bool = False) -> Path:
+    """Return the folder of `path`, or its nearest existing parent, after doing there all that our outputs need.
 
-    OSError if none can, UserError if `path` is a folder itself.
+    That is: append to a file, empty it, and replace it by another. Nothing is left.
+
+    OSError if that cannot be done, UserError if `path` is a folder itself.
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give a file")
     path.with_name(f"{path.name}.manifest.json.tmp").exists()  # fails if the longest derived name is too long
     folder = next(folder for folder in path.absolute().parents if folder.exists())
-    with tempfile.TemporaryFile(dir=folder):
-        pass  # a file without a name, if the file system supports that
+    probe = folder / f".probe-{secrets.token_hex(8)}"
+    try:
+        with open_appending(probe) as file:
+            write_line(file, b"0" * PROBE_BYTES, probe)
+            sync(file)
+            file.truncate(0)
+        write_atomically(probe, "0")
+        if links:
+            _try_link(probe)
+    finally:
+        for left in (probe, staged_path(probe)):
+            left.unlink(missing_ok=True)
     return folder
+
+
+def _try_link(probe: Path) -> None:
+    try:
+        replace_link(probe, "nowhere")
+    except OSError as error:
+        told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
+        raise UserError(f"{probe.parent}: {told}") from None
+
+
+def sync(file: IO[Any] | int) -> None:
+    """Wait until a file or a folder is on disk; not where the file system (CIFS, FUSE) cannot tell.
+
+    OSError if the disk did not keep it.
+    """
+    try:
+        os.fsync(file)
+    except OSError as error:
+        if error.errno in LOST:
+            raise
 
 
 def check_regular(path: Path) -> None:
@@ -136,7 +171,7 @@ def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            sync(file)
     except BaseException:
         path.unlink(missing_ok=True)  # free the space on a full disk
         raise
@@ -161,10 +196,13 @@ def fill_folder(folder: Path) -> Iterator[Path]:
 
 def rename(staged: Path, path: Path) -> None:
     os.replace(staged, path)
-    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        folder = os.open(path.parent, os.O_RDONLY)
+    except PermissionError:  # files may be made in it, but not listed
+        return
     try:
         with naming(path.parent):
-            os.fsync(folder)  # so that the new name is on disk too
+            sync(folder)  # so that the new name is on disk too
     finally:
         os.close(folder)
 

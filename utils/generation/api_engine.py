@@ -25,6 +25,7 @@ from urllib.request import getproxies
 import openai
 
 from utils.cli import UserError
+from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
@@ -85,6 +86,8 @@ class APIEngine:
         self._secrets = find_secrets(api_key, str(self._client.base_url))
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
+        if proxy := proxy_before(str(self._client.base_url)):
+            self.device += f", through the proxy in {proxy} (NO_PROXY lacks this host)"
         # OpenAI's newer models accept only the new name of this limit; other servers often accept only the old one.
         self.refusals = Refusals(LIMITS[0] if args.base_url else LIMITS[1])
         self._sends_seed = args.seed is not None

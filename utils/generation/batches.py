@@ -8,7 +8,6 @@ found in the API's list by the hash of its content.
 import asyncio
 import hashlib
 import json
-import os
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator
@@ -23,7 +22,7 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
-from utils.files.writing import open_appending, write_line
+from utils.files.writing import open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
@@ -158,7 +157,7 @@ class BatchEngine(APIEngine):
             write_line(
                 file, b"\n" + line + b"\n", self._path
             )  # the first line break ends a line cut by a killed process
-            os.fsync(file.fileno())
+            sync(file)
         return batch_id
 
     def _sent(self) -> dict[str, set[str]]:

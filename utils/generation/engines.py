@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from utils.cli import UserError
+from utils.cli.environment import OF_API, check_environment
 from utils.files.manifest import folder_settings
 from utils.files.output import Output
-from utils.files.web_files import check_proxies
 from utils.generation.calls import Prices, describe_cost, describe_counts, describe_records
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length, open_chat
 from utils.generation.completions import Completions
@@ -115,7 +115,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
     if args.openai:
         if not args.cached_only:
             read_api_key(args.api_key_addr)
-        check_proxies()
+        check_environment(OF_API)
         if args.model_id is not None or (server := server_of(args, model_addr)) is None:
             return args.model_id or model_addr
         known = find_model(args.completions, server)

@@ -29,6 +29,7 @@ from utils.files.writing import (
     naming,
     open_appending,
     rename,
+    sync,
     write_line,
     write_synced,
 )
@@ -103,7 +104,7 @@ class ModelStore:
         self._files, self._places, self._opened, self._read_at = [], {}, {}, -float("inf")
         if own is not None:
             with own, naming(own.name):
-                os.fsync(own.fileno())
+                sync(own)
 
     def _begin(self) -> None:
         """Make this process's own file. Its name begins with the time, so that older files sort first."""
@@ -151,7 +152,7 @@ class ModelStore:
 
     def _sync(self) -> None:
         with naming(self._own.name):
-            os.fsync(self._own.fileno())
+            sync(self._own)
         self._synced_at = time.monotonic()
 
     def _close_oldest(self, file: "_Lines") -> None:

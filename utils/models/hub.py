@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.environment import OF_HUB, check_before_hub, check_environment
 from utils.cli.progress import announce
 from utils.models.file_hashes import hash_file, is_kept
 from utils.models.loading import adapter_base, inner_name, read_headers
@@ -56,6 +57,7 @@ def check_model(name: str, cache_dir: str | None = None, safetensors_only: bool 
             kind of adapter, or the adapter does not fit its base model; the hub has no such model, or cannot be reached
             and the cache lacks it.
     """
+    check_before_hub()  # transformers imports it for folders too
     if is_folder(name):
         folder, remedy = Path(name), "give the folder that holds config.json and the weights"
     else:
@@ -160,6 +162,7 @@ def is_hub_away() -> bool:
 
     if constants.HF_HUB_OFFLINE:
         return True
+    check_environment(OF_HUB)
     try:  # timeouts to connect, to read, to write, and for a free connection
         get_session().head(constants.ENDPOINT, timeout=(CONNECT_SECONDS, *[ANSWER_SECONDS] * 3))
     except HTTPError as error:  # by name, because the client may use any HTTP library

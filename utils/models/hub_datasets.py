@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from utils.cli import UserError
+from utils.cli.environment import OF_HUB, check_before_hub, check_environment
 from utils.cli.progress import announce, announce_file
 from utils.models.hub import is_folder
 
@@ -73,10 +74,13 @@ def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
 
 
 def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
+    check_before_hub()
     from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
+    if not constants.HF_HUB_OFFLINE:
+        check_environment(OF_HUB)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it shows addresses, which may hold secrets
     where = {"repo_id": name, "repo_type": "dataset", "cache_dir": cache_dir}
     unreachable = None

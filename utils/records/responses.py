@@ -79,10 +79,15 @@ def read_responses(path: str | Path, task: Task | None = None) -> dict[str, list
     if Path(path).suffix == TABLE:
         return _read_table(path, task)
     content = read_json(path)
-    if isinstance(content, dict) and isinstance(content.get("task"), str):  # a question's responses are never a text
+    if is_lamps_own(content):
         golds = zip(read_golds(task, path).items(), content["golds"], strict=True)
         content = {question_id: [{"output": one, **selection_of(gold)}] for (question_id, one), gold in golds}
     return _check_samples(content, path, _Response, "responses must be an object {question id: [{output}]}")
+
+
+def is_lamps_own(content: Any) -> bool:
+    """Return whether a file's content is in LaMP's own format; in ours, a question's responses are never a text."""
+    return isinstance(content, dict) and isinstance(content.get("task"), str)
 
 
 def _read_table(path: str | Path, task: Task | None) -> dict[str, list[dict[str, Any]]]:
@@ -157,13 +162,18 @@ def are_answered(outputs: Iterable[str | None]) -> list[bool]:
 
 
 def refuse_gaps(path: str | Path) -> None:
-    """Raise UserError if the manifest beside a response file says that a server failed to give some answers."""
+    """Raise UserError if the manifest beside a response file says that answers are missing.
+
+    A server failed to give them, or a user's own method raised.
+    """
     manifest = manifest_of(path)
     if manifest is not None and (count := manifest.get("missing")):
-        again = "it" if count == 1 else "them"
+        again, raised = "it" if count == 1 else "them", manifest.get("raised")
+        cause = f"the method raised on {raised} questions" if raised else "the server failed"
+        first = "correct the method, then run" if raised else "run"
         raise UserError(
-            f"{path}: {describe_missing(count, 'answer')}\n"
-            f"  run the command that made the file again to retry {again}, or add --allow_partial to score the rest"
+            f"{path}: {describe_missing(count, 'answer', cause)}\n"
+            f"  {first} the command that made the file again to retry {again}, or add --allow_partial to score the rest"
         )
 
 

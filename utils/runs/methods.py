@@ -23,7 +23,7 @@ from prompts import History
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, printable
-from utils.files.output import Key, Piece
+from utils.files.output import NO_ANSWER, Key, Piece
 from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS, total
 from utils.parsing import writable
 from utils.parsing.thoughts import UNFINISHED
@@ -161,7 +161,7 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     )
     own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
-        own = {"reason": "the method gave no answer", **own}
+        own = {"reason": NO_ANSWER, **own}
     figures = {
         role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
     }
@@ -172,7 +172,8 @@ def report_raised(raised: dict[Key, str]) -> int:
     """Print a method's most common errors with ids, and return the exit code."""
     if not raised:
         return 0
-    print(f"the method raised on {len(raised)} records; run the same command again to retry them:", file=sys.stderr)
+    told = "correct it and run the same command again; its completions are kept"
+    print(f"the method raised on {len(raised)} records; {told}:", file=sys.stderr)
     alike: dict[str, list[str]] = {}
     for (question_id, *_), told in raised.items():
         alike.setdefault(told, []).append(str(question_id))

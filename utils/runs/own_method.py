@@ -39,7 +39,7 @@ from utils.runs.shared import Role, Shared, Step
 
 ROLE_FLAGS = {  # flags of a model that --model adds, and the functions that parse them
     "base_url": cli.api_address,
-    "api_key_addr": str,
+    "api_key_addr": cli.at_home,
     "model_id": str,
     "price_in": cli.non_negative_float,
     "price_out": cli.non_negative_float,
@@ -96,6 +96,11 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     for role, addr, own in args.model or []:
         if role in flags:
             raise UserError(f"--model {role}={addr}: the name is taken; choose another")
+        if args.openai and "base_url" not in own and Path(addr).is_dir():
+            raise UserError(
+                f"--model {role}={addr}: is a folder here, but with --openai the model runs where the generator does\n"
+                f"  give the name of one of the API's models; if that is its name, add the address: {role}={addr}@URL"
+            )
         if args.openai and own.keys() & {"base_url", "api_key_addr"} == {"base_url"}:
             raise UserError(
                 f"--model {role}={addr}@{without_password(own['base_url'])}: add its key, ,api_key_addr=FILE"
@@ -163,6 +168,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
         completions={"requested": requested, "from_store": reused},
         calls=by_role,
         **roles["generator"].model.figures,
+        raised=len(run.raised),
         **made,
         **cost,
     )
@@ -276,4 +282,4 @@ def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
             own[name] = ROLE_FLAGS[name](value)
         except ValueError as error:
             raise argparse.ArgumentTypeError(f"{name}={value}: {error}") from None
-    return role, model, own
+    return role, cli.at_home(model), own

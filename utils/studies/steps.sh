@@ -49,7 +49,7 @@ words() { # COMMAND...: as it can be pasted, without the password of an address
 }
 
 submit() { # NAME "NAMES" COMMAND...
-    local name=$1 after='' one options command
+    local name=$1 after='' one printed options command
     for one in $2; do after+=:${jobs[$one]}; done
     shift 2
     # shellcheck disable=SC2206 # they are words
@@ -63,7 +63,9 @@ submit() { # NAME "NAMES" COMMAND...
         echo "$ $(words "${command[@]}") utils/slurm/job.sbatch ..."
     else
         mkdir -p "$OUT/logs"
-        one=$("${command[@]}" utils/slurm/job.sbatch "$@")
+        printed=$("${command[@]}" utils/slurm/job.sbatch "$@")
+        one=$(tail -n 1 <<<"$printed") # a cluster's own sbatch may print more before it
+        [[ $one =~ ^[0-9]+(;.*)?$ ]] || { echo "error: sbatch printed no job id, but: $one" >&2 && exit 2; }
         jobs[$name]=${one%%;*} # in a federation the cluster's name follows
         echo "job ${jobs[$name]}"
     fi

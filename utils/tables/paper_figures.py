@@ -2,6 +2,7 @@
 
 import io
 import math
+import os
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
 
 
+os.environ["MPLBACKEND"] = "agg"  # a notebook's would have to be installed here; no figure uses it
 FONT = "DejaVu Sans"  # comes with matplotlib
 STYLE = {
     "font.family": FONT,

@@ -77,7 +77,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
             else; or of a run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
-    check_writable(folder / "manifest.json")
+    check_writable(folder / "manifest.json", links=True)
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
     checkpoints, differing = _find_run(args, settings)
     if differing or not args.resume:

@@ -127,7 +127,7 @@ def say(text: str) -> None:
 
 
 def num_processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    return int(os.environ["WORLD_SIZE"]) if cli.is_launched() else 1
 
 
 def effective_batch_size(args: Namespace) -> int:
@@ -147,8 +147,10 @@ def describe_batch(args: Namespace, what: str, paper: int | None) -> str:
 
 def check_launch(script: str) -> None:
     """Raise UserError if several GPUs are visible to one process, which would use only one."""
-    if "LOCAL_RANK" in os.environ:
+    if cli.is_launched():
         return
+    for name in cli.LAUNCHED:  # set for something else: torch would wait for processes that nobody starts
+        os.environ.pop(name, None)
     import torch
 
     if (count := torch.cuda.device_count()) > 1:

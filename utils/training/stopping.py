@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from utils import cli
@@ -73,4 +73,5 @@ class Stopper:
 
 
 def _tell(text: str) -> None:
-    os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print
+    with suppress(OSError):
+        os.write(sys.stderr.fileno(), f"{text}\n".encode())  # the signal may have interrupted print
