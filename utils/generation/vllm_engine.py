@@ -32,7 +32,7 @@ from utils.generation.vllm_setup import (
 )
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading, ranks_of
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:
@@ -275,11 +275,9 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
-    rank, adapter = max((adapter_config(adapter)["r"], adapter) for adapter in adapters)
-    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
-    if not fitting:
-        raise UserError(f"{adapter}: LoRA rank {rank} is higher than vLLM supports")
-    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
+    rank = max(rank for adapter in adapters for rank in ranks_of(adapter_config(adapter)))
+    fitting = next(size for size in get_args(MaxLoRARanks) if size >= rank)
+    return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": len(adapters)}
 
 
 # Python's spawn imports the script, and so this file, in each of vLLM's processes.

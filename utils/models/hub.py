@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.cli.progress import announce
 from utils.models.file_hashes import hash_file, is_kept
-from utils.models.loading import adapter_base, inner_name, read_headers
+from utils.models.loading import adapter_base, adapter_config, inner_name, ranks_of, read_headers
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # Files that change a model's answers besides its weights: architecture, tokenizer, default sampling.
@@ -27,6 +28,14 @@ API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "no such folder, not cached, and the hub cannot be reached"
 GB = 10**9  # bytes: hashing more takes seconds
+MOST_RANK = 512  # of an adapter in vLLM 0.32 (MaxLoRARanks)
+# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), and initial weights that do not change the base.
+NOT_SERVED = (
+    "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
+    "alora_invocation_tokens", "use_bdlora", "use_qalora",
+)  # fmt: skip
+SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_head)\.base_layer\.weight)$")
+PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 class NoModelError(UserError):
@@ -272,8 +281,26 @@ def _check_folder(folder: Path, remedy: str) -> None:
             raise UserError(f"{folder}: lacks {missing[0]}, which is listed in {index.name}\n  {remedy}")
 
 
+def _refuse_unserved(folder: Path) -> None:
+    """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
+    config = adapter_config(str(folder))
+    start, rank = config.get("init_lora_weights"), max(ranks_of(config))
+    unserved = [name for name in NOT_SERVED if config.get(name)]
+    unserved += ["bias"] if config.get("bias", "none") != "none" else []
+    unserved += ["init_lora_weights"] if isinstance(start, str) and start.lower() not in PLAIN_STARTS else []
+    what = f"{unserved[0]} {quote(config[unserved[0]])}" if unserved else ""
+    if not what and rank > MOST_RANK:
+        what = f"rank {rank} (at most {MOST_RANK})"
+    if what := what or next((f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)), ""):
+        raise UserError(
+            f"{folder}: vLLM does not serve an adapter with {what}\n"
+            "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
+        )
+
+
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
-    """Raise UserError unless the base model exists and has the adapter's modules with their shapes."""
+    """Raise UserError unless vLLM serves this kind, and the base model has the adapter's modules with their shapes."""
+    _refuse_unserved(folder)
     base = adapter_base(str(folder))
     try:
         check_model(base, cache_dir, safetensors_only)
