@@ -33,12 +33,9 @@ class Pooling:
     prefixes: tuple[str, str] = ("", "")  # of a question and of a post
 
     def __str__(self) -> str:
-        prefixes = f", with {self.prefixes[0]!r} before questions and {self.prefixes[1]!r} before posts"
-        return (
-            f"{self.mode} pooling"
-            + (", normalized" if self.normalize else "")
-            + (prefixes if any(self.prefixes) else "")
-        )
+        query, passage = self.prefixes
+        told = f"{self.mode} pooling" + (", normalized" if self.normalize else "")
+        return told + (f", {query!r} before questions, {passage!r} before posts" if query or passage else "")
 
 
 MEAN = Pooling()  # Contriever's

@@ -173,14 +173,17 @@ class TransformersEngine:
             await asyncio.sleep(0)  # lets answered requests be stored and new ones be made
             if not self._waiting:
                 return
-            numbers = next(batches([prompt for prompt, *_ in self._waiting], self._room))
-            batch = [self._waiting[number] for number in numbers]
-            self._waiting = [one for number, one in enumerate(self._waiting) if number not in set(numbers)]
+            waiting = self._waiting
             try:
+                numbers = next(batches([prompt for prompt, *_ in waiting], self._room))
+                batch = [waiting[number] for number in numbers]
+                self._waiting = [one for number, one in enumerate(waiting) if number not in set(numbers)]
                 completions = await asyncio.to_thread(self._write, batch)
-            except Exception as error:
-                for *_, answer in batch:
-                    answer.set_exception(error)
+            except Exception as error:  # ends all requests, or the run would wait for the others for ever
+                for *_, answer in [*waiting, *self._waiting]:
+                    if not answer.done():
+                        answer.set_exception(error)
+                self._waiting = []
                 return
             for (*_, answer), completion in zip(batch, completions, strict=True):
                 if not answer.done():  # a leaving run cancels it

@@ -6,6 +6,7 @@ unevaluated checkpoint was saved right before its evaluation; a run resumed from
 """
 
 import argparse
+import math
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +31,9 @@ class Selection:
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
     def best_of(self, found: dict[int, float]) -> int | None:
-        """Return the step with the best figure, the first one if several are equal; None without figures."""
-        return (max if self.higher_is_better else min)(found, key=found.__getitem__, default=None)
+        """Return the step with the best finite figure, the first one if several are equal; None without any."""
+        finite = [step for step, figure in found.items() if math.isfinite(figure)]
+        return (max if self.higher_is_better else min)(finite, key=found.__getitem__, default=None)
 
     def told(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
@@ -93,6 +95,10 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
     """Return existing checkpoints and how their run's settings differ; UserError as in `open_run`."""
     folder = Path(args.output_dir)
+    links = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
+    files = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit() and not path.is_dir()]
+    if in_the_way := [*links, *files]:
+        raise UserError(f"{in_the_way[0]}: is where a checkpoint goes; move it away, or give another --output_dir")
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:
