@@ -18,7 +18,7 @@ MODES = ("mean", "cls")
 MODULES = {"Transformer", "Pooling", "Normalize"}
 WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
 OVERRIDE = "--pooling mean or --pooling cls overrides this file"
-# Prompts in config_sentence_transformers.json by sentence-transformers' rule for questions and for documents.
+# Names of prompts in config_sentence_transformers.json, by sentence-transformers' rule for questions and documents.
 QUERY, PASSAGE = ("query",), ("document", "passage", "corpus")
 
 T = TypeVar("T")
@@ -110,4 +110,5 @@ def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T])
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged; repair it") from None
+        way = "" if file.startswith("config") else ", or give --pooling and --[no-]normalize"
+        raise UserError(f"{path}: damaged\n  repair it{way}") from None

@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -237,7 +238,7 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
-    settings |= {"prefixes": pooling.prefixes} if pooling and any(pooling.prefixes) else {}
+    settings |= {"prefixes": [*pooling.prefixes]} if pooling and any(pooling.prefixes) else {}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings
@@ -283,6 +284,11 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
     announce(f"loading {args.model_name} (this may take a minute)")
     if pooling != MEAN:
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
+    if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
+        told = (
+            "E5 models expect 'query: ' and 'passage: ' before texts, but its files name no prompts, so none are added"
+        )
+        print(f"note: {args.model_name}: {told}", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
 

@@ -191,6 +191,7 @@ class VLLMEngine:
                 workers += psutil.Process(process.pid).children(recursive=True)  # one per GPU, holding its memory
         self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine
+        os.environ[ENGINE_LOG] = ""
         for process in processes:
             process.join(GONE_SECONDS)
         psutil.wait_procs(workers, GONE_SECONDS)

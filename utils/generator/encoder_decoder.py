@@ -21,6 +21,7 @@ from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.generator.plain_text import Passages, PlainText
+from utils.models.devices import fitting
 from utils.models.hub import model_folder
 from utils.models.machine import describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
@@ -193,7 +194,10 @@ class TransformersEngine:
         from utils.generator.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
+        with fitting(
+            f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}", "give a smaller --max_model_len"
+        ):
+            found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [
             Completion(
                 text=self._tokenizer.decode(ids, skip_special_tokens=True),

@@ -29,7 +29,8 @@ CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be 
 NOT_TO_BE_HAD = "no such folder, not cached, and the hub cannot be reached"
 GB = 10**9  # bytes: hashing more takes seconds
 MOST_RANK = 512  # of an adapter in vLLM 0.32 (MaxLoRARanks)
-# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), and initial weights that do not change the base.
+# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), tensors that it reads, and initial weights that do
+# not change the base model.
 NOT_SERVED = (
     "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
     "alora_invocation_tokens", "use_bdlora", "use_qalora",
@@ -284,16 +285,15 @@ def _check_folder(folder: Path, remedy: str) -> None:
 def _refuse_unserved(folder: Path) -> None:
     """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
     config = adapter_config(str(folder))
-    start, rank = config.get("init_lora_weights"), max(ranks_of(config))
-    unserved = [name for name in NOT_SERVED if config.get(name)]
-    unserved += ["bias"] if config.get("bias", "none") != "none" else []
-    unserved += ["init_lora_weights"] if isinstance(start, str) and start.lower() not in PLAIN_STARTS else []
-    what = f"{unserved[0]} {quote(config[unserved[0]])}" if unserved else ""
-    if not what and rank > MOST_RANK:
-        what = f"rank {rank} (at most {MOST_RANK})"
-    if what := what or next((f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)), ""):
+    bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
+    found = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
+    found += [f"bias {quote(bias)}"] if bias not in (None, "none") else []
+    found += [f"init_lora_weights {quote(start)}"] if type(start) is str and start.lower() not in PLAIN_STARTS else []
+    found += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
+    found += [f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)]
+    if found:
         raise UserError(
-            f"{folder}: vLLM does not serve an adapter with {what}\n"
+            f"{folder}: vLLM does not serve an adapter with {found[0]}\n"
             "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
         )
 
