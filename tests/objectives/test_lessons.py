@@ -236,6 +236,7 @@ def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_pa
     assert reward([*ids, ids[0]], [*texts, "no object"], [[5, 2]] * 4)[3] == 0.0 and len(server.requests) == again
     server.reply = lambda request: Reply("no verdict")
     assert reward(ids[:1], [TASK.output.write("another")], [[5, 2]]) == [None]
+    assert len(list(Path(args.output_dir).glob("completions/*/*.jsonl"))) == 1  # one store, open during all steps
     server.reply = lambda request: Reply("busy", status=401)
     with pytest.raises(UserError):
         reward(ids[:1], [TASK.output.write("a third")], [[5, 2]])
