@@ -400,7 +400,9 @@ def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
     model, engine = engine_of(data, monkeypatch)
     monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
     request = engine.complete(model.addr, model.chat.render_reply("How to"), model.policy.sampling(("q",), 0))
-    with pytest.raises(UserError, match=r"out of memory: 1 prompts, 4 beams, on .*\n  give a smaller --max_model_len"):
+    with pytest.raises(
+        UserError, match=r"out of memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"
+    ):
         asyncio.run(request)
 
 
