@@ -129,7 +129,7 @@ def test_the_longest_sequence_is_vllms(field, kind, rope):
     from transformers import AutoConfig
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
-    its = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400, max_seq_len=800)
+    its = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
     derived = SimpleNamespace(
         derived_max_model_len_and_key=ModelArchConfigConvertorBase(its, its).derive_max_model_len_and_key()
     )

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 import shutil
 import signal
@@ -28,6 +29,7 @@ from utils.generator.encoder_decoder import TransformersEngine, text_model
 from utils.generator.examples import Lesson, build_examples
 from utils.generator.plain_text import Passages, PlainText
 from utils.generator.trainer import load_with_lora
+from utils.training.checkpoints import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_REPEATED = ("eval_seconds", "train_runtime")
@@ -365,6 +367,13 @@ def test_what_is_in_the_way_of_a_checkpoint_is_named(name, dry, data, tmp_path):
     path.mkdir(parents=True) if name == "best" else (path.parent.mkdir(), path.write_text("mine"))
     with pytest.raises(UserError, match=f"^{path}: is where a checkpoint goes; move it away"):
         train_generator.main([*flags_of(data, path.parent), *dry])
+
+
+def test_an_evaluation_without_a_number_is_never_the_best():
+    for higher_is_better, best in ((True, 3), (False, 2)):
+        chosen = Selection("eval_score", "best_score", "score", higher_is_better)
+        assert chosen.best_of({1: math.nan, 2: 0.1, 3: 0.2, 4: math.inf, 5: math.nan}) == best
+        assert chosen.best_of({1: math.nan}) is None
 
 
 def engine_of(data, monkeypatch):

@@ -11,10 +11,6 @@ from utils.cli import UserError
 from utils.cli.errors import printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
-LIMITS = (  # names of a sequence's limit in configs
-    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_target_positions",
-    "max_sequence_length", "max_seq_length", "seq_len",
-)  # fmt: skip
 # Kinds of RoPE whose factor is already part of a config's limit.
 WITHIN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
@@ -78,8 +74,7 @@ def longest_sequence(config: Any) -> int | None:
     Some kinds of RoPE multiply the config's limit by a factor, others have it in their limit (`_get_and_verify_max_len`
     in vLLM's config/model.py).
     """
-    limits = [limit for name in LIMITS if (limit := getattr(config, name, None))]
-    limit = getattr(config, "model_max_length", None) or min(limits, default=None)
+    limit = getattr(config, "model_max_length", None) or getattr(config, "max_position_embeddings", None)
     ropes = getattr(config, "rope_parameters", None) or {}
     if limit is None or "gemma3" in config.model_type:
         return limit
