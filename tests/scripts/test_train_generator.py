@@ -360,7 +360,7 @@ def test_what_could_not_be_saved_is_refused_at_once(file, change, message, dry, 
     assert len(str(error.value).splitlines()) <= 3
 
 
-@pytest.mark.parametrize("name", ["checkpoint-30", "best", "last"])
+@pytest.mark.parametrize("name", ["checkpoint-4", "best", "last"])
 @pytest.mark.parametrize("dry", [[], ["--dry_run"]])
 def test_what_is_in_the_way_of_a_checkpoint_is_named(name, dry, data, tmp_path):
     path = tmp_path / "generator" / name

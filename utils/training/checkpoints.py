@@ -9,6 +9,7 @@ import argparse
 import math
 import shutil
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -95,10 +96,11 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
     """Return existing checkpoints and how their run's settings differ; UserError as in `open_run`."""
     folder = Path(args.output_dir)
-    links = [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
-    files = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit() and not path.is_dir()]
-    if in_the_way := [*links, *files]:
-        raise UserError(f"{in_the_way[0]}: is where a checkpoint goes; move it away, or give another --output_dir")
+    steps = [*range(args.save_steps, args.max_steps, args.save_steps), args.max_steps]
+    taken = [path for step in steps if lexists(path := folder / f"checkpoint-{step}") and not path.is_dir()]
+    taken += [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
+    if taken:
+        raise UserError(f"{taken[0]}: is where a checkpoint goes; move it away, or give another --output_dir")
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:
