@@ -20,7 +20,7 @@ from utils.cli import UserError
 from utils.cli.progress import Progress
 from utils.models.devices import fitting, has_gpu
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, check_special_tokens, check_tokens, loading
 
 FULL_LENGTH = 512  # tokens in one unit of --batch_size
 GPU_BATCH_SIZE = 64
@@ -88,7 +88,7 @@ def load_encoder(
     attention = "eager" if (devices, dtype) == (["cpu"], "bfloat16") else None
     settings = {"dtype": getattr(torch, dtype), "attn_implementation": attention, "output_loading_info": True}
     with skipping_absent_hub(model_name):
-        tokenizer = open_tokenizer(model_name, cache_dir, max_length)
+        tokenizer, _ = open_tokenizer(model_name, cache_dir, max_length)
         with loading(model_name, *MODEL_FILES):
             try:
                 model, report = transformers.AutoModel.from_pretrained(model_name, **settings, **source)
@@ -106,22 +106,30 @@ def load_encoder(
         return Encoder(model.to(devices[0]), tokenizer, max_length, replicas, pooling)
 
 
-def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> Any:
-    """Load the encoder's tokenizer; UserError if that fails, or the model reads fewer than `max_length` tokens."""
+def open_tokenizer(model_name: str, cache_dir: str | None, max_length: int) -> tuple[Any, int | None]:
+    """Load the encoder's tokenizer, and return it with the number of tokens that the model has, if its config says so.
+
+    UserError if that fails, the model reads fewer than `max_length` tokens, or its kind is not supported.
+    """
     import transformers
 
     source = pinned_source(model_name, cache_dir)
     with skipping_absent_hub(model_name):
         with loading(model_name, "config.json"):
             config = transformers.AutoConfig.from_pretrained(model_name, **source)
+            size = getattr(config, "vocab_size", None)
             limit = most_tokens(config) or max_length
         if max_length > limit:
             raise UserError(f"{model_name}: reads at most {limit} tokens; give --max_length {limit} or less")
         with loading(model_name, *TOKENIZER_FILES, "vocab.txt"):
             tokenizer = transformers.AutoTokenizer.from_pretrained(model_name, **source)
-            tokenizer(UNUSUAL, truncation=True, max_length=max_length)
+            ids = tokenizer(UNUSUAL, truncation=True, max_length=max_length)["input_ids"]
             check_special_tokens(tokenizer, config, "pad_token")
-    return tokenizer
+            check_tokens(ids, tokenizer, size)
+        if not tokenizer.is_fast:  # such a one does not tell which texts it has cut
+            what = f"its tokenizer ({type(tokenizer).__name__}) has no fast version, which is not supported"
+            raise UserError(f"{model_name}: {what}\n  use an encoder with a tokenizer.json")
+    return tokenizer, size
 
 
 def most_tokens(config: Any) -> int | None:
@@ -230,7 +238,7 @@ def batches_by_length(lengths: Sequence[int], budget: int) -> Iterator[list[int]
 
 def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray], int]:
     """Return the token ids of every text, int64 (T,), and how many texts were cut at max_length."""
-    token_ids, num_cut = [], 0
+    token_ids, num_cut, size = [], 0, getattr(encoder.model.config, "vocab_size", None)
     for start in range(0, len(texts), TOKENIZED_AT_ONCE):
         encoded = encoder.tokenizer(
             list(texts[start : start + TOKENIZED_AT_ONCE]),
@@ -240,6 +248,8 @@ def _tokenize(encoder: Encoder, texts: Sequence[str]) -> tuple[list[np.ndarray],
             return_token_type_ids=False,
         )
         num_cut += sum(bool(encoding.overflowing) for encoding in encoded.encodings)
+        for ids in encoded["input_ids"]:
+            check_tokens(ids, encoder.tokenizer, size)  # a GPU would abort
         token_ids += [np.array(ids, dtype=np.int64) for ids in encoded["input_ids"]]
     return token_ids, num_cut
 
@@ -285,12 +295,6 @@ def _embed_batch(model: Any, pooling: Pooling, input_ids: Any, lengths: Any) -> 
         remedy = f"give --batch_size {max(1, int(size / 2))}; finished rankings are kept"
     what = f"{count} texts of up to {longest} tokens at a time, on {model.device}"
     with fitting(what, remedy), torch.inference_mode():  # inference_mode applies to the current thread only
-        if (highest := input_ids.max()) >= (
-            known := getattr(model.config, "vocab_size", math.inf)
-        ):  # a GPU would abort
-            folder = model.config.name_or_path
-            what = f"it returns token {highest}, but the model has {known} tokens"
-            raise UserError(f"{folder}: its tokenizer does not match the model: {what}")
         input_ids, lengths = input_ids.to(model.device), lengths.to(model.device)
         mask = torch.arange(input_ids.shape[1], device=model.device) < lengths[:, None]
         hidden = model(input_ids=input_ids, attention_mask=mask.long()).last_hidden_state.float()  # (B, T, D)

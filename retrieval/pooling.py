@@ -1,7 +1,8 @@
-"""How an encoder pools a text's tokens into one embedding, according to a model's sentence-transformers files.
+"""How an encoder makes one embedding of a text, according to a model's sentence-transformers files.
 
-`modules.json` lists the layers (Transformer, Pooling, Normalize); `1_Pooling/config.json` sets the pooling. A model
-without these files is mean-pooled, like Contriever (Izacard et al. 2022), and not normalized.
+`modules.json` lists the layers (Transformer, Pooling, Normalize); `1_Pooling/config.json` sets the pooling;
+`config_sentence_transformers.json` has prefixes for questions and posts. A model without these files is mean-pooled,
+like Contriever (Izacard et al. 2022), not normalized, and without prefixes.
 """
 
 import json
@@ -17,19 +18,24 @@ MODES = ("mean", "cls")
 MODULES = {"Transformer", "Pooling", "Normalize"}
 WITHOUT_FILES = ("facebook/contriever", "facebook/contriever-msmarco")  # so that the hub need not be asked
 OVERRIDE = "--pooling mean or --pooling cls overrides this file"
+# Names of prompts in config_sentence_transformers.json, by sentence-transformers' rule for questions and documents.
+QUERY, PASSAGE = ("query",), ("document", "passage", "corpus")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Pooling:
-    """How hidden states (T, D) become an embedding (D,)."""
+    """What is put before a text, and how hidden states (T, D) become an embedding (D,)."""
 
     mode: str = "mean"  # over all tokens, or "cls", the first token's state
     normalize: bool = False  # to length 1, so that a dot product is a cosine
+    prefixes: tuple[str, str] = ("", "")  # of a question and of a post
 
     def __str__(self) -> str:
-        return f"{self.mode} pooling" + (", normalized" if self.normalize else "")
+        query, passage = self.prefixes
+        told = f"{self.mode} pooling" + (", normalized" if self.normalize else "")
+        return told + (f", {query!r} before questions, {passage!r} before posts" if query or passage else "")
 
 
 MEAN = Pooling()  # Contriever's
@@ -42,20 +48,32 @@ def choose_pooling(
 
     Raises:
         UserError: the files are damaged, or name layers or a pooling that are not supported, and `mode` is not given;
-            or the hub fails.
+            the model is an encoder-decoder; or the hub fails.
     """
-    if name in WITHOUT_FILES or (mode is not None and normalize is not None):
+    if name in WITHOUT_FILES:
         return Pooling(mode or MEAN.mode, bool(normalize))
+    if _read(name, "config.json", cache_dir, lambda config: config.get("is_encoder_decoder")):
+        raise UserError(f"{name}: an encoder-decoder, which cannot rank\n  give a BERT-like encoder as --model_name")
+    prefixes = _read(name, "config_sentence_transformers.json", cache_dir, _prefixes_of) or MEAN.prefixes
+    if mode is not None and normalize is not None:
+        return Pooling(mode, normalize, prefixes)
     modules = _read(name, "modules.json", cache_dir, lambda found: [(_kind(one), one["path"]) for one in found])
     if modules is None:
-        return Pooling(mode or MEAN.mode, bool(normalize))
+        return Pooling(mode or MEAN.mode, bool(normalize), prefixes)
     kinds = [kind for kind, _ in modules]
     if mode is None:
         if other := sorted(set(kinds) - MODULES):
             raise UserError(f"{name}: modules.json: unsupported layer {other[0]}\n  {OVERRIDE}")
         paths = [path for kind, path in modules if kind == "Pooling"]
         mode = _read_mode(name, paths[0], cache_dir) if paths else MEAN.mode
-    return Pooling(mode, "Normalize" in kinds if normalize is None else normalize)
+    return Pooling(mode, "Normalize" in kinds if normalize is None else normalize, prefixes)
+
+
+def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    names = [next((name for name in names if name in prompts), default) for names in (QUERY, PASSAGE)]
+    query, passage = ("" if name is None else "" + prompts[name] for name in names)
+    return query, passage
 
 
 def _kind(module: dict[str, str]) -> str:
@@ -92,4 +110,5 @@ def _read(name: str, file: str, cache_dir: str | None, read: Callable[[Any], T])
     try:
         return read(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise UserError(f"{path}: damaged\n  repair it, or give --pooling and --[no-]normalize") from None
+        way = "" if file.startswith("config") else ", or give --pooling and --[no-]normalize"
+        raise UserError(f"{path}: damaged\n  repair it{way}") from None

@@ -83,6 +83,15 @@ def with_dates(task: Task) -> Task:
     return replace(task, item_text=item_text)
 
 
+def with_prefixes(task: Task, query: str, passage: str) -> Task:
+    """Return the task with these texts before the question and before each item's text."""
+    return replace(
+        task,
+        query=lambda record: query + task.query(record),
+        item_text=lambda item: passage + task.item_text(item),
+    )
+
+
 def describe_dates(path: str, counts: dict[str, int]) -> str:
     """Return a note on how many items have a readable date, and how the others are ordered."""
     undated, posts = counts["undated_posts"], counts["posts"]

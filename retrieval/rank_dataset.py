@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import hashlib
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -29,10 +30,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval import WITH_ENCODER
-from retrieval.profiles import Source, dates_of, describe_dates, texts_of, with_dates
+from retrieval.profiles import Source, dates_of, describe_dates, texts_of, with_dates, with_prefixes
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
+from utils.cli.errors import quote
 from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import Progress, announce, announce_file
 from utils.files.manifest import file_hash, noted_settings
@@ -40,11 +42,14 @@ from utils.files.output import Output, Pieces
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.hub import check_model, model_fingerprint
+from utils.models.loading import check_tokens
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered
 from utils.runs.command import Command, execute, writing
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from retrieval.encoder import Encoder
     from retrieval.pooling import Pooling
 
@@ -128,10 +133,12 @@ def prepare(args: Arguments) -> Command:
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
+    asked = with_dates(task) if settings["use_date"] else task
+    asked = with_prefixes(asked, *pooling.prefixes) if pooling else asked
     ranked = Output(args.output_dataset_addr, settings, keys, partial(rank_records, source, output), "questions", args)
 
     def describe() -> None:
-        check_embedder(args)
+        check_embedder(args, source, asked)
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys))
 
@@ -140,7 +147,6 @@ def prepare(args: Arguments) -> Command:
         with writing([ranked]), closing(store):
             store.check_writable()
             counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-            asked = with_dates(task) if settings["use_date"] else task
             device = order_all(args, asked, source, ranked, store, pooling, counts)
             announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
             ranked.publish(device, counts=counts)
@@ -195,12 +201,15 @@ def count_items(args: argparse.Namespace, source: "Source", use_date: bool) -> d
     return counts
 
 
-def check_embedder(args: argparse.Namespace) -> None:
-    """Raise UserError if the encoder's tokenizer cannot be used."""
+def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> None:
+    """Raise UserError if the encoder's tokenizer cannot be used, or makes tokens of a text that the model lacks."""
     if args.ranker in WITH_ENCODER:
         from retrieval.encoder import open_tokenizer
 
-        open_tokenizer(args.model_name, args.cache_dir, args.max_length)
+        tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, args.max_length)
+        records = map(source.read, range(len(source.sizes) if size and len(tokenizer) > size else 0))
+        for text in (text for record in records for text in texts_of(task, record)):
+            check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
@@ -229,6 +238,7 @@ def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") 
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
     settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
+    settings |= {"prefixes": [*pooling.prefixes]} if pooling and any(pooling.prefixes) else {}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings
@@ -274,6 +284,11 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
     announce(f"loading {args.model_name} (this may take a minute)")
     if pooling != MEAN:
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
+    if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
+        told = (
+            "E5 models expect 'query: ' and 'passage: ' before texts, but its files name no prompts, so none are added"
+        )
+        print(f"note: {args.model_name}: {told}", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
 
@@ -292,7 +307,7 @@ def order_by_embeddings(
         counts: gets "texts_embedded" and, of these, "texts_cut".
     """
     from retrieval.encoder import WINDOW, embed_texts
-    from retrieval.rankers import rank_by_embedding
+    from retrieval.rankers import have_direction, rank_by_embedding
 
     # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
@@ -301,9 +316,24 @@ def order_by_embeddings(
             counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(row_of)
             counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
+            usable = have_direction(embeddings)
             for record in block:
-                query_row, *post_rows = [row_of[text] for text in texts_of(task, record)]
-                yield record, rank_by_embedding(embeddings, query_row, post_rows)
+                rows = [row_of[text] for text in texts_of(task, record)]
+                refuse_unusable(record, usable[rows], encoder.model.config.name_or_path)
+                yield record, rank_by_embedding(embeddings, rows[0], rows[1:])
+
+
+def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
+    """Raise UserError, which names the text, unless the question and all posts have usable embeddings."""
+    if not usable.all():
+        number = int(usable.argmin())
+        text = "its question" if number == 0 else f"item {number} of its profile"
+        if number and "id" in (item := record["profile"][number - 1]):
+            text += f" (id {quote(item['id'])})"
+        raise UserError(
+            f"id {quote(record['id'])}: {text}: {model} gives no numbers for this text (NaN, infinite or all 0)\n"
+            "  use an undamaged encoder, or another --dtype; finished rankings are kept"
+        )
 
 
 def mix_with_recent(task: Task, orders: Iterator[tuple[Record, list[int]]]) -> Iterator[tuple[Record, list[int]]]:

@@ -41,6 +41,8 @@ def save_tiny_thinker(folder: Path, opening: str = "<think>\n", **settings: int)
     assert tokenizer.chat_template.endswith(end)
     tokenizer.chat_template = tokenizer.chat_template.removesuffix(end) + end.replace("{%", f"{opening}{{%")
     tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": len(tokenizer)}))
     return folder
 
 

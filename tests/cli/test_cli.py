@@ -518,6 +518,7 @@ def run_main(body, **more):
         ("return 0", 0, ""),
         ("return 3", 3, ""),
         ("raise UserError('d.json: no such file')", 2, "error: d.json: no such file\n"),
+        ("from utils.cli.errors import EngineDiedError as E; raise E('it died')", 1, "error: it died\n"),
         ("raise UserError('d.json: exists\\n  --overwrite')", 2, "error: d.json: exists\n  --overwrite\n"),
         # Texts of servers, files and models do not control the terminal.
         (r"raise UserError('a\x1b[2J\x9b1m\r\x07é\n  b\u202e')", 2, "error: a\\x1b[2J\\x9b1m\\r\\x07é\n  b\\u202e\n"),

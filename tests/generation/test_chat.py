@@ -134,6 +134,54 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
         LocalChat(folder)
 
 
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["chat", "tool_use"], r"none of its chat templates \(chat, tool_use\) is named default"),
+        ([], "has no chat temp"),
+    ],
+)
+@pytest.mark.parametrize("as_files", [False, True])
+def test_several_chat_templates_need_a_default(tmp_path, names, message, as_files):
+    """In tokenizer_config.json, or in files."""
+    folder, template = save_model(tmp_path, None), TEMPLATES["normal"]
+    (tmp_path / "additional_chat_templates").mkdir()
+
+    def write(names):
+        if as_files:
+            for name in names:
+                place = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
+                (tmp_path / f"{place}.jinja").write_text(template)
+        else:
+            one_each = [{"name": name, "template": template} for name in names]
+            put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each)
+
+    write(names)
+    with pytest.raises(UserError, match=message):
+        LocalChat(folder)
+    write([*names, "default"])
+    assert decode(LocalChat(folder).render(MESSAGES)).startswith("[system]Be brief.")
+
+
+@pytest.mark.parametrize("kind", ["chat", "reply", "plain text"])
+def test_a_text_with_a_token_that_the_model_lacks_is_refused(tmp_path, kind):
+    """Here <s>, whose id is 256; the bytes' are below."""
+    config = {"model_type": "llama", "vocab_size": 256 if kind == "chat" else 257}
+    folder = save_model(tmp_path, TEMPLATES["normal"], config)
+    if kind == "reply":
+        with pytest.raises(UserError, match=r"ends no turn, and its tokenizer_config\.json has no eos_token"):
+            LocalChat(folder).render_reply("a")
+    for name in ("pad_token", "eos_token"):
+        put_field(tmp_path / "tokenizer_config.json", name, "<s>")
+    chat = PlainText(folder) if kind == "plain text" else LocalChat(folder)
+    chat.num_tokens = 256
+    make = chat.render_reply if kind == "reply" else lambda text: chat.render([{"role": "user", "content": text}])
+    with pytest.raises(UserError, match=r"it returns token 256 \('<s>'\), but the model has 256 tokens\n  use the tok"):
+        make("a <s>")
+    if kind == "chat":
+        assert len(make("a </s>")) == len("[user]a </s>[end][assistant]")
+
+
 USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 

@@ -1,14 +1,19 @@
 """Checks before weights are loaded; nvidia-smi is a script with the real one's output."""
 
 import os
+import re
 from argparse import Namespace
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
+from test_models import NOT_SERVED, SERVED
 
 from utils.cli import UserError
 from utils.generation import engines, vllm_engine, vllm_setup
 from utils.generation.requests import Sampling
+from utils.models.hub import MOST_RANK
+from utils.models.loading import longest_sequence
 
 
 @pytest.fixture
@@ -102,3 +107,74 @@ def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_unless_the_user_says_so(monkey
     monkeypatch.setattr("os.environ", {"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
     vllm_setup.set_defaults(on_gpu=True, engines=1)
     assert os.environ == {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
+
+
+ROPES = [
+    {"rope_type": "linear", "factor": 4.0}, {"type": "dynamic", "factor": 2.5}, {"type": "mrope", "mrope_section": [2]},
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 100}, {"rope_type": "default"},
+    {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 100, "low_freq_factor": 1.0,
+     "high_freq_factor": 4.0}, {"type": "su", "short_factor": [1.0], "long_factor": [1.0]},
+    {"rope_type": "longrope", "factor": 32.0, "short_factor": [1.0], "long_factor": [1.0]},
+    {"rope_type": "linear", "factor": None},
+    {"full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1.0},
+     "sliding_attention": {"rope_type": "default", "rope_theta": 1.0}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", ["qwen2", "gemma3_text"])
+@pytest.mark.parametrize("rope", ROPES)
+def test_the_longest_sequence_is_vllms(field, kind, rope):
+    config = pytest.importorskip("vllm.config.model")
+    from transformers import AutoConfig
+    from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
+
+    its = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
+    derived = SimpleNamespace(
+        derived_max_model_len_and_key=ModelArchConfigConvertorBase(its, its).derive_max_model_len_and_key()
+    )
+    longest = longest_sequence(its)
+    assert config._get_and_verify_max_len(its, derived, None, longest, False, None) == longest >= 400
+    with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
+        config._get_and_verify_max_len(its, derived, None, longest + 1, False, None)
+
+
+@pytest.mark.parametrize("settings", [*NOT_SERVED, *SERVED])
+def test_vllm_serves_the_adapters_that_are_not_refused(settings):
+    from vllm.config.lora import LoRAConfig
+    from vllm.lora.peft_helper import PEFTHelper
+
+    helper = PEFTHelper.from_dict({"r": 8, "lora_alpha": 8, "target_modules": ["q_proj"], **settings})
+    with pytest.raises(ValueError) if settings in NOT_SERVED else nullcontext():
+        helper.validate_legal(LoRAConfig(max_lora_rank=MOST_RANK))
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"),
+    [("/scratch/" + "d" * 70, "/tmp"), ("/scratch/" + "é" * 40, "/tmp"), ("/scratch/" + "d" * 61, None)],
+)
+def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", folder)
+    monkeypatch.setattr("os.environ", {})
+    vllm_setup.set_defaults(on_gpu=True, engines=1)
+    assert os.environ.get("VLLM_RPC_BASE_PATH") == found
+    monkeypatch.setattr("os.environ", {"VLLM_RPC_BASE_PATH": f"/{'x' * 80}"})
+    monkeypatch.setattr(vllm_setup, "SHORT_FOLDERS", ["/not/here"])
+    with pytest.raises(UserError, match="too long for vLLM's sockets; set VLLM_RPC_BASE_PATH to a short folder"):
+        vllm_setup.set_defaults(on_gpu=True, engines=1)
+
+
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ([], None),
+        (["libgomp: a warning"], None),
+        (["(EngineCore pid=7) ERROR 11-26 [core.py:9] torch.OutOfMemoryError: CUDA out of memory"], "OutOf.*memory"),
+        (["ValueError: first", "RuntimeError: Engine core failed. See root cause above."], "ValueError: first"),
+        (["KeyError: 'a'", "During handling", "ValueError: \x1b[1mthe last\x1b[0m"], "ValueError: .*the last"),
+    ],
+)
+def test_the_last_message_of_an_engine(tmp_path, lines, found):
+    (tmp_path / "log").write_text("\n".join(lines))
+    message = vllm_setup.last_message(str(tmp_path / "log"))
+    assert re.fullmatch(f"{found}.*", message) if found else message is None

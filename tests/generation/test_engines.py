@@ -131,6 +131,37 @@ def test_a_damaged_folder_is_named_in_the_last_line(warm_engine, tmp_path, file,
     assert not (tmp_path / "a.json").exists()
 
 
+def save_on_embeddings(folder):
+    """An adapter on the embeddings, which vLLM does not serve for Qwen 2."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = save_tiny_chat(folder / "base")
+    model = AutoModelForCausalLM.from_pretrained(base)
+    config = LoraConfig(r=8, target_modules=["q_proj", "embed_tokens"], task_type="CAUSAL_LM")
+    get_peft_model(model, config).save_pretrained(folder / "model")
+    return []
+
+
+def save_long(folder):
+    """A model whose longest sequence is longer than the KV cache."""
+    save_tiny_chat(folder / "model", max_positions=2**22)
+    return ["--max_model_len", 2**22]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"), [(save_on_embeddings, "ValueError: While loading "), (save_long, "ValueError: To serve at least")]
+)
+def test_an_engine_that_dies_says_why_in_two_lines(warm_engine, tmp_path, make, said):
+    """At its first request, or at its start."""
+    model = ["--model_addr", tmp_path / "model", "--max_tokens", "8", *map(str, make(tmp_path))]
+    files = ["--inputs_addr", SAMPLE, "--output_addr", tmp_path / "a.json", "--limit", "3"]
+    done = warm_engine.run("baselines.py", [*model, *files])
+    *_, error, remedy = done.errors.splitlines()
+    assert done.returncode == 1 and error.startswith(f"error: vLLM's engine process died: {said}"), done.errors
+    assert "run the same command again to resume" in remedy and "Traceback" not in done.printed + done.errors
+
+
 def test_two_engines_write_what_one_writes(warm_engine, tmp_path):
     """Greedy in fp32, where the rest of the batch changes the rounding of log-probabilities, but not the text."""
     texts = []

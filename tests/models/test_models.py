@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hub_server import FINE, MODEL, Fault, serve
 from huggingface_hub import is_offline_mode
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 from zygote import LAUNCHED
 
 from utils.cli import UserError
@@ -102,6 +102,40 @@ def test_an_adapter_for_another_architecture_is_refused(tmp_path, change, found)
 def test_an_adapter_of_another_kind_is_refused(tmp_path, settings, message):
     adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
     with pytest.raises(UserError, match=rf"^{adapter}/adapter_config\.json: {message}"):
+        check_model(str(adapter))
+
+
+NOT_SERVED = [
+    {"use_dora": True}, {"modules_to_save": ["lm_head"]}, {"bias": "all"}, {"lora_bias": True},
+    {"init_lora_weights": "pissa_niter_4"}, {"layer_replication": [[0, 1]]}, {"use_qalora": True}, {"r": 513},
+    {"rank_pattern": {"q_proj": 513}}, {"alora_invocation_tokens": [3]},
+]  # fmt: skip
+SERVED = [
+    {"use_dora": False, "modules_to_save": None, "bias": "none", "init_lora_weights": True},
+    {"use_rslora": True, "alpha_pattern": {"q_proj": 4}, "rank_pattern": {"k_proj": 512}},
+    {"init_lora_weights": "gaussian", "layer_replication": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [*NOT_SERVED, {"trainable_token_indices": [7]}, *SERVED])
+def test_an_adapter_that_vllm_does_not_serve_is_refused(tmp_path, settings):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"), **settings)
+    if settings in SERVED:
+        check_model(str(adapter))
+        return
+    what = "rank 513" if "513" in str(settings) else next(iter(settings))
+    with pytest.raises(UserError, match=rf"^{adapter}: vLLM does not serve an adapter with {what} .*\n.*merge it into"):
+        check_model(str(adapter))
+
+
+@pytest.mark.parametrize(
+    "name", ["self_attn.q_proj.lora_magnitude_vector", "self_attn.q_proj.lora_B.bias", "mlp.up_proj.weight"]
+)
+def test_an_adapter_with_other_weights_is_refused(tmp_path, name):
+    adapter = save_adapter(tmp_path / "adapter", save_base(tmp_path / "base"))
+    path, name = adapter / "adapter_model.safetensors", f"base_model.model.model.layers.0.{name}"
+    path.write_bytes(save({**load(path.read_bytes()), name: np.zeros(3)}))
+    with pytest.raises(UserError, match=f"does not serve an adapter with the weight {name}"):
         check_model(str(adapter))
 
 

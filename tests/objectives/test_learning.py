@@ -1,15 +1,18 @@
 """What each objective learns from forty made-up records, by train_generator.py on a tiny model."""
 
+import json
 import os
 import re
+import shutil
 import signal
+from types import SimpleNamespace
 
 import made_up_lessons as made_up
 import pytest
 import torch
 from made_up_lessons import figures, greedy_answers, learn
 from tiny_chat import save_tiny_chat
-from transformers import GenerationMixin
+from transformers import AutoTokenizer, GenerationMixin
 
 from utils import train_generator
 from utils.parsing.answers import write_answer
@@ -68,6 +71,36 @@ def test_dpo_widens_the_margin(folder, policy):
     assert {
         path.name for path in (folder / "dpo/last/").iterdir() if path.is_dir()
     } == set()  # no copy of the reference
+
+
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        ("sft", ["--target_addr", "best"]),
+        ("dpo", ["--target_addr", "best", "--worst_addr", "worst"]),
+        ("grpo", ["--evaluator_llm", "judge", "--num_generations", 4, "--max_target_length", 6]),
+    ],
+)
+def test_a_tokenizer_without_padding_pads_with_any_token(folder, monkeypatch, tmp_path, objective, more):
+    """Padding is masked, so that the losses are the same; settings of sampling that contradict are not an adapter's."""
+    bare = shutil.copytree(folder / "model", tmp_path / "bare")
+    for file, change in (
+        ("tokenizer_config.json", {}),
+        ("config.json", {}),
+        ("generation_config.json", {"top_p": 0.9}),
+    ):
+        settings = json.loads((bare / file).read_text())
+        (bare / file).write_text(json.dumps(settings | {"pad_token": None, "pad_token_id": None} | change))
+    assert AutoTokenizer.from_pretrained(bare).pad_token is None
+    monkeypatch.setattr(train_generator, "choose_reward_judge", lambda *_: ({}, SimpleNamespace(identity="judge")))
+    monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
+    flags = ["--objective", objective, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 5]
+    flags += [folder / f"{word}.json" if word in ("best", "worst") else word for word in more]
+    whole, found = (
+        learn(folder, tmp_path / f"{model.name}_{objective}", "--model_addr", model, *flags, "--epochs", 1)
+        for model in (folder / "model", bare)
+    )
+    assert figures(found, "loss") == figures(whole, "loss") and len(figures(found, "loss")) >= 2
 
 
 class NearWords:

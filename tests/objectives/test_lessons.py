@@ -5,7 +5,6 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from api_server import Reply, default_reply, serve
 from method_runs import Runs
@@ -196,7 +195,7 @@ def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):
     (tmp_path / "adapter").mkdir()
     config = {"r": 8, "base_model_name_or_path": str(tmp_path / "chat"), "peft_type": "LORA"}
     (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(config))
-    save_file({"weight": np.zeros(1)}, tmp_path / "adapter/adapter_model.safetensors")
+    save_file({}, tmp_path / "adapter/adapter_model.safetensors")
     words = ["--model_addr", tmp_path / "adapter", "--inputs_addr", SAMPLE, "--output_dir", tmp_path, "--unranked"]
     for rank, problem in ((16, "--lora_rank 16: the adapter .* has rank 8"), (8, "starts from a chat model")):
         with pytest.raises(UserError, match=problem):
@@ -236,6 +235,7 @@ def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_pa
     assert reward([*ids, ids[0]], [*texts, "no object"], [[5, 2]] * 4)[3] == 0.0 and len(server.requests) == again
     server.reply = lambda request: Reply("no verdict")
     assert reward(ids[:1], [TASK.output.write("another")], [[5, 2]]) == [None]
+    assert len(list(Path(args.output_dir).glob("completions/*/*.jsonl"))) == 1  # one store, open during all steps
     server.reply = lambda request: Reply("busy", status=401)
     with pytest.raises(UserError):
         reward(ids[:1], [TASK.output.write("a third")], [[5, 2]])

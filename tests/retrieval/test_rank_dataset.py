@@ -1,9 +1,12 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_encoder import save_tiny_encoder
+from safetensors.numpy import load_file, save_file
+from tiny_encoder import VOCABULARY, save_pooling, save_tiny_encoder
+from tiny_t5 import save_tiny_t5
 
 from retrieval.profiles import draw_owners, random_cycle
 from retrieval.rank_dataset import main
@@ -263,3 +266,114 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
     assert not output.exists()
     assert warm.run("retrieval/rank_dataset.py", [*arguments, "--batch_size", "1"], do=SMALL).returncode == 0
     assert output.read_bytes() == (tmp_path / "expected/r.json").read_bytes()
+
+
+# Encoders that cannot rank
+
+
+@pytest.mark.parametrize(
+    ("weight", "row", "value", "flags", "place"),
+    [
+        ("encoder.layer.1.output.dense.weight", slice(None), float("nan"), [], "id 'q1': its question"),
+        ("word_embeddings.weight", VOCABULARY.index("guitar"), float("nan"), [], r"id '3': item 1 .* \(id 'p5'\)"),
+        ("word_embeddings.weight", VOCABULARY.index("[UNK]"), float("inf"), [], r"id 'q1': item 3 .* \(id 'p7'\)"),
+        ("layer.1.output.LayerNorm.weight", slice(None), 1e25, [], "id 'q1': its question"),
+        ("layer.1.output.LayerNorm.weight", slice(None), 1e25, ["--normalize"], "id 'q1': its question"),
+        ("layer.1.output.LayerNorm.weight", slice(None), 0, ["--ranker", "hybrid"], "id 'q1': its question"),
+    ],
+)
+def test_a_text_without_numbers_is_named_and_not_ranked(tmp_path, encoder_folder, weight, row, value, flags, place):
+    """NaN from the weights or from one token; finite numbers whose products overflow; and only zeros."""
+    path = shutil.copytree(encoder_folder, tmp_path / "encoder") / "model.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(weight))
+    tensors[name][row] = value
+    save_file(tensors, path, {"format": "pt"})
+    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", tmp_path / "encoder"]
+    with pytest.raises(UserError, match=rf"^{place}: .*encoder gives no numbers for this text .*\n.* are kept$"):
+        rank(*command, *flags)
+    assert not (tmp_path / "out.json").exists()
+
+
+def save_slow_tokenizer(folder):
+    """Replace an encoder's tokenizer by one that is written in Python alone."""
+    for path in (*folder.glob("tokenizer*"), *folder.glob("vocab*")):
+        path.unlink()
+    words = "abcdefghijklmnopqrstuvwxyz"
+    (folder / "vocab.txt").write_text("".join(f"{letter}</w> 9\n" for letter in words))
+    (folder / "bpe.codes").write_text("#version: 0.2\na b 10\n")
+    names = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask", "cls", "sep")}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PhobertTokenizer", **names}))
+
+
+def save_bart(folder):
+    (folder / "config.json").write_text(json.dumps({"model_type": "bart", "is_encoder_decoder": True}))
+
+
+def save_dense_t5(folder):
+    save_pooling(save_tiny_t5(folder), "Transformer", "Pooling", "Dense", pooling_mode="mean")
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (save_dense_t5, "an encoder-decoder, which cannot rank"),
+        (save_bart, "an encoder-decoder, which cannot rank"),
+        (save_slow_tokenizer, r"its tokenizer \(PhobertTokenizer\) has no fast version"),
+    ],
+)
+def test_an_encoder_of_another_kind_is_refused(tmp_path, encoder_folder, change, message, dry):
+    change(shutil.copytree(encoder_folder, tmp_path / "encoder"))
+    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", tmp_path / "encoder"]
+    with pytest.raises(UserError, match=message):
+        rank(*command, *dry)
+
+
+def test_a_text_with_tokens_that_the_encoder_lacks_is_refused(tmp_path, encoder_folder):
+    """Only if there is one: some tokenizers have tokens that no text contains."""
+    folder, records = shutil.copytree(encoder_folder, tmp_path / "encoder"), make_records()
+    (folder / "vocab.txt").write_text("\n".join([*VOCABULARY, "zebra"]) + "\n", encoding="utf-8")
+    rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--model_name", folder)
+    records[2]["profile"][0]["text"] = "a zebra"
+    for dry in ([], ["--dry_run"]):
+        with pytest.raises(UserError, match=rf"returns token {len(VOCABULARY)} \('zebra'\), but the model has"):
+            rank(write(tmp_path / "in.json", records), tmp_path / "other.json", "--model_name", folder, *dry)
+
+
+@pytest.mark.parametrize(
+    ("settings", "query", "passage"),
+    [
+        ({"prompts": {"query": "why is ", "passage": "the history of "}}, "why is ", "the history of "),
+        ({"prompts": {"document": "bread ", "corpus": "rome "}}, "", "bread "),
+        ({"prompts": {"query": "cat ", "task": "sat on "}, "default_prompt_name": "task"}, "cat ", "sat on "),
+        ({"prompts": {"classification": "cat "}, "default_prompt_name": None}, "", ""),
+    ],
+)
+def test_an_encoders_own_prefixes_are_put_before_texts(tmp_path, encoder_folder, capsys, settings, query, passage):
+    folder, [record, *_] = shutil.copytree(encoder_folder, tmp_path / "encoder"), make_records()
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    rank(write(tmp_path / "in.json", [record]), tmp_path / "out.json", "--model_name", folder, "--device", "cpu")
+    found = capsys.readouterr().err
+    posts = [{**post, "text": passage + post["text"]} for post in record["profile"]]
+    prefixed = {**record, "question": query + record["question"], "profile": posts}
+    [ranked] = load(tmp_path / "out.json")
+    assert [post["id"] for post in ranked["profile"]] == naive_order(prefixed, folder)
+    assert {post["text"] for post in ranked["profile"]} == {post["text"] for post in record["profile"]}
+    said = f"mean pooling, {query!r} before questions, {passage!r} before posts"
+    assert (said in found, manifest(tmp_path / "out.json")["settings"].get("prefixes")) == (
+        (True, [query, passage]) if query or passage else (False, None)
+    )
+    rank(tmp_path / "in.json", tmp_path / "out.json", "--model_name", folder, "--device", "cpu")
+    assert "already finished" in capsys.readouterr().out
+
+
+def test_damaged_prefixes_and_an_e5_model_without_any(tmp_path, encoder_folder, capsys):
+    folder = shutil.copytree(encoder_folder, tmp_path / "e5-small")
+    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", folder]
+    rank(*command)
+    assert "E5 models expect 'query: ' and 'passage: '" in capsys.readouterr().err
+    for damaged in ('{"prompts": {"query": 1}}', '{"default_prompt_name": "query"}', "[]"):
+        (folder / "config_sentence_transformers.json").write_text(damaged)
+        with pytest.raises(UserError, match=r"config_sentence_transformers\.json: damaged\n  repair it$"):
+            rank(*command)

@@ -1,7 +1,10 @@
 """utils/train_generator.py and baselines.py with what it made: a tiny T5 on the samples of LaMP and LongLaMP."""
 
+import asyncio
 import json
+import math
 import re
+import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,11 +23,13 @@ from utils import download_datasets, export_predictions, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
+from utils.generator import beams
 from utils.generator.beams import Room, batches, padded_length, room_of, write
-from utils.generator.encoder_decoder import text_model
+from utils.generator.encoder_decoder import TransformersEngine, text_model
 from utils.generator.examples import Lesson, build_examples
 from utils.generator.plain_text import Passages, PlainText
 from utils.generator.trainer import load_with_lora
+from utils.training.checkpoints import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_REPEATED = ("eval_seconds", "train_runtime")
@@ -333,6 +338,81 @@ def test_what_cannot_be_trained_is_told_before_anything_is_made(more, message, a
         with pytest.raises(UserError, match=message):
             train_generator.main([*flags_of(data, tmp_path / "generator", **filled), *dry])
     assert not (tmp_path / "generator").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("generation_config.json", {"temperature": 0.7}, "generation_config.json could not be saved; .*`temperature`"),
+        ("generation_config.json", {"num_beams": 1, "length_penalty": 2.0}, "could not be saved; .*`length_penalty`"),
+        ("generation_config.json", {"early_stopping": "often"}, "generation_config.json could not be saved; "),
+        ("config.json", {"decoder_start_token_id": None}, "its config.json has no decoder_start_token_id"),
+        ("config.json", {"pad_token_id": None}, "its config.json has no pad_token_id"),
+    ],
+)
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]])
+def test_what_could_not_be_saved_is_refused_at_once(file, change, message, dry, data, tmp_path, monkeypatch):
+    monkeypatch.setattr("utils.generator.trainer.train", lambda *_: pytest.fail("it trains"))
+    model = shutil.copytree(data / "t5", tmp_path / "t5")
+    (model / file).write_text(json.dumps({**json.loads((model / file).read_text()), **change}))
+    with pytest.raises(UserError, match=message) as error:
+        train_generator.main([*flags_of(data, tmp_path / "generator", model_addr=model), *dry])
+    assert len(str(error.value).splitlines()) <= 3
+
+
+@pytest.mark.parametrize("name", ["checkpoint-4", "best", "last"])
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]])
+def test_what_is_in_the_way_of_a_checkpoint_is_named(name, dry, data, tmp_path):
+    path = tmp_path / "generator" / name
+    path.mkdir(parents=True) if name == "best" else (path.parent.mkdir(), path.write_text("mine"))
+    with pytest.raises(UserError, match=f"^{path}: is where a checkpoint goes; move it away"):
+        train_generator.main([*flags_of(data, path.parent), *dry])
+
+
+def test_an_evaluation_without_a_number_is_never_the_best():
+    for higher_is_better, best in ((True, 3), (False, 2)):
+        chosen = Selection("eval_score", "best_score", "score", higher_is_better)
+        assert chosen.best_of({1: math.nan, 2: 0.1, 3: 0.2, 4: math.inf, 5: math.nan}) == best
+        assert chosen.best_of({1: math.nan}) is None
+
+
+def engine_of(data, monkeypatch):
+    """An encoder-decoder's engine that takes two prompts at a time."""
+    model = text_model(str(data / "t5"), "t5", PlainText(str(data / "t5")), 64, 8, False, {})
+    monkeypatch.setattr("utils.generator.beams.room_of", lambda *_: Room(prompts=2))
+    return model, TransformersEngine(SimpleNamespace(cache_dir=None, dtype="float32"), model)
+
+
+@pytest.mark.parametrize("broken", ["write", "batches"])
+def test_an_error_of_the_beam_search_ends_all_requests(broken, data, monkeypatch):
+    """Those of its batch, and those that wait for a later one."""
+    model, engine = engine_of(data, monkeypatch)
+    calls, whole = [], getattr(beams, broken)
+
+    def fails_later(*args):
+        calls.append(args)
+        if len(calls) == 2:
+            raise RuntimeError("out of luck")
+        return whole(*args)
+
+    async def ask_all():
+        sampling, prompt = model.policy.sampling(("q",), 0), model.chat.render_reply("How to")
+        requests = [engine.complete(model.addr, prompt, sampling) for _ in range(9)]
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 60)
+
+    monkeypatch.setattr(beams, broken, fails_later)
+    results = asyncio.run(ask_all())
+    assert [isinstance(one, RuntimeError) for one in results] == [False] * 2 + [True] * 7 and len(calls) == 2
+
+
+def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
+    model, engine = engine_of(data, monkeypatch)
+    monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
+    request = engine.complete(model.addr, model.chat.render_reply("How to"), model.policy.sampling(("q",), 0))
+    with pytest.raises(
+        UserError, match=r"out of memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"
+    ):
+        asyncio.run(request)
 
 
 def test_what_an_encoder_decoder_cannot_do_is_refused(data, tmp_path):

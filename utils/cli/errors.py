@@ -56,6 +56,10 @@ class UserError(Exception):
     """An error that the user can fix: a message of one to three lines, with what is wrong, where, and what to do."""
 
 
+class EngineDiedError(UserError):
+    """A model's engine died, maybe not by the user's fault (exit code 1): the same command resumes the run."""
+
+
 def describe_os_error(error: OSError) -> str:
     """Return the problem with a file, and a remedy in a second line if one is known."""
     remedy = REMEDIES.get(error.errno)

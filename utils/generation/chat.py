@@ -24,7 +24,7 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, loading
+from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, check_tokens, loading, longest_sequence
 
 Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
@@ -165,14 +165,16 @@ class LocalChat(_Counting):
     Attributes:
         model_limit: the longest sequence the model was made for, in tokens; None if its config does not say.
         counter: how tokens are counted, for the manifest.
+        num_tokens: the number of tokens that the model has; None if its config does not say.
         variables: the template's variables besides the messages.
         date: the date that the template writes as today's, YYYY-MM-DD; None if it writes none.
         prompt_end: the text that the template adds after the user's.
         own_parser: the model's reasoning parser in vLLM, by its files.
 
     Raises:
-        UserError: model files are damaged; or the chat template is missing, fails, leaves out the user's text, or does
-            not know one of the `variables` (such variables are ignored with `only_known`).
+        UserError: model files are damaged; or the chat template is missing, one of several without a default, fails,
+            leaves out the user's text, or does not know one of the `variables` (such variables are ignored with
+            `only_known`). Rendering raises it for a text with a token that the model lacks.
 
     A control token in a message is rendered as characters, so that no text can end its turn.
     """
@@ -189,9 +191,15 @@ class LocalChat(_Counting):
         only_known: bool = False,
     ):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
-        if self.tokenizer.chat_template is None:
+        self.num_tokens = getattr(config, "vocab_size", None)
+        if not (template := self.tokenizer.chat_template):
             raise UserError(f"{self.tokenizer.name_or_path}: has no chat template; use an instruction-tuned model")
-        self.model_limit = getattr(config, "max_position_embeddings", None)
+        if isinstance(template, dict) and "default" not in template:
+            raise UserError(
+                f"{self.tokenizer.name_or_path}: none of its chat templates ({', '.join(template)}) is named default\n"
+                "  in a copy of its folder, save the one to use as chat_template.jinja"
+            )
+        self.model_limit = longest_sequence(config)
         self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
         if not only_known:
             refuse_unknown(variables or {}, self.variables, self._template)
@@ -270,8 +278,13 @@ class LocalChat(_Counting):
             backend.no_truncation()
             backend.no_padding()
             encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
-            return [array("i", encoding.ids) for encoding in encodings]
-        return [array("i", ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+            return [self._checked(encoding.ids) for encoding in encodings]
+        return [self._checked(ids) for ids in self.tokenizer(texts, add_special_tokens=False)["input_ids"]]
+
+    def _checked(self, ids: Sequence[int]) -> array:
+        """Return token ids as they are held; UserError if the model lacks one."""
+        check_tokens(ids, self.tokenizer, self.num_tokens)
+        return array("i", ids)
 
     @cached_property
     def _accepts(self) -> Accepts:
@@ -280,7 +293,9 @@ class LocalChat(_Counting):
 
     def render_reply(self, text: str) -> array:
         """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
-        return array("i", [*self.render_option(text), self.end_of_turn])
+        if self.end_of_turn is None:
+            raise UserError(f"{self._template} ends no turn, and its tokenizer_config.json has no eos_token")
+        return self._checked([*self.render_option(text), self.end_of_turn])
 
     def render_option(self, text: str) -> array:
         """Return the token ids of a possible beginning of the assistant's reply to `render`'s prompt.

@@ -1,10 +1,12 @@
 """vLLM's asynchronous engine, and the checks before it loads weights. Imports vllm only when an engine opens."""
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import re
 import sys
+import tempfile
 from argparse import Namespace
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import psutil
 
 from utils.cli import UserError
+from utils.cli.errors import EngineDiedError
 from utils.cli.progress import announce
 from utils.generation.chat import Rendered
 from utils.generation.requests import SAMPLED, Completion, Sampling, Scored
@@ -24,7 +27,9 @@ from utils.generation.scoring import score_continuations
 from utils.generation.thinking import GPT_OSS, NO_PARSER
 from utils.generation.thought_reader import ThoughtReader, harmony_tag
 from utils.generation.vllm_setup import (
+    ENGINE_LOG,
     cores,
+    last_message,
     quiet_libraries,
     set_defaults,
     set_up_engine_process,
@@ -32,7 +37,7 @@ from utils.generation.vllm_setup import (
 )
 from utils.models.devices import ask_nvidia_smi, find_capabilities, has_gpu, settle_dtype
 from utils.models.hub import model_folder
-from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading
+from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, adapter_config, loading, ranks_of
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:
@@ -83,12 +88,17 @@ class VLLMEngine:
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
             config.model_config.try_get_generation_config()  # here, so that an error names this file
         self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
+        self._log = tempfile.NamedTemporaryFile(prefix="vllm-")  # noqa: SIM115 (deleted with the engine)
+        os.environ[ENGINE_LOG] = self._log.name if args.log_level == "warning" else ""
         tie_engine_processes("spawn" if on_gpu else "fork")
         try:
             self._engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        except RuntimeError:  # its process has printed why it died
+        except RuntimeError as error:
             check_weights(Path(settings["model"]))
-            raise
+            raise self._death(str(error)) from None
+        if args.log_level == "warning":  # if the engine dies, vLLM would print a traceback in this process
+            logging.getLogger("vllm").setLevel(logging.CRITICAL)
+        self._processes = multiprocessing.active_children()
         # Twice as many as the schedulers run at a time, so that a waiting request can follow each finished one.
         self.concurrency = 2 * self._engine.vllm_config.scheduler_config.max_num_seqs * args.data_parallel_size
         name = f"{count} x {current_platform.get_device_name()}" if on_gpu else f"CPU, {cores()} cores"
@@ -158,8 +168,19 @@ class VLLMEngine:
         try:
             [result] = [result async for result in results]  # FINAL_ONLY: there is one
         except EngineDeadError:
-            raise RuntimeError("vLLM's engine process died; its message is above") from None
+            for process in self._processes:
+                process.join(1)
+            signals = [-process.exitcode for process in self._processes if (process.exitcode or 0) < 0]
+            killed = f"killed by signal {signals[0]}, perhaps for lack of memory" if signals else "without a message"
+            raise self._death(killed) from None
         return result
+
+    def _death(self, why: str) -> EngineDiedError:
+        """Return the error for an engine that has died: its last message, or without one `why`."""
+        return EngineDiedError(
+            f"vLLM's engine process died: {last_message(self._log.name) or why}\n"
+            "  finished work is kept, run the same command again to resume (--log_level info shows all messages)"
+        )
 
     async def close(self) -> None:
         """End vLLM's processes. Their memory is free when this returns, so that another engine can use it."""
@@ -170,6 +191,7 @@ class VLLMEngine:
                 workers += psutil.Process(process.pid).children(recursive=True)  # one per GPU, holding its memory
         self._engine.shutdown(timeout=GONE_SECONDS)
         del self._engine
+        os.environ[ENGINE_LOG] = ""
         for process in processes:
             process.join(GONE_SECONDS)
         psutil.wait_procs(workers, GONE_SECONDS)
@@ -276,11 +298,9 @@ def _lora_settings(adapters: list[str]) -> dict[str, Any]:
         return {}
     from vllm.config.lora import MaxLoRARanks
 
-    rank, adapter = max((adapter_config(adapter)["r"], adapter) for adapter in adapters)
-    fitting = [size for size in get_args(MaxLoRARanks) if size >= rank]
-    if not fitting:
-        raise UserError(f"{adapter}: LoRA rank {rank} is higher than vLLM supports")
-    return {"enable_lora": True, "max_lora_rank": fitting[0], "max_loras": len(adapters)}
+    rank = max(rank for adapter in adapters for rank in ranks_of(adapter_config(adapter)))
+    fitting = next(size for size in get_args(MaxLoRARanks) if size >= rank)
+    return {"enable_lora": True, "max_lora_rank": fitting, "max_loras": len(adapters)}
 
 
 # Python's spawn imports the script, and so this file, in each of vLLM's processes.

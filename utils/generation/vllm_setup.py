@@ -2,12 +2,19 @@
 
 import logging
 import os
+import re
 import signal
+import tempfile
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    pass
+from utils.cli import UserError
+
+ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
+RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")  # not where to look for one
+SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
+LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def quiet_libraries(log_level: str) -> None:
@@ -31,7 +38,15 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
 
     On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
     for its KV cache. Without binding, an engine needs no process of its own, and it starts in 10 instead of 30 seconds.
+
+    UserError if there is no folder for sockets.
     """
+    folder = os.environ.get(SOCKETS) or tempfile.gettempdir()
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        short = next((one for one in SHORT_FOLDERS if os.access(one, os.W_OK | os.X_OK)), None)
+        if short is None:
+            raise UserError(f"TMPDIR {folder}: too long for vLLM's sockets; set {SOCKETS} to a short folder")
+        os.environ[SOCKETS] = short
     if on_gpu:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
@@ -43,6 +58,12 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores() // engines)))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(max(1, min(8, int(free / 4 / engines)))))  # GiB
+
+
+def last_message(log: str) -> str | None:
+    """Return the last error in a log of vLLM's processes, in one line; None if there is none."""
+    found = RAISED.findall(Path(log).read_text(encoding="utf-8", errors="replace"))
+    return found[-1][:300] if found else None
 
 
 def tie_engine_processes(method: str) -> None:
@@ -74,11 +95,14 @@ def set_up_engine_process() -> None:
     """Have the kernel kill this process when its parent ends, so that a killed run leaves no GPU occupied.
 
     In its own process group, it does not get a terminal's or scheduler's signals: the script ends it. vLLM is silenced
-    here, before it sets up its own logging.
+    here, before it sets up its own logging; its messages go to the file that `ENGINE_LOG` names.
     """
     import ctypes
 
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setpgrp()
+    if path := os.environ.get(ENGINE_LOG):
+        log = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(log, 1), os.dup2(log, 2)
     logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])

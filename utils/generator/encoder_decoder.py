@@ -21,6 +21,7 @@ from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.generator.plain_text import Passages, PlainText
+from utils.models.devices import fitting
 from utils.models.hub import model_folder
 from utils.models.machine import describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
@@ -173,14 +174,17 @@ class TransformersEngine:
             await asyncio.sleep(0)  # lets answered requests be stored and new ones be made
             if not self._waiting:
                 return
-            numbers = next(batches([prompt for prompt, *_ in self._waiting], self._room))
-            batch = [self._waiting[number] for number in numbers]
-            self._waiting = [one for number, one in enumerate(self._waiting) if number not in set(numbers)]
+            waiting = self._waiting
             try:
+                numbers = next(batches([prompt for prompt, *_ in waiting], self._room))
+                batch = [waiting[number] for number in numbers]
+                self._waiting = [one for number, one in enumerate(waiting) if number not in set(numbers)]
                 completions = await asyncio.to_thread(self._write, batch)
-            except Exception as error:
-                for *_, answer in batch:
-                    answer.set_exception(error)
+            except Exception as error:  # ends all requests, or the run would wait for the others for ever
+                for *_, answer in [*waiting, *self._waiting]:
+                    if not answer.done():
+                        answer.set_exception(error)
+                self._waiting = []
                 return
             for (*_, answer), completion in zip(batch, completions, strict=True):
                 if not answer.done():  # a leaving run cancels it
@@ -190,7 +194,10 @@ class TransformersEngine:
         from utils.generator.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
+        with fitting(
+            f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}", "give a smaller --max_model_len"
+        ):
+            found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [
             Completion(
                 text=self._tokenizer.decode(ids, skip_special_tokens=True),

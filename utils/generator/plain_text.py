@@ -28,6 +28,7 @@ class PlainText(LocalChat):
 
     def __init__(self, model_addr: str, cache_dir: str | None = None):
         self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
         self.model_limit = None  # T5's positions are relative
         check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
 

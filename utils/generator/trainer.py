@@ -71,6 +71,7 @@ def train(
         steps, best_step and best_score; the latter two are None if nothing was evaluated.
     """
     base_model.quiet_libraries()
+    base_model.set_pad_token(chat)
     bf16 = devices.has_bf16()
     recorder = Recorder(run, manifest, selection)
     if args.lora_rank is None:

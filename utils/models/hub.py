@@ -13,9 +13,10 @@ from typing import Any
 
 from utils.cli import UserError
 from utils.cli.environment import OF_HUB, check_before_hub, check_environment
+from utils.cli.errors import quote
 from utils.cli.progress import announce
 from utils.models.file_hashes import hash_file, is_kept
-from utils.models.loading import adapter_base, inner_name, read_headers
+from utils.models.loading import adapter_base, adapter_config, inner_name, ranks_of, read_headers
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
 # Files that change a model's answers besides its weights: architecture, tokenizer, default sampling.
@@ -28,6 +29,15 @@ API_NAMES = re.compile(r"(gpt-|chatgpt-|claude-|gemini-|o\d+(-|$))")
 CONNECT_SECONDS, ANSWER_SECONDS = 5, 10  # to reach the hub; how slow it may be does not matter
 NOT_TO_BE_HAD = "no such folder, not cached, and the hub cannot be reached"
 GB = 10**9  # bytes: hashing more takes seconds
+MOST_RANK = 512  # of an adapter in vLLM 0.32 (MaxLoRARanks)
+# Settings of adapters that vLLM 0.32 does not serve (`PEFTHelper`), tensors that it reads, and initial weights that do
+# not change the base model.
+NOT_SERVED = (
+    "use_dora", "modules_to_save", "trainable_token_indices", "lora_bias", "layer_replication",
+    "alora_invocation_tokens", "use_bdlora", "use_qalora",
+)  # fmt: skip
+SERVED = re.compile(r"\.(lora_[AB]\.weight|lora_embedding_[AB]|(embed_tokens|lm_head)\.base_layer\.weight)$")
+PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "mica", "lora_ga")
 
 
 class NoModelError(UserError):
@@ -275,8 +285,25 @@ def _check_folder(folder: Path, remedy: str) -> None:
             raise UserError(f"{folder}: lacks {missing[0]}, which is listed in {index.name}\n  {remedy}")
 
 
+def _refuse_unserved(folder: Path) -> None:
+    """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
+    config = adapter_config(str(folder))
+    bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
+    found = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
+    found += [f"bias {quote(bias)}"] if bias not in (None, "none") else []
+    found += [f"init_lora_weights {quote(start)}"] if type(start) is str and start.lower() not in PLAIN_STARTS else []
+    found += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
+    found += [f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)]
+    if found:
+        raise UserError(
+            f"{folder}: vLLM does not serve an adapter with {found[0]}\n"
+            "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
+        )
+
+
 def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) -> None:
-    """Raise UserError unless the base model exists and has the adapter's modules with their shapes."""
+    """Raise UserError unless vLLM serves this kind, and the base model has the adapter's modules with their shapes."""
+    _refuse_unserved(folder)
     base = adapter_base(str(folder))
     try:
         check_model(base, cache_dir, safetensors_only)

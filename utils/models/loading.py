@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from utils.cli import UserError
 from utils.cli.errors import printable, quote
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
+# Kinds of RoPE whose factor is already part of a config's limit.
+WITHIN_LIMIT = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 MODEL_FILES = ("config.json", "generation_config.json", "weights")
 
 
@@ -56,6 +58,34 @@ def check_special_tokens(tokenizer: Any, config: Any, *names: str) -> None:
             )
 
 
+def check_tokens(ids: Sequence[int], tokenizer: Any, size: int | None) -> None:
+    """Raise UserError if a text has a token beyond the model's `size`, which would end the engine or training."""
+    if type(size) is int and (highest := max(ids, default=0)) >= size:
+        token = quote(tokenizer.convert_ids_to_tokens(highest))
+        raise UserError(
+            f"{tokenizer.name_or_path}: its tokenizer does not match the model: it returns token {highest} ({token}), "
+            f"but the model has {size} tokens\n  use the tokenizer files that belong to the weights"
+        )
+
+
+def longest_sequence(config: Any) -> int | None:
+    """Return the most tokens of a sequence that vLLM allows by a model's text config; None if it sets no limit.
+
+    Some kinds of RoPE multiply the config's limit by a factor, others have it in their limit (`_get_and_verify_max_len`
+    in vLLM's config/model.py).
+    """
+    limit = getattr(config, "model_max_length", None) or getattr(config, "max_position_embeddings", None)
+    ropes = getattr(config, "rope_parameters", None) or {}
+    if limit is None or "gemma3" in config.model_type:
+        return limit
+    factor = 1.0
+    nested = [its for its in ropes.values() if isinstance(its, dict)]  # per type of layer
+    for rope in nested or [ropes]:
+        if rope.get("rope_type") not in WITHIN_LIMIT:
+            factor = rope.get("factor", factor)
+    return int(limit * (factor or 1))
+
+
 def in_short(error: BaseException) -> str:
     """Return a library's error as one line for a terminal; its type if it has no message."""
     lines = [line.strip() for line in printable(str(error)).strip().splitlines()] or [type(error).__name__]
@@ -84,14 +114,19 @@ def adapter_config(name: str) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        rank, base = config["r"], config["base_model_name_or_path"]
-        if type(rank) is not int or "\0" in (base or ""):
+        base = config["base_model_name_or_path"]
+        if any(type(one) is not int for one in ranks_of(config)) or "\0" in (base or ""):
             raise ValueError
-        if config["peft_type"] == "LORA" and isinstance(base, str) and base and rank > 0:
+        if config["peft_type"] == "LORA" and isinstance(base, str) and base and min(ranks_of(config)) > 0:
             return config
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise UserError(f"{path}: damaged; use another checkpoint") from None
     raise UserError(f"{path}: not a LoRA adapter on a named base model")
+
+
+def ranks_of(config: dict[str, Any]) -> list[int]:
+    """Return the ranks in an adapter's settings: one for all modules, and those of single modules."""
+    return [config["r"], *(config.get("rank_pattern") or {}).values()]
 
 
 def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:

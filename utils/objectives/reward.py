@@ -75,7 +75,7 @@ class JudgeReward:
 
         shared = Shared(self._task, {"judge": Role(self._args, model)}, self._args.seed, num_contexts=0)
         step = Step(one, lambda: dict(zip(asked, calls, strict=True)), "verdicts", pieces, "judge", is_shown=False)
-        run_steps([step], shared)
+        run_steps([step], shared, closes_stores=False)  # the next step would read all of the store again
         if lacking := len(asked) - len(pieces):
             raise UserError(
                 f"the judge's server failed to give {lacking} verdicts; run the same command again to resume"

@@ -49,6 +49,7 @@ def train(
         steps, best_step and best_loss; the latter two are None if nothing was evaluated.
     """
     base_model.quiet_libraries()
+    base_model.set_pad_token(chat)
     bf16 = devices.has_bf16()
     attention = base_model.choose_attention(bf16, args.model_addr, source)
     model = base_model.load_base(args.model_addr, source, torch.bfloat16 if bf16 else torch.float32, attention)

@@ -33,8 +33,8 @@ class NotedError(Exception):
     """The records' requests are noted; the run can continue once they are answered (utils/batch.py)."""
 
 
-def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["Run"]]:
-    """Run the records of each step through its method, one step after the other.
+def run_steps(steps: Sequence[Step], shared: Shared, closes_stores: bool = True) -> tuple[str | None, list["Run"]]:
+    """Run the records of each step through its method, one step after the other, and close the models' stores.
 
     A record that a server failed to answer has no piece. If a server stops answering, all steps that use it end early.
     The pieces of a user's method depend only on the store and its file: if an engine was needed, all its records are
@@ -72,7 +72,7 @@ def run_steps(steps: Sequence[Step], shared: Shared) -> tuple[str | None, list["
             raise
         raise UserError("the method called sys.exit; return None if there is no answer") from None
     finally:
-        for role in shared.roles.values():
+        for role in shared.roles.values() if closes_stores else ():
             role.model.completions.store.close()
     return device, runs
 

@@ -39,6 +39,12 @@ def quiet_libraries() -> None:
     transformers.logging.disable_progress_bar()
 
 
+def set_pad_token(chat: Any) -> None:
+    """Let a tokenizer without a padding token pad with the end of a turn: padding is masked, so any token would do."""
+    if chat.tokenizer.pad_token_id is None:
+        chat.tokenizer.pad_token = chat.tokenizer.convert_ids_to_tokens(chat.end_of_turn)
+
+
 def device_name(count: int) -> str:
     if torch.cuda.is_available():
         return f"{count} x {torch.cuda.get_device_name()}"

@@ -6,8 +6,10 @@ unevaluated checkpoint was saved right before its evaluation; a run resumed from
 """
 
 import argparse
+import math
 import shutil
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +32,9 @@ class Selection:
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
     def best_of(self, found: dict[int, float]) -> int | None:
-        """Return the step with the best figure, the first one if several are equal; None without figures."""
-        return (max if self.higher_is_better else min)(found, key=found.__getitem__, default=None)
+        """Return the step with the best finite figure, the first one if several are equal; None without any."""
+        finite = [step for step, figure in found.items() if math.isfinite(figure)]
+        return (max if self.higher_is_better else min)(finite, key=found.__getitem__, default=None)
 
     def told(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
@@ -93,6 +96,11 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:
     """Return existing checkpoints and how their run's settings differ; UserError as in `open_run`."""
     folder = Path(args.output_dir)
+    steps = [*range(args.save_steps, args.max_steps, args.save_steps), args.max_steps]
+    taken = [path for step in steps if lexists(path := folder / f"checkpoint-{step}") and not path.is_dir()]
+    taken += [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
+    if taken:
+        raise UserError(f"{taken[0]}: is where a checkpoint goes; move it away, or give another --output_dir")
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:

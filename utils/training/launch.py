@@ -6,6 +6,7 @@ from argparse import Namespace
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from utils import cli
@@ -13,7 +14,8 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, file_hash
 from utils.models.devices import check_devices
-from utils.models.hub import pinned_source, skipping_absent_hub
+from utils.models.hub import model_file, pinned_source, skipping_absent_hub
+from utils.models.loading import blaming, loading
 from utils.models.machine import describe_disk, describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
 from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run
@@ -91,6 +93,7 @@ def execute(
     """
     if args.dry_run:
         check_run(args, settings)
+        check_settings(args)
         say(described)
         what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
         lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
@@ -105,6 +108,7 @@ def execute(
     if run.is_finished(args.max_steps):
         say(f"{args.output_dir}: already finished, left alone")
     else:
+        check_settings(args)
         check_devices()
         check_before_fetching(args.model_addr, args.cache_dir, smallest_gpu(), value_bytes)
         say(described)
@@ -118,6 +122,29 @@ def execute(
     # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
     processes.destroy_process_group()
     return 0
+
+
+def check_settings(args: Namespace) -> None:
+    """Raise UserError if an encoder-decoder's settings lack a token that a training needs, or could not be saved.
+
+    transformers looks at some of them only when it saves a checkpoint. An adapter's checkpoint has no such settings.
+    """
+    if args.lora_rank is not None:
+        return
+    import torch
+    from transformers import AutoConfig, AutoModelForSeq2SeqLM, GenerationConfig
+
+    addr, source = args.model_addr, pinned_source(args.model_addr, args.cache_dir)
+    with TemporaryDirectory() as folder, skipping_absent_hub(addr):
+        with loading(addr, "config.json"), torch.device("meta"):  # without weights
+            model = AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(addr, **source))
+            model.config.save_pretrained(folder)
+        for name in ("pad_token_id", "decoder_start_token_id"):
+            if getattr(model.config, name, None) is None:
+                raise UserError(f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy")
+        path = model_file(addr, "generation_config.json", args.cache_dir)
+        with blaming(lambda: f"{addr}: its generation_config.json could not be saved; correct it in a copy"):
+            (GenerationConfig.from_pretrained(path.parent) if path else model.generation_config).save_pretrained(folder)
 
 
 def say(text: str) -> None:

@@ -144,7 +144,7 @@ class Recorder(TrainerCallback):
     def _is_out_of_patience(self, state: Any) -> bool:
         found = self._evaluations(state)
         best, patience = self._selection.best_of(found), self._selection.patience
-        return patience is not None and sum(step > best for step in found) >= patience
+        return patience is not None and sum(step > (best or 0) for step in found) >= patience
 
     def _remove_others(self, state: Any) -> None:
         """Delete all checkpoints but this step's and the best, because AdamW's states triple a full model's size."""
