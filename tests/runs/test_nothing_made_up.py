@@ -296,7 +296,8 @@ def test_each_model_has_its_own_address_key_and_prices(runs, tmp_path):
         assert {request["model"] for request in other.requests} == {"org-b/some-model"}
         assert set(other.keys) == {"sk-other"} and set(runs.server.keys) == {"sk-test"}
     manifest = read_manifest(runs.output)
-    assert manifest["settings"]["models"] == {"generator": "some-model", "critic": "B"}
+    address = runs.server.url.removeprefix("http://")
+    assert manifest["settings"]["models"] == {"generator": f"some-model at {address}", "critic": "B"}
     assert manifest["cost_usd"] == manifest["calls"]["critic"]["prompt_tokens"] > 0
     assert len(list((runs.output.parent / "completions").iterdir())) == 2
     assert "sk-" not in runs.output.with_name("answers.json.manifest.json").read_text()

@@ -138,7 +138,7 @@ def make_whole(folder, run):
     write(folder / "data.json", RECORDS)
     write(folder / "train.json", RECORDS)
     write(folder / "responses.json", {"q0": [{"output": "Rye — é."}], "q1": [{"output": "Wheat."}]})
-    write(folder / "plans.json", {"q0": [{"aspects": ["Price — é"]}], "q1": [{"aspects": None}]})
+    write(folder / "plans.json", {"q0": [{"aspects": ["Price — é"]}], "q1": [{"aspects": ["Time"]}]})
     write(folder / "scores.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
     write(folder / "other.json", {"score": 0.5, "num_unanswered": 0, "per_question_scores": SCORED})
     write(folder / "pairs.json", {"strategy": "pairwise", "num_unanswered": [0, 0], "per_question_scores": PAIRS})
