@@ -53,7 +53,9 @@ def choose_pooling(
     if name in WITHOUT_FILES:
         return Pooling(mode or MEAN.mode, bool(normalize))
     if _read(name, "config.json", cache_dir, lambda config: config.get("is_encoder_decoder")):
-        raise UserError(f"{name}: an encoder-decoder, which cannot rank\n  give a BERT-like encoder as --model_name")
+        raise UserError(
+            f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
+        )
     prefixes = _read(name, "config_sentence_transformers.json", cache_dir, _prefixes_of) or MEAN.prefixes
     if mode is not None and normalize is not None:
         return Pooling(mode, normalize, prefixes)
@@ -71,9 +73,13 @@ def choose_pooling(
 
 def _prefixes_of(config: dict[str, Any]) -> tuple[str, str]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
-    names = [next((name for name in names if name in prompts), default) for names in (QUERY, PASSAGE)]
-    query, passage = ("" if name is None else "" + prompts[name] for name in names)
-    return query, passage
+
+    def prefix(words: tuple[str, ...]) -> str:
+        named = (name for word in words for name in prompts if re.search(rf"(?:^|[_.-]){word}$", name.lower()))
+        name = next((word for word in words if word in prompts), None) or next(named, default)
+        return "" if name is None else "" + prompts[name]
+
+    return prefix(QUERY), prefix(PASSAGE)
 
 
 def _kind(module: dict[str, str]) -> str:

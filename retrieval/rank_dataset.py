@@ -286,7 +286,7 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
     if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
         told = (
-            "E5 models expect 'query: ' and 'passage: ' before texts, but its files name no prompts, so none are added"
+            "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts: none are added"
         )
         print(f"note: {args.model_name}: {told}", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
@@ -331,7 +331,8 @@ def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:
         if number and "id" in (item := record["profile"][number - 1]):
             text += f" (id {quote(item['id'])})"
         raise UserError(
-            f"id {quote(record['id'])}: {text}: {model} gives no numbers for this text (NaN, infinite or all 0)\n"
+            f"id {quote(record['id'])}: {text}: {model} returns no usable embedding for this text "
+            "(NaN, infinite or all zeros)\n"
             "  use an undamaged encoder, or another --dtype; finished rankings are kept"
         )
 

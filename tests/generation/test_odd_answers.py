@@ -59,6 +59,7 @@ USAGE = ("usage",)
 # Changes that keep the text: parsed at once.
 READ = {
     "parts of text": parts("text", "text"),
+    "content is an object": put(*MESSAGE, "content", lambda text: {"text": text}),
     "texts as parts": put(*MESSAGE, "content", lambda text: [text[:9], text[9:]]),
     "a part of thoughts ahead": put(
         *MESSAGE, "content", lambda text: [{"type": "thinking", "thinking": []}, {"type": "text", "text": text}]
@@ -98,16 +99,11 @@ ASKED_AGAIN = {
     "choices is a number": put("choices", 1),
     "choices is null": put("choices", None),
     "choices is missing": drop("choices"),
-    "choices is empty": put("choices", []),
-    "a choice is null": put(*CHOICE, None),
     "a choice is a text": put(*CHOICE, "answer"),
-    "message is null": put(*MESSAGE, None),
     "message is a text": put(*MESSAGE, "answer"),
     "message is a list": put(*MESSAGE, ["answer"]),
-    "message is missing": drop(*MESSAGE),
     "content is a number": put(*MESSAGE, "content", 7),
     "content is true": put(*MESSAGE, "content", True),
-    "content is an object": put(*MESSAGE, "content", lambda text: {"text": text}),
 }
 
 # Changes that leave an empty text: completions that are unusable, as is the same answer to each other try.
@@ -117,6 +113,10 @@ UNUSABLE = {
     "content is a list of images": put(*MESSAGE, "content", [{"type": "image_url", "image_url": {"url": "x"}}]),
     "a part's text is a number": put(*MESSAGE, "content", [{"type": "text", "text": 7}]),
     "a part of thoughts alone": put(*MESSAGE, "content", [{"type": "thinking", "thinking": "Let me see."}]),
+    "choices is empty": put("choices", []),
+    "a choice is null": put(*CHOICE, None),
+    "message is null": put(*MESSAGE, None),
+    "message is missing": drop(*MESSAGE),
     "content is null": put(*MESSAGE, "content", None),
     "a tool call": put("choices", [{"message": {"content": None, "tool_calls": [{}]}, "finish_reason": "tool_calls"}]),
 }  # fmt: skip
@@ -131,7 +131,7 @@ BODIES = {
     "NaN": b"NaN",
     "nothing": b"",
     "only a byte order mark": b"\xef\xbb\xbf",
-    "UTF-16": json.dumps({"choices": []}).encode("utf-16"),
+    "UTF-16": json.dumps({}).encode("utf-16"),
     "bytes that are not UTF-8": b'{"choices": "\xff\xfe"}',
     "two values": b'{"choices": []} {"choices": []}',
     "a zero byte": b"\x00" * 50,

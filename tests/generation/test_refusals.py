@@ -470,12 +470,24 @@ def test_one_refused_prompt_has_no_answer_and_the_others_go_on(ask_all, kind, pl
 
 def test_what_refuses_every_prompt_ends_the_run_at_the_third_one(ask_all):
     case, run = ask_all
-    case.server.reply = lambda request: OF_A_PROMPT["OpenRouter"]
-    with pytest.raises(UserError, match=r"flagged\.\n  it has refused 3 different prompts and answered none"):
+    case.server.reply = lambda request: Reply("No.", status=403)
+    with pytest.raises(UserError, match=r"No\.\n  3 different prompts were refused in a row, and none was answered"):
         run([f"question {number}?" for number in range(8)])
     assert len({str(body["messages"]) for body in case.server.requests}) == 3
     case.server.reply = usable
     assert run([f"question {number}?" for number in range(8)]) == 0  # none of the refusals was stored
+    assert all(record["value"] for record in case.records().values())
+
+
+def test_what_refuses_every_prompt_later_ends_the_run_and_is_not_stored(ask_all):
+    case, run = ask_all
+    texts = [f"question {number}?" for number in range(40)]
+    case.server.reply = lambda request: usable(request) if len(case.server.requests) <= 9 else Reply("No.", status=403)
+    with pytest.raises(UserError, match="20 different prompts were refused in a row"):
+        run(texts)
+    paid = sum(request["messages"] is not None for request in case.server.requests[:9])
+    case.server.reply, asked = usable, len(case.server.requests)
+    assert run(texts) == 0 and len(case.server.requests) - asked == 40 - paid
     assert all(record["value"] for record in case.records().values())
 
 
@@ -512,6 +524,9 @@ def test_a_schema_is_given_up_for_all_after_two_prompts_were_refused_for_it(ask_
         Reply("The model does not exist.", status=404, code="model_not_found"),
         Reply("Unrecognized request argument supplied: mine", status=400, param="mine"),
         Reply("Insufficient Balance", status=402),
+        Reply("Your credit balance is too low", status=400, code="invalid_request_error"),
+        Reply("API key not valid. Please pass a valid API key.", status=400),
+        Reply("This account was suspended.", status=403),
     ],
 )
 def test_a_mistake_about_every_request_costs_one(ask_all, reply):

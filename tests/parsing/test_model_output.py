@@ -11,6 +11,10 @@ A = "personalized_answer"
 NONE = "none"
 CODE = 'Try this:\n```python\nprint("hi")\n```\nand {"a": "b"}\nor ```json\n{"c": 1}\n``` too.'
 
+# Turns that models make up, in the forms of Llama 3 (without its special tokens), Llama 2, ChatML, Gemma, and others.
+TURNS = ["user\nWhy?\nassistant\n", "[INST] Why? [/INST]", "<|im_start|>user\nWhy?", "<start_of_turn>user\nWhy?",
+         "\n### Instruction:\nWhy?\n", "\nHuman: Why?\nAssistant: ", "\nQuestion: Why?\nAnswer: "]  # fmt: skip
+
 ANSWERS = [
     # One JSON object as asked.
     ('{"personalized_answer": "hi"}', "hi", "strict"),
@@ -26,6 +30,8 @@ ANSWERS = [
     ('{"personalized_answer": "one"}\n{"personalized_answer": "two"}', "two", "repaired"),
     ('{"personalized_answer": "one"}\nBetter: {"personalized_answer": "say "two" ok"}', 'say "two" ok', "repaired"),
     ('{"personalized_answer": "one"}\nuser: And now?\n{"personalized_answer": "two"}', "one", "repaired"),
+    *((f'{{"personalized_answer": "one"}}{turn}{{"personalized_answer": "two"}}', "one", "repaired") for turn in TURNS),
+    ('{"personalized_answer": "one"}\n{"personalized_answer": null}', "one", "repaired"),
     ('{"personalized_answer": ["one"]} {"personalized_answer": ["two"]}', "two", "repaired"),
     ("{not JSON} " * 60 + '{"personalized_answer": "one"} {"note": {}}', "one", "repaired"),
     ('Here is the answer:\n```json\n{"personalized_answer": "hi"}\n```\nHope it helps!', "hi", "repaired"),
@@ -37,6 +43,7 @@ ANSWERS = [
         "repaired",
     ),
     ('{"personalized_answer": {"type": "string", "minLength": 1}} {"personalized_answer": "hi"}', "hi", "repaired"),
+    ('{"personalized_answer": "one"} Format: {"personalized_answer": "Write your answer here"}', "one", "repaired"),
     ('{"personalized_answer": "<the answer>"} {"personalized_answer": "hi"}', "hi", "repaired"),
     ('{"personalized_answer": "hi"}\nas in {"personalized_answer": "..."}', "hi", "repaired"),
     ('{"properties": {"personalized_answer": {"type": "string"}}}', None, NONE),
@@ -116,13 +123,13 @@ VERDICTS = [
     ('{"match_score": 0}', 0, "strict"),
     ('{"match_score": 2.0}', 2, "strict"),
     # Text around the object.
-    ('{"match_score": 2}\nuser: Rate another.\n{"match_score": 0}', 2, "repaired"),
     # Several objects: the last one decides, if it is the same or a correction.
     ('{"match_score": 2}\n{"match_score": 2.0}', 2, "repaired"),
     ('{"match_score": 2}\nWait, it misses the price. {"match_score": 1}', 1, "repaired"),
     ("{'match_score': 2}\nOn reflection: {'match_score': 1}", 1, "repaired"),
     ('{"match_score": <0-2>}\n{"match_score": 2}', 2, "repaired"),
     ('{"match_score": {"type": "integer"}} {"match_score": 2}', 2, "repaired"),
+    ('{"match_score": 2}\nWait, I was wrong: match_score is 0.', 0, "repaired"),
     ('{"match_score": ２}', 2, "strict"),
     ("match_score： １", 1, "repaired"),
     ('{"output": "{\\"match_score\\": 1}"}', 1, "repaired"),
@@ -168,6 +175,9 @@ REFUSED = [
     ('{"match_score": 0|1|2}', "match_score is 0|1|2, not an integer 0-2"),
     ('{"match_score": 2}\n```\nassistant\n{"match_score": 0}', "match_score is contradictory: 2 and 0"),
     ('The response claims {"match_score": 2}. It is off topic. {"match_score": 0}', "contradictory: 2 and 0"),
+    ('{"match_score": 2}\nuser: Rate this final answer.\n{"match_score": 0}', "contradictory: 2 and 0"),
+    ('I would give {"match_score": 2} if it were correctly covered and {"match_score": 0} if not.', ": 2 and 0"),
+    ('{"match_score": 2}\nThe match_score is 1.', "contradictory: 2 and 1"),
     ('[{"match_score": 2}, {"match_score": 0}]', "match_score is contradictory: 2 and 0"),
     ("{\"match_score\": 2} {'match_score': 0}", "match_score is contradictory: 2 and 0"),
     ('{"match_score": 2/2}', "match_score is 2/2, not an integer 0-2"),

@@ -290,7 +290,9 @@ def test_a_text_without_numbers_is_named_and_not_ranked(tmp_path, encoder_folder
     tensors[name][row] = value
     save_file(tensors, path, {"format": "pt"})
     command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", tmp_path / "encoder"]
-    with pytest.raises(UserError, match=rf"^{place}: .*encoder gives no numbers for this text .*\n.* are kept$"):
+    with pytest.raises(
+        UserError, match=rf"^{place}: .*encoder returns no usable embedding for this text .*\n.* are kept$"
+    ):
         rank(*command, *flags)
     assert not (tmp_path / "out.json").exists()
 
@@ -318,8 +320,8 @@ def save_dense_t5(folder):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (save_dense_t5, "an encoder-decoder, which cannot rank"),
-        (save_bart, "an encoder-decoder, which cannot rank"),
+        (save_dense_t5, "encoder-decoder models cannot be used for ranking"),
+        (save_bart, "encoder-decoder models cannot be used for ranking"),
         (save_slow_tokenizer, r"its tokenizer \(PhobertTokenizer\) has no fast version"),
     ],
 )

@@ -441,7 +441,7 @@ def test_unusable_calls_are_counted_by_role_down_to_the_table(runs, tmp_path, ca
     flags += ["--inputs_addr", SAMPLE, "--response_addr", runs.output, "--score_addr", tmp_path / "scores.json"]
     assert evaluate_responses.main([*map(str, flags)]) == 0
     assert make_table.main(["--system", "Mine", str(tmp_path / "scores.json")]) == 0
-    told = f"Mine: {len(IDS)} of {2 * len(IDS)} calls of its generator gave nothing usable."
+    told = f"Mine: {len(IDS)} of {2 * len(IDS)} calls to its generator were unusable."
     assert told in capsys.readouterr().out
 
 
@@ -482,7 +482,7 @@ def test_a_method_that_returns_nothing_gets_no_remedy_for_prompts(runs, capsys, 
     runs.write(f"async def answer(record, ask):\n    await ask('none')\n    return {returned}\n")
     runs.run(code=1)
     told = capsys.readouterr().err
-    assert "13 × the method gave no answer, such as" in told and "try to change the method: it returned None" in told
+    assert "13 × the method gave no answer, such as" in told and "try changing the method: it returned None" in told
     assert "fewer posts" not in told and "--max" not in told
 
 

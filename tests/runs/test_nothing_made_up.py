@@ -394,10 +394,11 @@ def test_keys_stay_with_their_server_and_models_are_distinguished(runs):
     runs.write(CRITIC)
     with pytest.raises(UserError, match="add its key, ,api_key_addr=FILE"):
         runs.run("--model", "critic=m@http://127.0.0.1:9/v1")
-    key = f",api_key_addr={runs.folder}/key.txt"
-    with pytest.raises(UserError, match="another model reports the same name; add ,model_id=NAME"):
-        runs.run("--model", f"critic=some-model@http://127.0.0.1:9/v1{key}")
     assert runs.server.requests == []
+    key = f",api_key_addr={runs.folder}/key.txt"
+    with serve(lambda request: Reply("Revised.")) as other:  # another model of the same name, by its address
+        runs.run("--model", f"critic=some-model@{other.url}{key}")
+        assert len(other.requests) == len(runs.server.requests) > 0
 
 
 def test_a_record_can_be_changed_in_place(runs):

@@ -365,7 +365,7 @@ def test_what_could_not_be_saved_is_refused_at_once(file, change, message, dry, 
 def test_what_is_in_the_way_of_a_checkpoint_is_named(name, dry, data, tmp_path):
     path = tmp_path / "generator" / name
     path.mkdir(parents=True) if name == "best" else (path.parent.mkdir(), path.write_text("mine"))
-    with pytest.raises(UserError, match=f"^{path}: is where a checkpoint goes; move it away"):
+    with pytest.raises(UserError, match=f"^{path}: a checkpoint will be saved here; move this"):
         train_generator.main([*flags_of(data, path.parent), *dry])
 
 

@@ -34,6 +34,12 @@ def check_environment(names: Sequence[str] = ()) -> None:
             raise wrong(name, "a SOCKS proxy needs the package socksio (pip install socksio)")
         if problem := address_problem(f"{'http' if is_socks else scheme}://{rest}"):
             raise wrong(name, problem)
+    for name in ("no_proxy", "NO_PROXY"):
+        for host in os.environ.get(name, "").split(","):
+            try:
+                urlsplit(host if "://" in host else f"//{host}")
+            except ValueError:
+                raise wrong(name, f"{host.strip()} is not a valid address") from None
     for name, read in READERS.items():
         if value := os.environ.get(name):
             try:
@@ -45,7 +51,7 @@ def check_environment(names: Sequence[str] = ()) -> None:
         value = value.strip() if name == "HF_TOKEN" else value  # as the hub's client does
         lines = value.split("\n") if name.endswith("_HEADERS") else [value]  # of `name: value`
         if not all(line.isascii() and line.isprintable() and line == line.strip() for line in lines):
-            raise wrong(name, "is sent in an HTTP header, so it must be printable ASCII without spaces around it")
+            raise wrong(name, "it is sent as an HTTP header; use printable ASCII without leading or trailing spaces")
 
 
 def check_before_hub() -> None:

@@ -57,7 +57,7 @@ class UserError(Exception):
 
 
 class EngineDiedError(UserError):
-    """A model's engine died, maybe not by the user's fault (exit code 1): the same command resumes the run."""
+    """A model's engine died, possibly through no fault of the user (exit code 1): the same command resumes the run."""
 
 
 def describe_os_error(error: OSError) -> str:

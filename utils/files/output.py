@@ -194,8 +194,8 @@ class Output:
         asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < asked:
             return 0
-        # A retry may give a usable text, but cannot change a prompt that is too long, or likelihoods.
-        may_differ = any("attempts" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
+        # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
+        may_differ = any("raw" in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
         print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
@@ -238,13 +238,15 @@ def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any],
 def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
     """Return a remedy for a failed piece, by how far the model got."""
     if piece.get("reason") == NO_ANSWER:
-        return "to change the method: it returned None, or an empty text, although none of its calls did"
+        return "changing the method: it returned None or an empty text although its calls succeeded"
     if "attempts" not in piece:  # the prompt was too long to be sent
         return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
     if "mean_log_probs" in piece:
         return "another model, or generated text (without --choose likelihood or --verdicts probability)"
+    if "raw" not in piece and "too long" in str(piece.get("reason")):
+        return "the server's limit as --max_model_len, or fewer posts"
     if "raw" not in piece:
-        return "another model or server: this one refuses the content of these prompts"
+        return "another model or server: this one refuses these prompts"
     if piece.get("reason") == UNFINISHED:
         return THINK_LONGER
     if piece.get("finish_reason") == "length" and unit == "plans":

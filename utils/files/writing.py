@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
 
-LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # what a disk says that did not keep what was written
+LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
 PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
 
 

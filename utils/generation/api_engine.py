@@ -15,6 +15,7 @@ import sys
 import time
 from argparse import Namespace
 from base64 import b64encode
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -51,13 +52,19 @@ MOST_TOKENS = 10**12  # the highest plausible count; numbers beyond 64 bits cann
 
 # Error codes about one prompt's content.
 REFUSED = ("content_filter", "content_policy_violation", "data_inspection_failed", "invalid_prompt")
-FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")  # error codes about every request
+OF_CONTENT = re.compile(r"(?i)moderation|flagged|inappropriate|content.{0,20}(?:policy|risk|filter)")
+# Error codes, and words of messages, about every request.
+FOR_ALL = ("insufficient_quota", "invalid_api_key", "model_not_found")
+OF_ALL = re.compile(
+    r"(?i)\b(?:credits?|balance|billing|quota|payment|subscription|arrear\w*|suspended|deactivated)\b|api.key"
+    r"|(?:invalid|unknown) model|model (?:name )?(?:not|does not) exist"
+)
 PASSING = (408, 409, 429)  # statuses of temporary failures, besides 5xx
 MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
-TOO_LONG = re.compile(r"(?i)too (?:large|long)|context (?:length|window)|maximum context")
-SEVERAL = 3  # different prompts refused alike, with no answer at all: then the run ends
+TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
+SEVERAL, MANY = 3, 20  # different prompts refused alike before the first answer, or between two: then the run ends
 
 
 class AbsentError(UserError):
@@ -73,8 +80,9 @@ class APIEngine:
         self._first = asyncio.Lock()  # held by the first request of a kind
         self._kinds: set[tuple[str, bool]] = set()  # models, with a schema or not, whose requests need not go alone
         self._answering: set[str] = set()  # models that have answered
-        self._problem_of_all: UserError | None = None  # the first request's, which the others would meet too
-        self._refused: dict[tuple[str, int, str], set[str]] = {}  # prompts by model, status and code of the refusal
+        self._problems: dict[str, UserError] = {}  # of a model's first request, which its others would meet too
+        # Prompts that a model has refused since its last answer, by status and code.
+        self._refused: defaultdict[str, defaultdict[tuple[int, str], set[str]]] = defaultdict(lambda: defaultdict(set))
         self._max_retries = args.max_retries
         self._client = openai.AsyncOpenAI(
             api_key=api_key,
@@ -106,8 +114,15 @@ class APIEngine:
                 completion = await self._insist(lambda: self._complete_once(model, prompt, sampling))
             except MalformedError as error:
                 raise self._refusal(model, prompt, error) from None
-            self._answering.add(model)
+            except RefusedError:
+                self._has_answered(model)
+                raise
+            self._has_answered(model)
             return completion
+
+    def _has_answered(self, model: str) -> None:
+        self._answering.add(model)
+        self._refused.pop(model, None)
 
     @asynccontextmanager
     async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
@@ -116,17 +131,20 @@ class APIEngine:
             yield
             return
         async with self._first:
-            if self._problem_of_all is not None:
-                raise self._problem_of_all
+            if kind[0] in self._problems:
+                raise self._problems[kind[0]]
             is_first = kind not in self._kinds
             if is_first:
                 try:
                     yield
                 except UserError as error:
-                    self._problem_of_all = error
+                    self._problems[kind[0]] = error
                     raise
                 except UnavailableError:  # an outage, during which the others need not wait for each other
                     self._kinds.add(kind)
+                    raise
+                except RefusedError as refusal:
+                    self._kinds |= {kind} if refusal.is_certain else set()
                     raise
                 if not (kind[1] and self.refusals.is_unsure):
                     self._kinds.add(kind)
@@ -135,15 +153,14 @@ class APIEngine:
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
         """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
-        if error.is_for_all:
+        if error.is_for_all and model not in self._answering:
             return error
-        if model not in self._answering:
-            met = self._refused.setdefault((model, error.status, error.code), set())
-            met.add(json.dumps(prompt))
-            if len(met) == SEVERAL:
-                return UserError(f"{error}\n  it has refused {SEVERAL} different prompts and answered none")
+        met, most = self._refused[model][error.status, error.code], MANY if model in self._answering else SEVERAL
+        met.add(json.dumps(prompt))
+        if len(met) == most:
+            return UserError(f"{error}\n  {most} different prompts were refused in a row, and none was answered")
         refusal = RefusedError(str(error).replace("\n  ", "; "))
-        refusal.is_certain = model in self._answering
+        refusal.is_certain = False
         self._note(f"{refusal}; this prompt has no answer")
         return refusal
 
@@ -209,12 +226,16 @@ class APIEngine:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for numbers of thousands of digits and endless nesting
             answer = None
+        choices, error = field_of(answer, "choices", list), field_of(answer, "error", dict)
+        if choices is None and (status := field_of(error, "code", int)):
+            raise self._problem(status, None, field_of(error, "message", object))
+        # A blocked prompt or answer has no choice, or one without a message.
+        choice = (choices and choices[0]) or {} if choices is not None else None
+        message = choice.get("message") or {} if isinstance(choice, dict) else None
+        text, told = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
         # Other kinds of servers answer 200 with a web page or an error.
-        choice = next(iter(field_of(answer, "choices", list) or []), None)
-        message = field_of(choice, "message", dict)
-        text, told = (None, "") if message is None else _text_and_thoughts(message.get("content"))
         if text is None:
-            found = self._one_line(field_of(answer, "error", object) or content.decode(errors="replace"))
+            found = self._one_line(error or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
         finish_reason = self._one_line(choice.get("finish_reason") or UNKNOWN)
         if field_of(choice, "error", dict):  # OpenRouter: the provider failed in the middle
@@ -265,15 +286,19 @@ class APIEngine:
         message, code = self._one_line(found), _snake_case(code)
         if status < 500 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
+        is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
+        if status < 500 and not is_for_all and OF_CONTENT.search(message):
+            return RefusedError(message)
         # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
         is_too_long = code == "context_length_exceeded" or status == 413 or TOO_LONG.search(message) is not None
+        is_too_long &= status not in (408, 429) or "too large" in message.lower()
         if is_too_long and status < 500:
             hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
             told = f"the {self.device} refuses a prompt because it is too long: {message}{hint}"
             return MalformedError(told, status, code)
-        if (status in PASSING or status >= 500) and code not in FOR_ALL:
+        if (status in PASSING or status >= 500) and not is_for_all:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
-        if status not in ENDS_RUN and code not in FOR_ALL:
+        if status not in ENDS_RUN and not is_for_all:
             return MalformedError(
                 f"the {self.device} refuses the request: {message}",
                 status,
@@ -312,11 +337,16 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     None if the list has only the model's name, or if there is no list: many proxies have none, and an unavailable
     server may be back for the real requests.
     """
-    with openai.OpenAI(api_key=api_key, **address_of(base_url), max_retries=0, timeout=ROOT_SECONDS) as client:
-        try:
-            answer = client.get("/models", cast_to=object)
-        except (openai.OpenAIError, ValueError, RecursionError):  # the last two: the answer is not valid JSON
-            return None
+
+    async def ask() -> object:
+        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), max_retries=2, timeout=ROOT_SECONDS)
+        async with client, asyncio.timeout(3 * ROOT_SECONDS):
+            return await client.get("/models", cast_to=object)
+
+    try:
+        answer = asyncio.run(ask())
+    except (openai.OpenAIError, TimeoutError, ValueError, RecursionError):  # the last two: it is not valid JSON
+        return None
     for entry in field_of(answer, "data", list) or []:
         if field_of(entry, "id", str) == model:
             root = field_of(entry, "root", str) or model
@@ -349,10 +379,17 @@ def _text_and_thoughts(content: Any) -> tuple[str | None, str]:
 
     The text is empty if there is none in the list, and None if the content is neither a text nor a list.
     """
-    if not isinstance(content, list):
-        return (content or "" if isinstance(content, str | None) else None), ""
-    parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    texts = [field_of(part, "text", str) for part in parts if field_of(part, "type", str) in ("text", "output_text")]
+    if isinstance(content, str | None):
+        return content or "", ""
+    if not isinstance(content, list | dict):
+        return None, ""
+    parts = [
+        {"text": part} if isinstance(part, str) else part
+        for part in ([content] if isinstance(content, dict) else content)
+    ]
+    texts = [
+        field_of(part, "text", str) for part in parts if field_of(part, "type", str) in (None, "text", "output_text")
+    ]
     thoughts = [part.get("thinking") for part in parts if field_of(part, "type", str) == "thinking"]
     told = [thought if isinstance(thought, str) else _text_and_thoughts(thought)[0] for thought in thoughts]
     return "".join(filter(None, texts)), "\n".join(filter(None, told))

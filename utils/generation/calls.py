@@ -19,7 +19,7 @@ from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-BYTES_PER_TOKEN = 4  # at most, in text of any language
+CHARACTERS_PER_TOKEN = 4  # about, in English; fewer in most other languages
 PROMPT_SENT = "prompt_tokens_sent"  # an estimate, only in records of prompts that a server cut
 THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
 
@@ -141,7 +141,7 @@ def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
     """Return about how many tokens a prompt has if its server reports less than half of them; else nothing."""
     if reported is None or not isinstance(prompt, list):
         return {}
-    sent = sum(len(message["content"].encode(errors="replace")) for message in prompt) // BYTES_PER_TOKEN
+    sent = sum(len(" ".join(message["content"].split())) for message in prompt) // CHARACTERS_PER_TOKEN
     return {PROMPT_SENT: sent} if 2 * reported < sent else {}
 
 
@@ -193,8 +193,10 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
     if cut:
-        told = f"of {len(cut)} of {len(records)} prompts, with about {sum(cut)} tokens, the server read less than half"
-        print(f"note: {told}; raise its context length, or lower --max_model_len", file=sys.stderr)
+        told = (
+            f"the server read less than half of {len(cut)} of {len(records)} prompts (about {sum(cut):,} tokens sent)"
+        )
+        print(f"note: {told}; raise the server's context length, or lower --max_model_len", file=sys.stderr)
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
         "tokens": {

@@ -35,8 +35,8 @@ RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 COUNTED = 50_000  # messages whose lengths are remembered
 FETCH_SECONDS = 20  # for tiktoken's table
-# Text that a tokenizer reads as a control token even if it does not call it special.
-CONTROL = re.compile(r"<\|[^|]+\|>")
+# Text that a tokenizer reads as a control token even if it does not call it special (DeepSeek has bars of full width).
+CONTROL = re.compile(r"<[|｜][^|｜]+[|｜]>|</?(?:think|tool_\w+)>")
 BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it is read as characters
 # Some templates write today's date. Here it is always the one that Llama 3's own templates have without a clock, so
 # that prompts do not change from day to day, or between training and answering.
@@ -147,7 +147,7 @@ def load_tokenizer(model_addr: str, cache_dir: str | None = None) -> tuple[Any, 
 
 
 class _Counting:
-    """Adds to `count`, which a subclass has, a version with a cache; and defaults."""
+    """Adds a cached version of the subclass's `count`, and defaults."""
 
     count: Callable[[str], int]
     date: str | None = None  # the date that the template writes
@@ -252,7 +252,10 @@ class LocalChat(_Counting):
 
     def _as_text(self, text: str) -> str:
         """Return a text of the data with its control tokens broken, for `_encode_all`."""
-        return self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text.replace(BREAK, ""))
+        text = text.replace(BREAK, "")
+        while self._marks.search(text):  # again, because a part may be another mark, as in <<s>>
+            text = self._marks.sub(lambda mark: mark[0][0] + BREAK + mark[0][1:], text)
+        return text
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:
@@ -260,14 +263,15 @@ class LocalChat(_Counting):
         added = [one for one in self.tokenizer.added_tokens_decoder.items() if len(one[1].content) > 1]
         marks = {one.content: number for number, one in added if one.special or CONTROL.fullmatch(one.content)}
         broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
-        if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids]:
+        unknown = self.tokenizer.unk_token
+        if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids and mark != unknown]:
             told = f"its tokenizer reads {stuck[0]} in any text as a control token"
             print(f"note: {self.tokenizer.name_or_path}: {told}", file=sys.stderr)
         longest_first = sorted(marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def _encode_all(self, texts: list[str]) -> list[array]:
-        """Return the token ids of texts, the parts around each `BREAK` apart, without adding special tokens."""
+        """Return the token ids of texts, encoding the parts around each `BREAK` separately, without special tokens."""
         if not texts:
             return []
         if any(BREAK in text for text in texts):

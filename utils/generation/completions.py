@@ -43,7 +43,8 @@ class Completions:
         self._looked_again: asyncio.Event | None = None
         self._is_greedy_seeded = is_greedy_seeded
         self._under_way: dict[str, asyncio.Event] = {}
-        self._refused: dict[str, dict[str, Any]] = {}  # refusals that are stored once the server has answered
+        self._refused: dict[str, dict[str, Any]] = {}  # for `keep_refusals`
+        self._has_answered = False
 
     async def complete(
         self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
@@ -72,9 +73,14 @@ class Completions:
                     self._refused[key] = fields
                 raise
             self._keep(key, told | _write(completion))
-            while self._refused:
-                self._keep(*self._refused.popitem())
+            self._has_answered = True
+            self.keep_refusals()
             return completion
+
+    def keep_refusals(self) -> None:
+        """Store the refusals that may have been of all prompts, if the server has answered another prompt."""
+        while self._has_answered and self._refused:
+            self._keep(*self._refused.popitem())
 
     async def score(
         self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **told: Any

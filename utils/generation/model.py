@@ -103,7 +103,7 @@ class Model:
 
     @property
     def figures(self) -> dict[str, str]:
-        """Return the manifest's figures on its prompts: how tokens are counted, and the date that a template writes."""
+        """Return prompt settings for the manifest: how tokens are counted, and the date that the template writes."""
         date = {"template_date": self.chat.date} if self.chat.date else {}
         return {"token_counter": self.chat.counter, **date}
 

@@ -140,7 +140,8 @@ class Refusals:
 
 def _names_anything(refusal: MalformedError, body: dict[str, Any]) -> bool:
     """Return whether a refusal names what it refuses, or is of a kind that no retry can change."""
-    return not refusal.found or "response_format" in _words(refusal) or _named(refusal, body) is not None
+    named = _quoted(refusal) | set(re.findall(r"\w+", refusal.param))
+    return not refusal.found or "response_format" in _words(refusal) or bool(named & body.keys())
 
 
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
@@ -159,8 +160,8 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
         met[name] = refusal
         return way._replace(left_out=way.left_out | {name})
     if "response_format" not in body:
-        quoted = re.findall(r"[\"'`](\w+)[\"'`]", str(refusal))
-        refusal.is_for_all = bool({*re.findall(r"\w+", refusal.param), *quoted} & (body.keys() - {"messages"}))
+        named = _quoted(refusal) | set(re.findall(r"\w+", refusal.param))
+        refusal.is_for_all = bool(named & (body.keys() - {"messages"}))
         raise refusal if refusal.is_for_all else next((met[one] for one in FORMATS if one in met), refusal)
     met[FORMATS[way.format]] = refusal
     return way._replace(format=way.format + 1)
@@ -172,6 +173,10 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     if "response_format" in words & body.keys():
         return None
     return next((name for name in ADAPTABLE if name in words and name in body), None)
+
+
+def _quoted(refusal: MalformedError) -> set[str]:
+    return set(re.findall(r"[\"'`](\w+)[\"'`]", refusal.found))
 
 
 def _words(refusal: MalformedError) -> set[str]:
@@ -268,7 +273,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
     async def send(self, request: Any, **options: Any) -> Any:
         entered = await self._throttle.enter()
         try:
-            async with asyncio.timeout(self._seconds if request.url.path.endswith("/completions") else None):
+            async with asyncio.timeout(None if "/files" in request.url.path else self._seconds):
                 response = await super().send(request, **options)
             if response.is_success:
                 self._throttle.accepted()

@@ -13,7 +13,8 @@ FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
 # Reasons to stop of a finished text, in lower case. Any other (length, error, safety, ...) means that it was cut.
-FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done")
+FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done",
+            "endoftext", "endturn", "finish", "finished", "normal", "finish_reason_stop")  # fmt: skip
 UNKNOWN = "unknown"  # the reason of a server that gives none
 
 

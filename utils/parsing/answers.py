@@ -20,6 +20,7 @@ from utils.parsing.json_text import (
     may_be_draft,
     missing,
     objects_with,
+    own_turn,
     read_text,
     value_starts,
 )
@@ -44,13 +45,14 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
     """
     if cut and may_be_draft(text):
         return nothing(DRAFT)
-    text = keep_commands(text)
+    whole = keep_commands(text)
+    text = own_turn(whole)
     found, rest = objects_with(text, _FIELD)
     # A last object that is not valid JSON counts too, unless the text was cut inside it.
     if found and (cut or not any(rest[end : end + 1] in _OPENS for end in key_ends(rest, _FIELD))):
-        last = found[-1]
+        last = next((one for one in reversed(found) if one.value and not isinstance(one.value, bool | int)), found[-1])
         if isinstance(last.value, str):
-            return _answer(last.value, last.how)
+            return _answer(last.value, last.how if text == whole else "repaired")
         rest = text[last.start : last.end]
     starts = value_starts(rest, _FIELD)
     if not starts:

@@ -16,14 +16,20 @@ from utils.parsing.json_text import (
     describe,
     field_named,
     is_corrected,
+    is_form,
     keep_commands,
     missing,
     objects_with,
+    own_turn,
     pattern,
     value_starts,
 )
 
-_NEEDS, _ENOUGH, _ASPECTS = field_named("needs_personalization"), field_named("enough_details"), field_named("aspects")
+_NEEDS, _ENOUGH, _ASPECTS = (
+    field_named("needs_personalization", anywhere=True),
+    field_named("enough_details"),
+    field_named("aspects"),
+)
 ASPECT_TEXTS = ("aspect", "evidence", "reason")
 _BOOLEAN = pattern(r"[\"'“”‘’]?(true|false)\b")
 
@@ -45,27 +51,29 @@ ASPECTS_SCHEMA = {
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
     found, rest = objects_with(text, _NEEDS)
-    if found:
-        told = [_boolean(one.value) for one in found]
-        if told[-1] is None:
-            return _no_boolean(_NEEDS)
-        others = [one.end for one, other in zip(found, told, strict=True) if other != told[-1]]
-        if others and not is_corrected(text[others[-1] : found[-1].start]):
-            return nothing(f"{_NEEDS.name} is contradictory")
-        return Parsed(told[-1], found[-1].how if told[-1] is found[-1].value else "repaired", None)
-    starts = value_starts(rest, _NEEDS)
-    if not starts:
+    end = found[-1].end if found else 0
+    starts = [] if cut and found else value_starts(rest, _NEEDS)
+    values = [(_boolean(one.value), one.start, one.end) for one in found]
+    if None in (value for value, _, _ in values):
+        return _no_boolean(_NEEDS)
+    for start in starts:
+        if (match := _BOOLEAN.match(rest, start)) is None:
+            return nothing(f"{_NEEDS.name} is {describe(rest, start)}, not true or false")
+        values.append((match[1].lower() == "true", end + start, end + start))
+    if not values:
         return missing(text, _NEEDS)
-    found = [match and match[1].lower() == "true" for match in (_BOOLEAN.match(rest, start) for start in starts)]
-    if None in found:
-        return nothing(f"{_NEEDS.name} is {describe(rest, starts[found.index(None)])}, not true or false")
-    return Parsed(found[0], "repaired", None) if len({*found}) == 1 else nothing(f"{_NEEDS.name} is contradictory")
+    last, begin, _ = values[-1]
+    others = [over for value, _, over in values if value != last]
+    if others and not is_corrected((text[:end] + rest)[others[-1] : begin]):
+        return nothing(f"{_NEEDS.name} is contradictory")
+    return Parsed(last, found[-1].how if found and last is found[-1].value else "repaired", None)
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
-    text = keep_commands(text)
+    text = own_turn(keep_commands(text))
     found = [one for field in (_ASPECTS, _ENOUGH) for one in objects_with(text, field)[0]]
+    found = [one for one in found if not _is_form(one.content)]
     if not found:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
     last = max(found, key=lambda one: one.start)
@@ -83,6 +91,12 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
     if None in aspects:
         return nothing(f"aspect {aspects.index(None)} has not the texts aspect, evidence and reason")
     return Parsed(aspects, "repaired" if enough is None else last.how, None)
+
+
+def _is_form(content: dict[str, Any]) -> bool:
+    """Return whether the first listed aspect only says what to write."""
+    items = next((value for key, value in content.items() if _ASPECTS.spelled.fullmatch(key)), None)
+    return isinstance(items, list) and bool(items) and isinstance(items[0], dict) and is_form(items[0].get("aspect"))
 
 
 def _aspect(item: Any) -> dict[str, str] | None:

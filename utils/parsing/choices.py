@@ -74,10 +74,11 @@ class Choice:
         found, rest = json_text.objects_with(text, self.field)
         if found:
             values = [(self._value_at(_written(one.value), 0), one.start, one.end) for one in found]
-            behind = 0 if cut else len(text) - len(rest)
-            later = json_text.key_ends(rest, self.field) if behind else []
-            values += [(self._value_at(rest, start), behind + start, behind + start) for start in later]
-            return self._chosen(values, found[-1].how, text)
+            # In prose after the last object too, unless the text was cut there.
+            later = [] if cut else json_text.value_starts(rest, self.field)
+            end = found[-1].end
+            values += [(self._value_at(rest, start), end + start, end + start) for start in later]
+            return self._chosen(values, found[-1].how, text[:end] + rest)
         if (only := self.only.match(text)) is not None:
             if cut and _breaks_off(text, only.end("value")):
                 return nothing("the text breaks off in a number")

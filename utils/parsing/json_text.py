@@ -9,7 +9,7 @@ The first attempt that finds the field decides:
 3. By name ("repaired"): the name is searched for, first as a key inside an object, then without braces. A tolerant
    scanner reads the value from there: with other quotes, with unescaped quotes inside, or without an end.
 
-Echoes of the schema or of a form ("<your answer>") do not count, nor does anything after a user's turn that the model
+Echoes of the schema or of a form ("<your answer>") do not count. An answer ends before a user's turn that the model
 makes up. A text that max_tokens cut, with prose before and after its objects, is not read: it may be an unmarked
 thought with a draft. In strings, `\\frac` and the like are LaTeX, not escapes.
 """
@@ -87,19 +87,26 @@ _ESCAPED = dict(zip("ntrbf\n\"'\\/", "\n\t\r\b\f\n\"'\\/", strict=True))
 
 MOST_TRIES = 100  # places where no valid object begins; a limit, so that nested braces take linear time
 _PLACEHOLDER = pattern(
-    r"<[^<>]{1,200}>|[\[{][^\[\]{}]{0,100}\b(?:answer|here|insert|response|your)\b[^\[\]{}]{0,100}[\]}]"
-    r"|(?:your|the) (?:personalized )?answer(?: here)?|\.{3}|…|string"
+    r"<[^<>]{1,200}>|[\[{(][^\[\]{}()]{0,100}\b(?:answer|here|insert|response|your)\b[^\[\]{}()]{0,100}[\]})]"
+    r"|(?:(?:write|insert|put|give) )?(?:your|the|an?) (?:personalized )?answer(?: (?:goes )?here| to the question)?"
+    r"|\.{3}|…|_{2,}|string|text|todo"
 )
-_USERS_TURN = pattern(r"^[^\w\n]*(?:user|human)(?:[^\w\n]*$|[^\w\n]*:)")
+# The beginning of a user's turn that a model makes up, in the forms of several chat templates.
+_USERS_TURN = pattern(
+    r"^\W*(?:user|human)\W*$|^\W*(?:user|human|question):|\[INST\]|^\#{2,} ?(?:instruction|user|human|input|question)"
+    r"|<\|(?:im_start|start_header_id)\|>\s*user|<start_of_turn>\s*user|<[|｜]user[|｜]>"
+)
 _CORRECTION = pattern(
-    r"\b(?:wait|sorry|apolog\w+|mistaken?|i was wrong|on reflection|on second thoughts?|final\w*|actually,"
-    r"|(?:correct|revis|reconsider|reassess|re-?evaluat)\w*)\b"
+    r"\b(?:wait|sorry|apolog\w+|my mistake|made a mistake|i was wrong|on reflection|on second thoughts?|actually,"
+    r"|correct(?:ion|ed|ing)|revis(?:ed|ing|ion)|reconsider\w*|reassess\w*|re-?evaluat\w*"
+    r"|final (?:answer|verdict|score|match_score|rating))\b"
 )
 # An escaped backslash, or the beginning of a LaTeX command.
 _COMMAND = re.compile(
-    r"\\(?:(\\)|[bfr](?=[A-Za-z])|n(?=(?:abla|eq|otin|ewcommand|u_|u\^|u\b\s*[=$)])(?![a-z]))"
-    r"|t(?=(?:heta|au|imes|frac|ilde|herefore|riangle\w*|anh?(?=[\\({^])|o(?=\s*\\|\s*[0-9])|ext\w{0,3}(?={))"
-    r"(?![a-z])))"
+    r"\\(?:(\\)|[bfr](?=[A-Za-z])"
+    r"|n(?=(?:abla|eq|otin|otag|onumber|exists|ewline|ewcommand|ot(?=[=\\])|u_|u\^|u\b\s*[=$)])(?![a-z.]))"
+    r"|t(?=(?:heta|au|imes|frac|binom|ilde|herefore|riangle\w*|anh?(?=[\\({^])|ag(?={)|o(?=\s*\\|\s*[0-9])"
+    r"|ext\w{0,6}(?={))(?![a-z])))"
 )
 
 DRAFT = "the text breaks off in prose, so it may be a draft"
@@ -149,18 +156,17 @@ def objects_with(text: str, field: Field) -> tuple[list[Found], str]:
         content = json.loads(body, object_pairs_hook=_unique_keys)
         if isinstance(content, dict) and field.name in content and not is_form(content[field.name]):
             return [Found(content[field.name], content, "strict", 0, len(text))], ""
-    found, rest = [], text
+    found, parts, begin = [], [], 0  # parts of the text to search by name, between objects
     for start, end, content in valid_objects(text):
-        if found and _USERS_TURN.search(text, found[-1].end, start) is not None:
-            break
         values = [value for key, value in content.items() if field.spelled.fullmatch(key)]
-        if values and not is_form(values[0]):
+        is_value = bool(values) and not is_form(values[0])
+        if is_value:
             found.append(Found(values[0], content, "repaired", start, end))
+            parts, begin = [], end
         elif values or "properties" in content:
-            rest = rest[:start] + " " * (end - start) + rest[end:]
-    if found:
-        rest = _USERS_TURN.split(rest[found[-1].end :], maxsplit=1)[0]
-    return found, rest
+            parts.append(text[begin:start])
+            begin = end
+    return found, " ".join([*parts, text[begin:]])
 
 
 def valid_objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
@@ -185,8 +191,14 @@ def is_form(value: object) -> bool:
 
 
 def is_corrected(text: str) -> bool:
-    """Return whether a text between two values says that the second one replaces the first."""
-    return _CORRECTION.search(text) is not None
+    """Return whether a text between two values says that the second one replaces the first, in the same turn."""
+    return _CORRECTION.search(text) is not None and _USERS_TURN.search(text) is None
+
+
+def own_turn(text: str) -> str:
+    """Return a text up to a user's turn that the model makes up after a valid object."""
+    end = next((end for _, end, _ in valid_objects(text)), len(text))
+    return text[:end] + _USERS_TURN.split(text[end:], maxsplit=1)[0]
 
 
 def keep_commands(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import keep_commands, valid_objects
+from utils.parsing.json_text import keep_commands, own_turn, valid_objects
 
 T = TypeVar("T")
 USER_SENTENCES, ASSISTANT_SENTENCES = 5, 10  # minimum per section
@@ -62,7 +62,7 @@ def read(text: str, form: type[T]) -> T | str:
 
     Prose or a fence around it is ignored.
     """
-    text = keep_commands(writable(text))
+    text = own_turn(keep_commands(writable(text)))
     begin, end = text.find("{"), text.rfind("}")
     if begin < 0 or end < begin:
         return "no JSON object"

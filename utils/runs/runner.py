@@ -63,6 +63,8 @@ def run_steps(steps: Sequence[Step], shared: Shared, closes_stores: bool = True)
             left = asyncio.run(_advance(left, engines))
             if left and left[0].awaits() in engines:
                 raise NotedError
+        for role in shared.roles.values():
+            role.model.completions.keep_refusals()
         if device is not None:
             for run in runs:
                 if run.is_own:

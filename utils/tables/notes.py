@@ -98,7 +98,7 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     for role, (unusable, number) in {
         role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()
     }.items():
-        yield f"{unusable} of {counted(number, 'call')} of its {role} gave nothing usable"
+        yield f"{unusable} of {counted(number, 'call')} to its {role} were unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)

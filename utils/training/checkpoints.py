@@ -100,7 +100,9 @@ def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[
     taken = [path for step in steps if lexists(path := folder / f"checkpoint-{step}") and not path.is_dir()]
     taken += [path for path in (folder / "best", folder / "last") if path.exists() and not path.is_symlink()]
     if taken:
-        raise UserError(f"{taken[0]}: is where a checkpoint goes; move it away, or give another --output_dir")
+        raise UserError(
+            f"{taken[0]}: a checkpoint will be saved here; move this file away, or give another --output_dir"
+        )
     checkpoints = find_checkpoints(folder)
     manifest = read_folder_manifest(folder)
     if checkpoints and manifest is None:

@@ -143,7 +143,9 @@ def check_settings(args: Namespace) -> None:
             if getattr(model.config, name, None) is None:
                 raise UserError(f"{addr}: its config.json has no {name}, which a training needs\n  add it in a copy")
         path = model_file(addr, "generation_config.json", args.cache_dir)
-        with blaming(lambda: f"{addr}: its generation_config.json could not be saved; correct it in a copy"):
+        with blaming(
+            lambda: f"{addr}: its generation_config.json is invalid and cannot be saved; correct it in a copy"
+        ):
             (GenerationConfig.from_pretrained(path.parent) if path else model.generation_config).save_pretrained(folder)
 
 
