@@ -541,9 +541,17 @@ def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
 
 def test_a_tokenizer_that_reads_control_tokens_in_any_text_is_named(tmp_path, capsys):
     chat = styled_chat(tmp_path, "ChatML")
+    del chat._marks
     chat._encode_all = lambda texts: [array("i", [chat.end_of_turn]) for _ in texts]
     chat.render_option("text")
     assert capsys.readouterr().err.startswith(f"note: {tmp_path}: its tokenizer reads <|im_end|> in any text")
+
+
+def test_a_template_that_marks_turns_with_plain_text_is_named(tmp_path, capsys):
+    styled_chat(tmp_path, "ChatML")
+    assert capsys.readouterr().err == ""
+    styled_chat(tmp_path, "Mistral")
+    assert "its chat template ends the user's turn with plain text, '[/INST]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,7 @@ def test_a_lasting_error_ends_the_run_with_one_line(server, flags, output, reply
         run(flags, output)
     assert str(raised.value).startswith(f"the API at 127.0.0.1 {message}")
     # A fault that may be of one prompt ends the run at the third one.
-    assert ("has refused 3 different prompts" in str(raised.value)) == (reply.status == 400)
+    assert ("3 different prompts were refused" in str(raised.value)) == (reply.status == 400)
     assert len({json.dumps(request["messages"]) for request in server.requests}) == (3 if reply.status == 400 else 1)
     assert not [path for path in output.parent.iterdir() if path.suffix != ".lock"]  # `raised` keeps the lock
 

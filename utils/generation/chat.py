@@ -21,6 +21,7 @@ from typing import Any
 
 from prompts import Messages
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.cli.progress import announce
 from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
 from utils.models.hub import pinned_source, skipping_absent_hub
@@ -210,6 +211,9 @@ class LocalChat(_Counting):
             except ValueError:
                 raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
         self.prompt_end = self._check_template()
+        if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
+            told = f"its chat template ends the user's turn with plain text, {quote(self.prompt_end.strip())}"
+            print(f"note: {model_addr}: {told}, which a post may contain too", file=sys.stderr)
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _check_template(self) -> str:
