@@ -29,15 +29,7 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
-from utils.generation.requests import (
-    LIMITS,
-    UNKNOWN,
-    Completion,
-    RefusedError,
-    Sampling,
-    UnavailableError,
-    is_cut,
-)
+from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
@@ -112,26 +104,23 @@ class APIEngine:
     @asynccontextmanager
     async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
         """Let a request wait until the first one of its kind has an answer, so that a mistake costs one request."""
-        if kind in self._kinds:
-            yield
-            return
-        async with self._first:
-            if self._problem_of_all is not None:
-                raise self._problem_of_all
-            is_first = kind not in self._kinds
-            if is_first:
-                try:
-                    yield
-                except UserError as error:
-                    self._problem_of_all = error
-                    raise
-                except UnavailableError:  # an outage, during which the others need not wait for each other
-                    self._kinds.add(kind)
-                    raise
-                if not (kind[1] and self.refusals.is_unsure):
-                    self._kinds.add(kind)
-        if not is_first:
-            yield
+        if kind not in self._kinds:
+            async with self._first:
+                if self._problem_of_all is not None:
+                    raise self._problem_of_all
+                if kind not in self._kinds:
+                    try:
+                        yield
+                    except UserError as error:
+                        self._problem_of_all = error
+                        raise
+                    except UnavailableError:  # an outage, during which the others need not wait for each other
+                        self._kinds.add(kind)
+                        raise
+                    if not (kind[1] and self.refusals.doubtful):
+                        self._kinds.add(kind)
+                    return
+        yield
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
         """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
@@ -216,9 +205,8 @@ class APIEngine:
         if text is None:
             found = self._one_line(field_of(answer, "error", object) or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
-        finish_reason = self._one_line(choice.get("finish_reason") or UNKNOWN)
-        if field_of(choice, "error", dict):  # OpenRouter: the provider failed in the middle
-            finish_reason = "error"
+        is_broken = field_of(choice, "error", dict)  # OpenRouter: the provider failed in the middle
+        finish_reason = "error" if is_broken else self._one_line(choice.get("finish_reason") or "unknown")
         if finish_reason.lower().startswith("content_filter"):
             raise RefusedError(finish_reason)
         if not text.strip() and (refusal := field_of(message, "refusal", str)):
@@ -274,13 +262,8 @@ class APIEngine:
         if (status in PASSING or status >= 500) and code not in FOR_ALL:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         if status not in ENDS_RUN and code not in FOR_ALL:
-            return MalformedError(
-                f"the {self.device} refuses the request: {message}",
-                status,
-                code,
-                param,
-                whole if status in MALFORMED else "",
-            )
+            told = f"the {self.device} refuses the request: {message}"
+            return MalformedError(told, status, code, param, whole if status in MALFORMED else "")
         has_path = self._client.base_url.path.strip("/") != ""
         hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")

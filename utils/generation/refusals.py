@@ -69,12 +69,8 @@ class Refusals:
     def __init__(self, limit: str):
         self._preferred = limit
         self._known = Way(limit, frozenset(), 0)
-        self._doubtful: set[str] = set()  # prompts for which the known format was refused
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether a format was refused for one prompt only, so that the next one shows whether it is for all."""
-        return bool(self._doubtful)
+        # The prompt for which the known format was refused; the next one shows whether it is refused for all.
+        self.doubtful: str | None = None
 
     def way(self, schema: Any) -> Way:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
@@ -107,7 +103,8 @@ class Refusals:
             try:
                 completion = await send(body)
             except MalformedError as refusal:
-                if not is_repeated and not _names_anything(refusal, body):
+                is_vague = _named(refusal, body) is None and "response_format" not in _words(refusal)
+                if refusal.found and is_vague and not is_repeated:
                     is_repeated = True  # it may pass
                 else:
                     way = _without(way, body, refusal, met)
@@ -120,11 +117,9 @@ class Refusals:
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]
         if has_schema:
-            self._doubtful = {*self._doubtful, prompt} if formats else set()
-        if len(self._doubtful) < 2:
-            formats = []
-        else:
-            self._doubtful = set()
+            is_second = formats and self.doubtful not in (None, prompt)
+            self.doubtful = prompt if formats and not is_second else None
+            formats = formats if is_second else []
         for name, refusal in met.items():
             if name == known.limit:
                 known, told = known._replace(limit=way.limit), f"with {way.limit}"
@@ -136,11 +131,6 @@ class Refusals:
                 continue  # another request met this refusal first
             print(f"note: {refusal}; the run continues {told}", file=sys.stderr, flush=True)
         self._known = known
-
-
-def _names_anything(refusal: MalformedError, body: dict[str, Any]) -> bool:
-    """Return whether a refusal names what it refuses, or is of a kind that no retry can change."""
-    return not refusal.found or "response_format" in _words(refusal) or _named(refusal, body) is not None
 
 
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
