@@ -74,8 +74,7 @@ class Choice:
         found, rest = json_text.objects_with(text, self.field)
         if found:
             values = [(self._value_at(_written(one.value), 0), one.start, one.end) for one in found]
-            behind = 0 if cut else len(text) - len(rest)
-            later = json_text.key_ends(rest, self.field) if behind else []
+            behind, later = found[-1].end, [] if cut else json_text.key_ends(rest, self.field)
             values += [(self._value_at(rest, start), behind + start, behind + start) for start in later]
             return self._chosen(values, found[-1].how, text)
         if (only := self.only.match(text)) is not None:
