@@ -11,21 +11,12 @@ the boolean counts as enough details.
 
 from typing import Any
 
-from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import (
-    describe,
-    field_named,
-    is_corrected,
-    keep_commands,
-    missing,
-    objects_with,
-    pattern,
-    value_starts,
-)
+from utils.parsing import Parsed, json_text, nothing, writable
 
-_NEEDS, _ENOUGH, _ASPECTS = field_named("needs_personalization"), field_named("enough_details"), field_named("aspects")
+_NEEDS = json_text.field_named("needs_personalization")
+_ENOUGH, _ASPECTS = json_text.field_named("enough_details"), json_text.field_named("aspects")
 ASPECT_TEXTS = ("aspect", "evidence", "reason")
-_BOOLEAN = pattern(r"[\"'“”‘’]?(true|false)\b")
+_BOOLEAN = json_text.pattern(r"[\"'“”‘’]?(true|false)\b")
 
 NEEDS_SCHEMA = _NEEDS.schema({"type": "boolean"})
 _ITEM = {
@@ -44,28 +35,27 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    found, rest = objects_with(text, _NEEDS)
+    found, rest = json_text.objects_with(text, _NEEDS)
     if found:
-        told = [_boolean(one.value) for one in found]
-        if told[-1] is None:
+        last = _boolean(found[-1].value)
+        if last is None:
             return _no_boolean(_NEEDS)
-        others = [one.end for one, other in zip(found, told, strict=True) if other != told[-1]]
-        if others and not is_corrected(text[others[-1] : found[-1].start]):
+        if json_text.is_contradictory([(_boolean(one.value), one.start, one.end) for one in found], text):
             return nothing(f"{_NEEDS.name} is contradictory")
-        return Parsed(told[-1], found[-1].how if told[-1] is found[-1].value else "repaired", None)
-    starts = value_starts(rest, _NEEDS)
+        return Parsed(last, found[-1].how if last is found[-1].value else "repaired", None)
+    starts = json_text.value_starts(rest, _NEEDS)
     if not starts:
-        return missing(text, _NEEDS)
+        return json_text.missing(text, _NEEDS)
     found = [match and match[1].lower() == "true" for match in (_BOOLEAN.match(rest, start) for start in starts)]
     if None in found:
-        return nothing(f"{_NEEDS.name} is {describe(rest, starts[found.index(None)])}, not true or false")
+        return nothing(f"{_NEEDS.name} is {json_text.describe(rest, starts[found.index(None)])}, not true or false")
     return Parsed(found[0], "repaired", None) if len({*found}) == 1 else nothing(f"{_NEEDS.name} is contradictory")
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
-    text = keep_commands(text)
-    found = [one for field in (_ASPECTS, _ENOUGH) for one in objects_with(text, field)[0]]
+    text = json_text.keep_commands(text)
+    found = [one for field in (_ASPECTS, _ENOUGH) for one in json_text.objects_with(text, field)[0]]
     if not found:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
     last = max(found, key=lambda one: one.start)

@@ -184,9 +184,14 @@ def is_form(value: object) -> bool:
     return isinstance(value, str) and _PLACEHOLDER.fullmatch(value.strip()) is not None
 
 
-def is_corrected(text: str) -> bool:
-    """Return whether a text between two values says that the second one replaces the first."""
-    return _CORRECTION.search(text) is not None
+def is_contradictory(found: list[tuple[object, int, int]], text: str) -> bool:
+    """Return whether a value differs from the last one, with no correction between them.
+
+    `found` has values of a text, each with its start and end.
+    """
+    last, start, _ = found[-1]
+    others = [end for value, _, end in found if value != last]
+    return bool(others) and _CORRECTION.search(text[others[-1] : start]) is None
 
 
 def keep_commands(text: str) -> str:
