@@ -207,9 +207,9 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> No
         from retrieval.encoder import open_tokenizer
 
         tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, args.max_length)
-        records = map(source.read, range(len(source.sizes) if size and len(tokenizer) > size else 0))
-        for text in (text for record in records for text in texts_of(task, record)):
-            check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
+        for number in range(len(source.sizes) if size and len(tokenizer) > size else 0):
+            for text in texts_of(task, source.read(number)):
+                check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:

@@ -93,9 +93,10 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        async with self._alone_at_first((model, isinstance(sampling.schema, dict))):
+        asked, schema, send = self._asked(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
+        async with self._alone_at_first((model, isinstance(schema, dict))):
             try:
-                completion = await self._insist(lambda: self._complete_once(model, prompt, sampling))
+                completion = await self._insist(lambda: self.refusals.ask(asked, schema, send))
             except MalformedError as error:
                 raise self._refusal(model, prompt, error) from None
             self._answering.add(model)
@@ -159,11 +160,6 @@ class APIEngine:
                 await asyncio.sleep(pause)
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
-
-    async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Request a completion without retries after failures, leaving out parameters that the API refuses."""
-        asked = self._asked(model, prompt, sampling)
-        return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
     def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
         """Return the body of a request to an API that accepts all parameters."""
@@ -250,7 +246,8 @@ class APIEngine:
             param: the parameter that the error names.
             whole: the whole error body.
         """
-        message, code = self._one_line(found), _snake_case(code)
+        message = self._one_line(found)
+        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
         if status < 500 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
         # Some services answer 429 to a prompt that exceeds the tokens of a whole minute.
@@ -320,11 +317,6 @@ def _without_inputs(error: Any) -> Any:
     if isinstance(error, dict):
         return {name: _without_inputs(value) for name, value in error.items() if name != "input"}
     return error
-
-
-def _snake_case(code: object) -> str:
-    """Return an error's code in lower case, with underscores; empty without one."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).lower() if isinstance(code, str) else ""
 
 
 def _text_and_thoughts(content: Any) -> tuple[str | None, str]:

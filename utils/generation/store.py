@@ -91,7 +91,9 @@ class ModelStore:
             self._begin()
         self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
-            self._sync()
+            with naming(self._own.name):
+                sync(self._own)
+            self._synced_at = time.monotonic()
 
     def check_writable(self) -> None:
         """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
@@ -148,11 +150,6 @@ class ModelStore:
         place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
         return place
-
-    def _sync(self) -> None:
-        with naming(self._own.name):
-            sync(self._own)
-        self._synced_at = time.monotonic()
 
     def _close_oldest(self, file: "_Lines") -> None:
         self._opened.pop(file, None)
