@@ -30,12 +30,7 @@ HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "dat
          "matplotlib")  # fmt: skip
 
 
-ARRAY = {  # of --array=5-8, the third task
-    "SLURM_ARRAY_TASK_COUNT": "4",
-    "SLURM_ARRAY_TASK_MIN": "5",
-    "SLURM_ARRAY_TASK_MAX": "8",
-    "SLURM_ARRAY_TASK_ID": "7",
-}
+ARRAY = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "7"}  # of --array=5-8, the third task
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +38,6 @@ def alone(monkeypatch):
     """Outside of a SLURM array, even if the tests run in one."""
     for name in ARRAY:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(params=[{}, ARRAY], ids=["alone", "in an array"])
-def alone_or_in_an_array(request, alone, monkeypatch):
-    for name, value in request.param.items():
-        monkeypatch.setenv(name, value)
 
 
 def run(*command, **more):
@@ -103,7 +92,6 @@ def options_of(parser):
     return {flag: action for action in parser._actions for flag in action.option_strings if flag != "-h"}
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_has_a_help_text_with_its_default(script, parser_of):
     parser = parser_of(script)
@@ -154,7 +142,6 @@ DIFFERENT_ON_PURPOSE = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("flag", sorted(options_of(shared_parser())))
 def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     expected = describe(options_of(shared_parser())[flag])
@@ -166,7 +153,6 @@ def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     assert any(found.values())
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
     kinds = {}
     for script in SCRIPTS:
@@ -426,13 +412,11 @@ def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of)
 
 
 def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_of):
-    for name, value in ARRAY.items():
-        monkeypatch.setenv(name, value)
     for script in ("baselines.py", "evaluate_responses.py"):
         parser = parser_of(script)
         monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
         args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
-        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 1)
+        assert (args.base_url, args.openai) == ("http://here/v1", False)
 
 
 BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
