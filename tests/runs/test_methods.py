@@ -445,20 +445,20 @@ def test_unusable_calls_are_counted_by_role_down_to_the_table(runs, tmp_path, ca
     assert told in capsys.readouterr().out
 
 
-def test_a_limit_that_a_method_sets_leaves_room_for_thoughts(runs):
+@pytest.mark.parametrize(
+    ("model", "more", "limits"),
+    [
+        ("some-model", ["--max_tokens", "500"], {500, 8}),
+        ("o3-mini", [], {2048 + OPENAI_TOKENS, 8 + OPENAI_TOKENS}),
+        ("o3-mini", ["--max_tokens", "500"], {500, 8 + PAPER_LENGTH // 4}),
+    ],
+)
+def test_a_limit_that_a_method_sets_leaves_room_for_thoughts(runs, model, more, limits):
     runs.write(RATES_ITSELF.replace("parse=lambda text: int(text)", "temperature=1.0"))
-    for number, (model, more, limits) in enumerate(
-        [
-            ("some-model", ["--max_tokens", "500"], {500, 8}),
-            ("o3-mini", [], {2048 + OPENAI_TOKENS, 8 + OPENAI_TOKENS}),
-            ("o3-mini", ["--max_tokens", "500"], {500, 8 + PAPER_LENGTH // 4}),
-        ]
-    ):
-        runs.server.requests.clear()
-        flags = runs.flags("--limit", "1", *more, output=runs.output.with_name(f"{number}.json"))
-        flags[flags.index("--model_addr") + 1] = model
-        assert baselines.main(flags) == 0
-        assert {body.get("max_tokens") for body in runs.server.requests} == limits
+    flags = runs.flags("--limit", "1", *more)
+    flags[flags.index("--model_addr") + 1] = model
+    assert baselines.main(flags) == 0
+    assert {body.get("max_tokens") for body in runs.server.requests} == limits
 
 
 def test_answers_that_are_missing_because_the_method_raised(runs, capsys):
