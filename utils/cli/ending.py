@@ -53,9 +53,9 @@ class _Printed(io.FileIO):
 
     errors: ClassVar[dict[int, OSError]] = {}  # the first one of each stream
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Any) -> int:
         try:
-            return super().write(data)
+            return super().write(data) or len(data)  # None if a non-blocking stream is full
         except OSError as error:
             self.errors.setdefault(self.fileno(), error)
             if error.errno != errno.ENOSPC:  # a full disk may get space again
