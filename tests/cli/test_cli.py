@@ -528,20 +528,6 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
-def run_into(target, body):
-    """Run a main() with its output in `target`: a file, or "nobody" for a pipe that nobody reads."""
-    script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
-    if target == "nobody":
-        read, write = os.pipe()
-        os.close(read)
-    else:
-        write = os.open(target, os.O_WRONLY)
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    with open(write, "wb") as file:
-        command = [sys.executable, "-c", script]
-        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=subprocess.PIPE)
-
-
 @pytest.mark.parametrize(
     ("body", "code", "stderr"),
     [
@@ -552,7 +538,13 @@ def run_into(target, body):
     ],
 )
 def test_output_into_a_closed_pipe(body, code, stderr):
-    result = run_into("nobody", body)
+    read, write = os.pipe()
+    os.close(read)
+    script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open(write, "wb") as file:
+        command = [sys.executable, "-c", script]
+        result = subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (code, stderr)
 
 
@@ -571,7 +563,7 @@ def test_no_print_ends_the_work(tmp_path, shell, code, shown):
     script = f"import sys; from utils.cli import *\ndef main():\n    {loop}\nrun_script(main)"
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
     command = ["bash", "-o", "pipefail", "-c", shell.format(f"{sys.executable} {tmp_path}/script.py")]
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, cwd=ROOT, env=ascii_only, capture_output=True, text=True, timeout=600)
     assert done.returncode == code and shown in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "done").exists()
