@@ -57,9 +57,9 @@ def choose_pooling(
             f"{name}: encoder-decoder models cannot be used for ranking\n  give a BERT-like encoder as --model_name"
         )
     prefixes = _read(name, "config_sentence_transformers.json", cache_dir, _prefixes_of) or MEAN.prefixes
-    if mode is not None and normalize is not None:
-        return Pooling(mode, normalize, prefixes)
-    modules = _read(name, "modules.json", cache_dir, lambda found: [(_kind(one), one["path"]) for one in found])
+    modules = None
+    if mode is None or normalize is None:
+        modules = _read(name, "modules.json", cache_dir, lambda found: [(_kind(one), one["path"]) for one in found])
     if modules is None:
         return Pooling(mode or MEAN.mode, bool(normalize), prefixes)
     kinds = [kind for kind, _ in modules]

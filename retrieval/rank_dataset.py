@@ -207,9 +207,9 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> No
         from retrieval.encoder import open_tokenizer
 
         tokenizer, size = open_tokenizer(args.model_name, args.cache_dir, args.max_length)
-        records = map(source.read, range(len(source.sizes) if size and len(tokenizer) > size else 0))
-        for text in (text for record in records for text in texts_of(task, record)):
-            check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
+        for number in range(len(source.sizes) if size and len(tokenizer) > size else 0):
+            for text in texts_of(task, source.read(number)):
+                check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
 
 
 def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
@@ -285,10 +285,8 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
     if pooling != MEAN:
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
     if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
-        told = (
-            "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts: none are added"
-        )
-        print(f"note: {args.model_name}: {told}", file=sys.stderr)
+        told = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
+        print(f"note: {args.model_name}: {told}, so none are added", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
 
@@ -306,8 +304,10 @@ def order_by_embeddings(
         num_texts: the number of questions and posts of all records, including repeated texts.
         counts: gets "texts_embedded" and, of these, "texts_cut".
     """
+    import numpy as np
+
     from retrieval.encoder import WINDOW, embed_texts
-    from retrieval.rankers import have_direction, rank_by_embedding
+    from retrieval.rankers import rank_by_embedding
 
     # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
@@ -316,7 +316,9 @@ def order_by_embeddings(
             counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(row_of)
             counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
             progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
-            usable = have_direction(embeddings)
+            with np.errstate(over="ignore", invalid="ignore"):
+                norms = np.linalg.norm(embeddings, axis=1)
+            usable = np.isfinite(norms) & (norms > 0)  # the dot product of two such ones is finite too
             for record in block:
                 rows = [row_of[text] for text in texts_of(task, record)]
                 refuse_unusable(record, usable[rows], encoder.model.config.name_or_path)

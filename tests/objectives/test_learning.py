@@ -84,13 +84,10 @@ def test_dpo_widens_the_margin(folder, policy):
 def test_a_tokenizer_without_padding_pads_with_any_token(folder, monkeypatch, tmp_path, objective, more):
     """Padding is masked, so that the losses are the same; settings of sampling that contradict are not an adapter's."""
     bare = shutil.copytree(folder / "model", tmp_path / "bare")
-    for file, change in (
-        ("tokenizer_config.json", {}),
-        ("config.json", {}),
-        ("generation_config.json", {"top_p": 0.9}),
-    ):
-        settings = json.loads((bare / file).read_text())
-        (bare / file).write_text(json.dumps(settings | {"pad_token": None, "pad_token_id": None} | change))
+    for name in ("tokenizer_config", "config", "generation_config"):
+        settings = json.loads((bare / f"{name}.json").read_text()) | {"pad_token": None, "pad_token_id": None}
+        settings |= {"top_p": 0.9} if name == "generation_config" else {}
+        (bare / f"{name}.json").write_text(json.dumps(settings))
     assert AutoTokenizer.from_pretrained(bare).pad_token is None
     monkeypatch.setattr(train_generator, "choose_reward_judge", lambda *_: ({}, SimpleNamespace(identity="judge")))
     monkeypatch.setattr(train_generator, "JudgeReward", NearWords)

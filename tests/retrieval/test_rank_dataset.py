@@ -268,7 +268,20 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
     assert output.read_bytes() == (tmp_path / "expected/r.json").read_bytes()
 
 
-# Encoders that cannot rank
+# Other encoders
+
+
+@pytest.fixture
+def encoder(tmp_path, encoder_folder):
+    """A copy of the encoder, to change."""
+    return shutil.copytree(encoder_folder, tmp_path / "e5-small")
+
+
+def rank_by(encoder, *more, records=None):
+    """Rank the three questions, or others, and return the output."""
+    source, output = write(encoder.parent / "in.json", records or make_records()), encoder.parent / "out.json"
+    rank(source, output, "--model_name", encoder, *more)
+    return output
 
 
 @pytest.mark.parametrize(
@@ -277,32 +290,26 @@ def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, en
         ("encoder.layer.1.output.dense.weight", slice(None), float("nan"), [], "id 'q1': its question"),
         ("word_embeddings.weight", VOCABULARY.index("guitar"), float("nan"), [], r"id '3': item 1 .* \(id 'p5'\)"),
         ("word_embeddings.weight", VOCABULARY.index("[UNK]"), float("inf"), [], r"id 'q1': item 3 .* \(id 'p7'\)"),
-        ("layer.1.output.LayerNorm.weight", slice(None), 1e25, [], "id 'q1': its question"),
         ("layer.1.output.LayerNorm.weight", slice(None), 1e25, ["--normalize"], "id 'q1': its question"),
         ("layer.1.output.LayerNorm.weight", slice(None), 0, ["--ranker", "hybrid"], "id 'q1': its question"),
     ],
 )
-def test_a_text_without_numbers_is_named_and_not_ranked(tmp_path, encoder_folder, weight, row, value, flags, place):
+def test_a_text_without_numbers_is_named_and_not_ranked(encoder, weight, row, value, flags, place):
     """NaN from the weights or from one token; finite numbers whose products overflow; and only zeros."""
-    path = shutil.copytree(encoder_folder, tmp_path / "encoder") / "model.safetensors"
+    path = encoder / "model.safetensors"
     tensors = load_file(path)
-    name = next(name for name in tensors if name.endswith(weight))
-    tensors[name][row] = value
+    tensors[next(name for name in tensors if name.endswith(weight))][row] = value
     save_file(tensors, path, {"format": "pt"})
-    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", tmp_path / "encoder"]
-    with pytest.raises(
-        UserError, match=rf"^{place}: .*encoder returns no usable embedding for this text .*\n.* are kept$"
-    ):
-        rank(*command, *flags)
-    assert not (tmp_path / "out.json").exists()
+    with pytest.raises(UserError, match=rf"^{place}: .* no usable embedding for this text .*\n.* are kept$"):
+        rank_by(encoder, *flags)
+    assert not (encoder.parent / "out.json").exists()
 
 
 def save_slow_tokenizer(folder):
     """Replace an encoder's tokenizer by one that is written in Python alone."""
     for path in (*folder.glob("tokenizer*"), *folder.glob("vocab*")):
         path.unlink()
-    words = "abcdefghijklmnopqrstuvwxyz"
-    (folder / "vocab.txt").write_text("".join(f"{letter}</w> 9\n" for letter in words))
+    (folder / "vocab.txt").write_text("".join(f"{letter}</w> 9\n" for letter in "abcdefghijklmnopqrstuvwxyz"))
     (folder / "bpe.codes").write_text("#version: 0.2\na b 10\n")
     names = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask", "cls", "sep")}
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PhobertTokenizer", **names}))
@@ -325,22 +332,21 @@ def save_dense_t5(folder):
         (save_slow_tokenizer, r"its tokenizer \(PhobertTokenizer\) has no fast version"),
     ],
 )
-def test_an_encoder_of_another_kind_is_refused(tmp_path, encoder_folder, change, message, dry):
-    change(shutil.copytree(encoder_folder, tmp_path / "encoder"))
-    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", tmp_path / "encoder"]
+def test_an_encoder_of_another_kind_is_refused(encoder, change, message, dry):
+    change(encoder)
     with pytest.raises(UserError, match=message):
-        rank(*command, *dry)
+        rank_by(encoder, *dry)
 
 
-def test_a_text_with_tokens_that_the_encoder_lacks_is_refused(tmp_path, encoder_folder):
+def test_a_text_with_tokens_that_the_encoder_lacks_is_refused(encoder):
     """Only if there is one: some tokenizers have tokens that no text contains."""
-    folder, records = shutil.copytree(encoder_folder, tmp_path / "encoder"), make_records()
-    (folder / "vocab.txt").write_text("\n".join([*VOCABULARY, "zebra"]) + "\n", encoding="utf-8")
-    rank(write(tmp_path / "in.json", records), tmp_path / "out.json", "--model_name", folder)
+    (encoder / "vocab.txt").write_text("\n".join([*VOCABULARY, "zebra"]) + "\n", encoding="utf-8")
+    records = make_records()
+    rank_by(encoder).unlink()
     records[2]["profile"][0]["text"] = "a zebra"
     for dry in ([], ["--dry_run"]):
         with pytest.raises(UserError, match=rf"returns token {len(VOCABULARY)} \('zebra'\), but the model has"):
-            rank(write(tmp_path / "in.json", records), tmp_path / "other.json", "--model_name", folder, *dry)
+            rank_by(encoder, *dry, records=records)
 
 
 @pytest.mark.parametrize(
@@ -352,30 +358,26 @@ def test_a_text_with_tokens_that_the_encoder_lacks_is_refused(tmp_path, encoder_
         ({"prompts": {"classification": "cat "}, "default_prompt_name": None}, "", ""),
     ],
 )
-def test_an_encoders_own_prefixes_are_put_before_texts(tmp_path, encoder_folder, capsys, settings, query, passage):
-    folder, [record, *_] = shutil.copytree(encoder_folder, tmp_path / "encoder"), make_records()
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
-    rank(write(tmp_path / "in.json", [record]), tmp_path / "out.json", "--model_name", folder, "--device", "cpu")
-    found = capsys.readouterr().err
+def test_an_encoders_own_prefixes_are_put_before_texts(encoder, capsys, settings, query, passage):
+    (encoder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    [record, *_] = make_records()
+    output = rank_by(encoder, "--device", "cpu", records=[record])
+    told = capsys.readouterr().err
     posts = [{**post, "text": passage + post["text"]} for post in record["profile"]]
     prefixed = {**record, "question": query + record["question"], "profile": posts}
-    [ranked] = load(tmp_path / "out.json")
-    assert [post["id"] for post in ranked["profile"]] == naive_order(prefixed, folder)
+    [ranked] = load(output)
+    assert [post["id"] for post in ranked["profile"]] == naive_order(prefixed, encoder)
     assert {post["text"] for post in ranked["profile"]} == {post["text"] for post in record["profile"]}
-    said = f"mean pooling, {query!r} before questions, {passage!r} before posts"
-    assert (said in found, manifest(tmp_path / "out.json")["settings"].get("prefixes")) == (
-        (True, [query, passage]) if query or passage else (False, None)
-    )
-    rank(tmp_path / "in.json", tmp_path / "out.json", "--model_name", folder, "--device", "cpu")
+    has_prefixes = bool(query or passage)
+    assert (f"mean pooling, {query!r} before questions, {passage!r} before posts" in told) == has_prefixes
+    assert ("E5 models expect 'query: ' and 'passage: '" in told) != has_prefixes
+    assert manifest(output)["settings"].get("prefixes") == ([query, passage] if has_prefixes else None)
+    rank_by(encoder, "--device", "cpu", records=[record])
     assert "already finished" in capsys.readouterr().out
 
 
-def test_damaged_prefixes_and_an_e5_model_without_any(tmp_path, encoder_folder, capsys):
-    folder = shutil.copytree(encoder_folder, tmp_path / "e5-small")
-    command = [write(tmp_path / "in.json", make_records()), tmp_path / "out.json", "--model_name", folder]
-    rank(*command)
-    assert "E5 models expect 'query: ' and 'passage: '" in capsys.readouterr().err
-    for damaged in ('{"prompts": {"query": 1}}', '{"default_prompt_name": "query"}', "[]"):
-        (folder / "config_sentence_transformers.json").write_text(damaged)
-        with pytest.raises(UserError, match=r"config_sentence_transformers\.json: damaged\n  repair it$"):
-            rank(*command)
+@pytest.mark.parametrize("damaged", ['{"prompts": {"query": 1}}', '{"default_prompt_name": "query"}', "[]"])
+def test_damaged_prefixes(encoder, damaged):
+    (encoder / "config_sentence_transformers.json").write_text(damaged)
+    with pytest.raises(UserError, match=r"config_sentence_transformers\.json: damaged\n  repair it$"):
+        rank_by(encoder)

@@ -124,9 +124,8 @@ def test_manifest(server, flags, output, monkeypatch):
     run(flags, output, "--limit", 2)
     manifest = json.loads(Path(f"{output}.manifest.json").read_text())
     address = server.url.removeprefix("http://")
-    assert (
-        manifest["settings"]["model"] == f"some-model at {address}" and manifest["arguments"]["base_url"] == server.url
-    )
+    assert manifest["settings"]["model"] == f"some-model at {address}"
+    assert manifest["arguments"]["base_url"] == server.url
     assert (manifest["settings"]["max_model_len"], manifest["arguments"]["max_model_len"]) == (None, 8192)  # as given
     assert manifest["settings"]["prompt"].keys() == {"no_personalization"}
     assert manifest["counts"]["answers"] == manifest["pieces"] == 2

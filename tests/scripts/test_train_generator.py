@@ -345,7 +345,6 @@ def test_what_cannot_be_trained_is_told_before_anything_is_made(more, message, a
     [
         ("generation_config.json", {"temperature": 0.7}, "generation_config.json could not be saved; .*`temperature`"),
         ("generation_config.json", {"num_beams": 1, "length_penalty": 2.0}, "could not be saved; .*`length_penalty`"),
-        ("generation_config.json", {"early_stopping": "often"}, "generation_config.json could not be saved; "),
         ("config.json", {"decoder_start_token_id": None}, "its config.json has no decoder_start_token_id"),
         ("config.json", {"pad_token_id": None}, "its config.json has no pad_token_id"),
     ],
@@ -409,9 +408,7 @@ def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
     model, engine = engine_of(data, monkeypatch)
     monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
     request = engine.complete(model.addr, model.chat.render_reply("How to"), model.policy.sampling(("q",), 0))
-    with pytest.raises(
-        UserError, match=r"out of memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"
-    ):
+    with pytest.raises(UserError, match=r"memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"):
         asyncio.run(request)
 
 

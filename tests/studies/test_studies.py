@@ -278,8 +278,8 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
 def test_a_jobs_id_is_the_last_line_that_sbatch_prints(commands_of, tmp_path, printed, cluster):
     count = "$(tr -dc '\\1' < $WORDS | wc -c)"
     (tmp_path / "sbatch").write_text(f"{PRINT}printf '{printed}'; echo \"{count}{cluster}\"\n")
-    waits = [words[-1] for jobs in [commands_of("random_profiles", SBATCH="")] for words in jobs for words in [
-        [word for word in words if word.startswith("--dependency=")]]]  # fmt: skip
+    jobs = commands_of("random_profiles", SBATCH="")
+    waits = [word for words in jobs for word in words if word.startswith("--dependency=")]
     assert "--dependency=singleton" in waits and "--dependency=afterok:1,singleton" in waits
     assert all(re.fullmatch(r"--dependency=(afterok(:\d+)+,)?singleton", word) for word in waits)
 

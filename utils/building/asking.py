@@ -113,8 +113,8 @@ class Asking:
         def finish(device: str | None) -> None:
             if not output.finished:
                 args, model = self._args, self._shared.roles[name].model
-                told = {"openai": args.openai, "prices": prices_of(args), "found": {}}
-                publish_records(output, device, self.counts()[name], **told, **model.figures)
+                counts, prices = self.counts()[name], prices_of(args)
+                publish_records(output, device, counts, args.openai, prices, **model.figures)
 
         return Step(ask_it, left, question.unit, output.pieces, name, finish=finish, after=before)
 

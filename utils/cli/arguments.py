@@ -224,9 +224,9 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
     if "num_shards" in args:
         check_shard(args.num_shards, args.shard_index)
         if args.num_shards == 1 and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
-            told = "note: each task of this SLURM array runs all questions; to split them (array starting at 0), add"
+            told = "each task of this SLURM array runs all questions; to split them (array starting at 0), add"
             flags = "--num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID"
-            print(f"{told}\n  {flags}", file=sys.stderr)
+            print(f"note: {told}\n  {flags}", file=sys.stderr)
     check_outputs(outputs, inputs)
     if args.completions is None:
         args.completions = str(Path(outputs[0]).parent / "completions")

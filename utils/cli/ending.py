@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any, ClassVar
 
 from utils.cli.errors import REMEDIES, EngineDiedError, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, is_first_process
@@ -47,28 +48,19 @@ def run_script(main: Callable[[], int]) -> None:
     sys.exit(code)
 
 
-class _Printed(io.TextIOWrapper):
+class _Printed(io.FileIO):
     """Standard output or error. What cannot be written is dropped, because a run's work does not depend on it."""
 
-    error: OSError | None = None  # the first one
+    errors: ClassVar[dict[int, OSError]] = {}  # the first one of each stream
 
-    def write(self, text: str) -> int:
+    def write(self, data: Any) -> int:
         try:
-            return super().write(text)
+            return super().write(data) or len(data)  # None if a non-blocking stream is full
         except OSError as error:
-            self._drop(error)
-            return len(text)
-
-    def flush(self) -> None:
-        try:
-            super().flush()
-        except OSError as error:
-            self._drop(error)
-
-    def _drop(self, error: OSError) -> None:
-        self.error = self.error or error
-        if error.errno != errno.ENOSPC:  # a full disk may get space again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            self.errors.setdefault(self.fileno(), error)
+            if error.errno != errno.ENOSPC:  # a full disk may get space again
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            return len(data)
 
 
 def _print_whatever_happens() -> None:
@@ -86,15 +78,16 @@ def _print_whatever_happens() -> None:
             os.set_inheritable(stream.fileno(), True)  # else a child process would have none
         layout = {name: getattr(stream, name) for name in ("encoding", "line_buffering", "write_through")}
         # Not on its own buffer, because a library may hold the old stream.
-        file = open(stream.fileno(), "wb", 0 if stream.write_through else -1, closefd=False)  # noqa: SIM115
-        setattr(sys, name, _Printed(file, errors="backslashreplace", **layout))
+        file = _Printed(stream.fileno(), "w", closefd=False)
+        file = file if stream.write_through else io.BufferedWriter(file)
+        setattr(sys, name, io.TextIOWrapper(file, errors="backslashreplace", **layout))
 
 
 def _exit_code(main: Callable[[], int]) -> int:
     try:
         code = main()
         sys.stdout.flush()
-        error = getattr(sys.stdout, "error", None)
+        error = _Printed.errors.get(1)
         if code or error is None:
             return code
         if error.errno == errno.EPIPE:

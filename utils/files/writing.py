@@ -64,19 +64,15 @@ def probe_folder(path: Path, links: bool = False) -> Path:
             file.truncate(0)
         write_atomically(probe, "0")
         if links:
-            _try_link(probe)
+            try:
+                replace_link(probe, "nowhere")
+            except OSError as error:
+                told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
+                raise UserError(f"{folder}: {told}") from None
     finally:
         for left in (probe, staged_path(probe)):
             left.unlink(missing_ok=True)
     return folder
-
-
-def _try_link(probe: Path) -> None:
-    try:
-        replace_link(probe, "nowhere")
-    except OSError as error:
-        told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
-        raise UserError(f"{probe.parent}: {told}") from None
 
 
 def sync(file: IO[Any] | int) -> None:

@@ -30,15 +30,7 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
-from utils.generation.requests import (
-    LIMITS,
-    UNKNOWN,
-    Completion,
-    RefusedError,
-    Sampling,
-    UnavailableError,
-    is_cut,
-)
+from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 
@@ -109,9 +101,10 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        async with self._alone_at_first((model, isinstance(sampling.schema, dict))):
+        asked, schema, send = self._asked(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
+        async with self._alone_at_first((model, isinstance(schema, dict))):
             try:
-                completion = await self._insist(lambda: self._complete_once(model, prompt, sampling))
+                completion = await self._insist(lambda: self.refusals.ask(asked, schema, send))
             except MalformedError as error:
                 raise self._refusal(model, prompt, error) from None
             except RefusedError:
@@ -127,29 +120,26 @@ class APIEngine:
     @asynccontextmanager
     async def _alone_at_first(self, kind: tuple[str, bool]) -> AsyncIterator[None]:
         """Let a request wait until the first one of its kind has an answer, so that a mistake costs one request."""
-        if kind in self._kinds:
-            yield
-            return
-        async with self._first:
-            if kind[0] in self._problems:
-                raise self._problems[kind[0]]
-            is_first = kind not in self._kinds
-            if is_first:
-                try:
-                    yield
-                except UserError as error:
-                    self._problems[kind[0]] = error
-                    raise
-                except UnavailableError:  # an outage, during which the others need not wait for each other
-                    self._kinds.add(kind)
-                    raise
-                except RefusedError as refusal:
-                    self._kinds |= {kind} if refusal.is_certain else set()
-                    raise
-                if not (kind[1] and self.refusals.is_unsure):
-                    self._kinds.add(kind)
-        if not is_first:
-            yield
+        if kind not in self._kinds:
+            async with self._first:
+                if kind[0] in self._problems:
+                    raise self._problems[kind[0]]
+                if kind not in self._kinds:
+                    try:
+                        yield
+                    except UserError as error:
+                        self._problems[kind[0]] = error
+                        raise
+                    except UnavailableError:  # an outage, during which the others need not wait for each other
+                        self._kinds.add(kind)
+                        raise
+                    except RefusedError as refusal:
+                        self._kinds |= {kind} if refusal.is_certain else set()
+                        raise
+                    if not (kind[1] and self.refusals.doubtful):
+                        self._kinds.add(kind)
+                    return
+        yield
 
     def _refusal(self, model: str, prompt: Rendered, error: MalformedError) -> Exception:
         """Return the exception for a refused prompt, which ends the run if nothing but refusals like it has come."""
@@ -187,11 +177,6 @@ class APIEngine:
                 await asyncio.sleep(pause)
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
-
-    async def _complete_once(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
-        """Request a completion without retries after failures, leaving out parameters that the API refuses."""
-        asked = self._asked(model, prompt, sampling)
-        return await self.refusals.ask(asked, sampling.schema, partial(self._send, sampling))
 
     def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
         """Return the body of a request to an API that accepts all parameters."""
@@ -237,9 +222,8 @@ class APIEngine:
         if text is None:
             found = self._one_line(error or content.decode(errors="replace"))
             raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
-        finish_reason = self._one_line(choice.get("finish_reason") or UNKNOWN)
-        if field_of(choice, "error", dict):  # OpenRouter: the provider failed in the middle
-            finish_reason = "error"
+        is_broken = field_of(choice, "error", dict)  # OpenRouter: the provider failed in the middle
+        finish_reason = "error" if is_broken else self._one_line(choice.get("finish_reason") or "unknown")
         if finish_reason.lower().startswith("content_filter"):
             raise RefusedError(finish_reason)
         if not text.strip() and (refusal := field_of(message, "refusal", str)):
@@ -283,7 +267,8 @@ class APIEngine:
             param: the parameter that the error names.
             whole: the whole error body.
         """
-        message, code = self._one_line(found), _snake_case(code)
+        message = self._one_line(found)
+        code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
         if status < 500 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
         is_for_all = code in FOR_ALL or (status not in (429, 408) and OF_ALL.search(message) is not None)
@@ -299,13 +284,8 @@ class APIEngine:
         if (status in PASSING or status >= 500) and not is_for_all:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         if status not in ENDS_RUN and not is_for_all:
-            return MalformedError(
-                f"the {self.device} refuses the request: {message}",
-                status,
-                code,
-                param,
-                whole if status in MALFORMED else "",
-            )
+            told = f"the {self.device} refuses the request: {message}"
+            return MalformedError(told, status, code, param, whole if status in MALFORMED else "")
         has_path = self._client.base_url.path.strip("/") != ""
         hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
@@ -367,11 +347,6 @@ def _without_inputs(error: Any) -> Any:
     if isinstance(error, dict):
         return {name: _without_inputs(value) for name, value in error.items() if name != "input"}
     return error
-
-
-def _snake_case(code: object) -> str:
-    """Return an error's code in lower case, with underscores; empty without one."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", code).lower() if isinstance(code, str) else ""
 
 
 def _text_and_thoughts(content: Any) -> tuple[str | None, str]:

@@ -74,7 +74,7 @@ class BatchEngine(APIEngine):
             # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
-            if goes_alone and (self.refusals.is_unsure or not self._has_found):
+            if goes_alone and (self.refusals.doubtful or not self._has_found):
                 self._has_found = True
                 return await alone(model, prompt, sampling)
         if goes_alone:

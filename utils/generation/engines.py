@@ -202,7 +202,7 @@ def publish_records(
     counts: dict[str, int],
     openai: bool,
     prices: Prices | None,
-    found: dict[str, Any],
+    found: dict[str, Any] | None = None,
     **figures: Any,
 ) -> None:
     """Publish an output with its records' figures in the manifest, and print a summary; a shard writes nothing.

@@ -69,12 +69,8 @@ class Refusals:
     def __init__(self, limit: str):
         self._preferred = limit
         self._known = Way(limit, frozenset(), 0)
-        self._doubtful: set[str] = set()  # prompts for which the known format was refused
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether a format was refused for one prompt only, so that the next one shows whether it is for all."""
-        return bool(self._doubtful)
+        # The prompt for which the known format was refused; the next one shows whether it is refused for all.
+        self.doubtful: str | None = None
 
     def way(self, schema: Any) -> Way:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
@@ -107,7 +103,8 @@ class Refusals:
             try:
                 completion = await send(body)
             except MalformedError as refusal:
-                if not is_repeated and not _names_anything(refusal, body):
+                is_vague = not (_names(refusal) & body.keys() or "response_format" in _words(refusal))
+                if refusal.found and is_vague and not is_repeated:
                     is_repeated = True  # it may pass
                 else:
                     way = _without(way, body, refusal, met)
@@ -120,11 +117,9 @@ class Refusals:
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]
         if has_schema:
-            self._doubtful = {*self._doubtful, prompt} if formats else set()
-        if len(self._doubtful) < 2:
-            formats = []
-        else:
-            self._doubtful = set()
+            is_second = formats and self.doubtful not in (None, prompt)
+            self.doubtful = prompt if formats and not is_second else None
+            formats = formats if is_second else []
         for name, refusal in met.items():
             if name == known.limit:
                 known, told = known._replace(limit=way.limit), f"with {way.limit}"
@@ -136,12 +131,6 @@ class Refusals:
                 continue  # another request met this refusal first
             print(f"note: {refusal}; the run continues {told}", file=sys.stderr, flush=True)
         self._known = known
-
-
-def _names_anything(refusal: MalformedError, body: dict[str, Any]) -> bool:
-    """Return whether a refusal names what it refuses, or is of a kind that no retry can change."""
-    named = _quoted(refusal) | set(re.findall(r"\w+", refusal.param))
-    return not refusal.found or "response_format" in _words(refusal) or bool(named & body.keys())
 
 
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
@@ -160,8 +149,7 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
         met[name] = refusal
         return way._replace(left_out=way.left_out | {name})
     if "response_format" not in body:
-        named = _quoted(refusal) | set(re.findall(r"\w+", refusal.param))
-        refusal.is_for_all = bool(named & (body.keys() - {"messages"}))
+        refusal.is_for_all = bool(_names(refusal) & (body.keys() - {"messages"}))
         raise refusal if refusal.is_for_all else next((met[one] for one in FORMATS if one in met), refusal)
     met[FORMATS[way.format]] = refusal
     return way._replace(format=way.format + 1)
@@ -175,8 +163,9 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
     return next((name for name in ADAPTABLE if name in words and name in body), None)
 
 
-def _quoted(refusal: MalformedError) -> set[str]:
-    return set(re.findall(r"[\"'`](\w+)[\"'`]", refusal.found))
+def _names(refusal: MalformedError) -> set[str]:
+    """Return the words in a refusal that are surely names: quoted, or given as its parameter."""
+    return {*re.findall(r"\w+", refusal.param), *re.findall(r"[\"'`](\w+)[\"'`]", refusal.found)}
 
 
 def _words(refusal: MalformedError) -> set[str]:

@@ -12,10 +12,10 @@ SAMPLED = ("top_k", "min_p", "presence_penalty")
 FURTHER = (*SAMPLED, "reasoning_effort", "chat_template_kwargs", "extra_body")
 LIMITS = ("max_tokens", "max_completion_tokens")  # the old name of one limit, and OpenAI's new name
 FORMATS = ("json_schema", "json_object", "none")  # response formats, the strictest first
-# Reasons to stop of a finished text, in lower case. Any other (length, error, safety, ...) means that it was cut.
-FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done",
+# Reasons to stop of a finished text, in lower case; unknown if a server gives none. Any other (length, error, safety,
+# ...) means that it was cut.
+FINISHED = ("stop", "eos", "eos_token", "end_turn", "stop_sequence", "end", "complete", "completed", "done", "unknown",
             "endoftext", "endturn", "finish", "finished", "normal", "finish_reason_stop")  # fmt: skip
-UNKNOWN = "unknown"  # the reason of a server that gives none
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Scored:
 
 def is_cut(finish_reason: str) -> bool:
     """Return whether a text ended for another reason than being finished."""
-    return finish_reason.lower() not in (*FINISHED, UNKNOWN)
+    return finish_reason.lower() not in FINISHED
 
 
 class RefusedError(Exception):

@@ -91,7 +91,9 @@ class ModelStore:
             self._begin()
         self._places.setdefault(bytes.fromhex(key), self._append(key, fields))
         if time.monotonic() - self._synced_at >= SYNC_SECONDS:
-            self._sync()
+            with naming(self._own.name):
+                sync(self._own)
+            self._synced_at = time.monotonic()
 
     def check_writable(self) -> None:
         """Raise UserError if nothing could be added, before any request is paid for. Creates nothing."""
@@ -120,16 +122,15 @@ class ModelStore:
 
     def _make_folder(self) -> None:
         path = self.folder / "model.json"
-        known = _read_model(path).get("servers", [])
+        known = _read_model(path)["servers"]
         servers = [*known, *({self.server} - {None, *known})]
+        described = self.described | ({"servers": servers} if servers else {})
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             if servers != known or not path.exists():
                 # All tasks of an array may start at once, so each writes its own temporary file.
                 staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-                write_synced(
-                    staged, json.dumps({**self.described, **({"servers": servers} if servers else {})}, indent=2) + "\n"
-                )
+                write_synced(staged, json.dumps(described, indent=2) + "\n")
                 rename(staged, path)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
@@ -149,11 +150,6 @@ class ModelStore:
         place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
         return place
-
-    def _sync(self) -> None:
-        with naming(self._own.name):
-            sync(self._own)
-        self._synced_at = time.monotonic()
 
     def _close_oldest(self, file: "_Lines") -> None:
         self._opened.pop(file, None)
@@ -244,7 +240,7 @@ class _Lines:
 def find_model(store: str | Path, server: str) -> str | None:
     """Return the identity of the model whose completions a store has from `server` ("NAME at ADDRESS"), or None."""
     found = map(_read_model, sorted(Path(store).glob("*/model.json")))
-    return next((model["model"] for model in found if server in model.get("servers", ())), None)
+    return next((model["model"] for model in found if server in model["servers"]), None)
 
 
 def _read_model(path: Path) -> dict[str, Any]:

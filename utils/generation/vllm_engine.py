@@ -41,7 +41,6 @@ from utils.models.loading import MODEL_FILES, TOKENIZER_FILES, adapter_base, ada
 from utils.models.memory import check_before_fetching, check_gpu_count, check_gpu_free, check_weights, count_gpus
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
@@ -79,6 +78,7 @@ class VLLMEngine:
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.lora.request import LoRARequest
         from vllm.platforms import current_platform
+        from vllm.tokenizers import cached_tokenizer_from_config
         from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -87,7 +87,8 @@ class VLLMEngine:
         with loading(settings["model"], *MODEL_FILES, *TOKENIZER_FILES):
             config = AsyncEngineArgs(**settings).create_engine_config(UsageContext.ENGINE_CONTEXT)
             config.model_config.try_get_generation_config()  # here, so that an error names this file
-        self._thoughts = ThoughtReader(args.reasoning_parser, partial(_tokenizer_of, config))
+        tokenizer = partial(cached_tokenizer_from_config, config.model_config)
+        self._thoughts = ThoughtReader(args.reasoning_parser, tokenizer)
         self._log = tempfile.NamedTemporaryFile(prefix="vllm-")  # noqa: SIM115 (deleted with the engine)
         os.environ[ENGINE_LOG] = self._log.name if args.log_level == "warning" else ""
         tie_engine_processes("spawn" if on_gpu else "fork")
@@ -195,12 +196,6 @@ class VLLMEngine:
         for process in processes:
             process.join(GONE_SECONDS)
         psutil.wait_procs(workers, GONE_SECONDS)
-
-
-def _tokenizer_of(config: "VllmConfig") -> Any:
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    return cached_tokenizer_from_config(config.model_config)
 
 
 def engine_settings(

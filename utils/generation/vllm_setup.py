@@ -8,13 +8,10 @@ import tempfile
 import warnings
 from pathlib import Path
 
-from utils.cli import UserError
-
 ENGINE_LOG = "ENGINE_LOG"  # environment variable: the file that gets the messages of vLLM's processes
 RAISED = re.compile(r"\b\w*(?:Error|Exception): (?!.*(?:root cause|background process)).*")  # not where to look for one
 SOCKETS = "VLLM_RPC_BASE_PATH"  # vLLM's environment variable: the folder of its sockets
 LONGEST_FOLDER = 70  # bytes: a socket's path may have 107, and its name has 36
-SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 
 def quiet_libraries(log_level: str) -> None:
@@ -38,15 +35,9 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
 
     On a CPU, vLLM would bind its threads to a single core of a virtual machine, and reserve a fixed share of the memory
     for its KV cache. Without binding, an engine needs no process of its own, and it starts in 10 instead of 30 seconds.
-
-    UserError if there is no folder for sockets.
     """
-    folder = os.environ.get(SOCKETS) or tempfile.gettempdir()
-    if len(os.fsencode(folder)) > LONGEST_FOLDER:
-        short = next((one for one in SHORT_FOLDERS if os.access(one, os.W_OK | os.X_OK)), None)
-        if short is None:
-            raise UserError(f"TMPDIR {folder}: too long for vLLM's sockets; set {SOCKETS} to a short folder")
-        os.environ[SOCKETS] = short
+    if len(os.fsencode(os.environ.get(SOCKETS) or tempfile.gettempdir())) > LONGEST_FOLDER:
+        os.environ[SOCKETS] = "/tmp"
     if on_gpu:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
         os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")

@@ -194,9 +194,8 @@ class TransformersEngine:
         from utils.generator.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
-        with fitting(
-            f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}", "give a smaller --max_model_len"
-        ):
+        what = f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}"
+        with fitting(what, "give a smaller --max_model_len"):
             found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [
             Completion(

@@ -9,24 +9,10 @@ that the value can be written as UTF-8. Newlines inside stay.
 import json
 import re
 
-from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import (
-    DRAFT,
-    describe,
-    field_named,
-    is_form,
-    keep_commands,
-    key_ends,
-    may_be_draft,
-    missing,
-    objects_with,
-    own_turn,
-    read_text,
-    value_starts,
-)
+from utils.parsing import Parsed, json_text, nothing, writable
 
 ANSWER_FIELD = "personalized_answer"
-_FIELD = field_named(ANSWER_FIELD)
+_FIELD = json_text.field_named(ANSWER_FIELD)
 _OPENS = tuple("\"'“”‘’[{")  # characters that open a text or a list
 _HALF = "[\ud800-\udbff\ufffd]"  # half a character
 _HALF_AT_CUT = re.compile(rf"(?<!{_HALF}){_HALF}++\Z")  # tried once per run of halves, so in linear time
@@ -43,24 +29,24 @@ def parse_answer(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens, so the end of the text need not be the end of the answer.
     """
-    if cut and may_be_draft(text):
-        return nothing(DRAFT)
-    whole = keep_commands(text)
-    text = own_turn(whole)
-    found, rest = objects_with(text, _FIELD)
+    if cut and json_text.may_be_draft(text):
+        return nothing(json_text.DRAFT)
+    whole = json_text.keep_commands(text)
+    text = json_text.own_turn(whole)
+    found, rest = json_text.objects_with(text, _FIELD)
     # A last object that is not valid JSON counts too, unless the text was cut inside it.
-    if found and (cut or not any(rest[end : end + 1] in _OPENS for end in key_ends(rest, _FIELD))):
+    if found and (cut or not any(rest[end : end + 1] in _OPENS for end in json_text.key_ends(rest, _FIELD))):
         last = next((one for one in reversed(found) if one.value and not isinstance(one.value, bool | int)), found[-1])
         if isinstance(last.value, str):
             return _answer(last.value, last.how if text == whole else "repaired")
         rest = text[last.start : last.end]
-    starts = value_starts(rest, _FIELD)
+    starts = json_text.value_starts(rest, _FIELD)
     if not starts:
-        return missing(text, _FIELD)
+        return json_text.missing(text, _FIELD)
     start = next((start for start in reversed(starts) if rest[start : start + 1] in _OPENS), starts[-1])
-    read = read_text(rest, start, cut)
+    read = json_text.read_text(rest, start, cut)
     if read is None:
-        return nothing(f"{ANSWER_FIELD} is {describe(rest, start)}, not a text")
+        return nothing(f"{ANSWER_FIELD} is {json_text.describe(rest, start)}, not a text")
     return _answer(read[0], "repaired", truncated=read[1])
 
 
@@ -68,6 +54,6 @@ def _answer(value: str, how: str, truncated: bool = False) -> Parsed:
     if truncated:
         value = _HALF_AT_CUT.sub("", value)
     value = writable(value).strip()
-    if is_form(value):
+    if json_text.is_form(value):
         return nothing(f"{ANSWER_FIELD} is a placeholder")
     return Parsed(value, how, None, truncated) if value else nothing(f"{ANSWER_FIELD} is empty")

@@ -11,27 +11,12 @@ the boolean counts as enough details.
 
 from typing import Any
 
-from utils.parsing import Parsed, nothing, writable
-from utils.parsing.json_text import (
-    describe,
-    field_named,
-    is_corrected,
-    is_form,
-    keep_commands,
-    missing,
-    objects_with,
-    own_turn,
-    pattern,
-    value_starts,
-)
+from utils.parsing import Parsed, json_text, nothing, writable
 
-_NEEDS, _ENOUGH, _ASPECTS = (
-    field_named("needs_personalization", anywhere=True),
-    field_named("enough_details"),
-    field_named("aspects"),
-)
+_NEEDS = json_text.field_named("needs_personalization", anywhere=True)
+_ENOUGH, _ASPECTS = json_text.field_named("enough_details"), json_text.field_named("aspects")
 ASPECT_TEXTS = ("aspect", "evidence", "reason")
-_BOOLEAN = pattern(r"[\"'“”‘’]?(true|false)\b")
+_BOOLEAN = json_text.pattern(r"[\"'“”‘’]?(true|false)\b")
 
 NEEDS_SCHEMA = _NEEDS.schema({"type": "boolean"})
 _ITEM = {
@@ -50,29 +35,27 @@ ASPECTS_SCHEMA = {
 
 def parse_needs(text: str, cut: bool = False) -> Parsed:
     """Read whether a good answer depends on the asker, as a boolean; a boolean cut by max_tokens is not read."""
-    found, rest = objects_with(text, _NEEDS)
+    found, rest = json_text.objects_with(text, _NEEDS)
     end = found[-1].end if found else 0
-    starts = [] if cut and found else value_starts(rest, _NEEDS)
     values = [(_boolean(one.value), one.start, one.end) for one in found]
     if None in (value for value, _, _ in values):
         return _no_boolean(_NEEDS)
-    for start in starts:
+    for start in [] if cut and found else json_text.value_starts(rest, _NEEDS):
         if (match := _BOOLEAN.match(rest, start)) is None:
-            return nothing(f"{_NEEDS.name} is {describe(rest, start)}, not true or false")
+            return nothing(f"{_NEEDS.name} is {json_text.describe(rest, start)}, not true or false")
         values.append((match[1].lower() == "true", end + start, end + start))
     if not values:
-        return missing(text, _NEEDS)
-    last, begin, _ = values[-1]
-    others = [over for value, _, over in values if value != last]
-    if others and not is_corrected((text[:end] + rest)[others[-1] : begin]):
+        return json_text.missing(text, _NEEDS)
+    if json_text.is_contradictory(values, text[:end] + rest):
         return nothing(f"{_NEEDS.name} is contradictory")
+    last = values[-1][0]
     return Parsed(last, found[-1].how if found and last is found[-1].value else "repaired", None)
 
 
 def parse_aspects(text: str, cut: bool = False) -> Parsed:
     """Read a post's aspects, each {"aspect", "evidence", "reason"}; an empty list if it lacks details."""
-    text = own_turn(keep_commands(text))
-    found = [one for field in (_ASPECTS, _ENOUGH) for one in objects_with(text, field)[0]]
+    text = json_text.own_turn(json_text.keep_commands(text))
+    found = [one for field in (_ASPECTS, _ENOUGH) for one in json_text.objects_with(text, field)[0]]
     found = [one for one in found if not _is_form(one.content)]
     if not found:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
@@ -96,7 +79,12 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 def _is_form(content: dict[str, Any]) -> bool:
     """Return whether the first listed aspect only says what to write."""
     items = next((value for key, value in content.items() if _ASPECTS.spelled.fullmatch(key)), None)
-    return isinstance(items, list) and bool(items) and isinstance(items[0], dict) and is_form(items[0].get("aspect"))
+    return (
+        isinstance(items, list)
+        and bool(items)
+        and isinstance(items[0], dict)
+        and json_text.is_form(items[0].get("aspect"))
+    )
 
 
 def _aspect(item: Any) -> dict[str, str] | None:

@@ -99,12 +99,10 @@ class Choice:
 
     def _chosen(self, found: list[tuple[int | float | str, int, int]], how: str, text: str) -> Parsed:
         """Return the last value in `found`, which has values or descriptions of other text, with start and end."""
-        last, start, _ = found[-1]
-        others = [end for value, _, end in found if value != last]
-        if others and not json_text.is_corrected(text[others[-1] : start]):
+        if json_text.is_contradictory(found, text):
             named = " and ".join(str(one) for one in list(dict.fromkeys(value for value, _, _ in found))[:3])
             return nothing(f"{self.field.name} is contradictory: {named}")
-        if isinstance(last, str):
+        if isinstance(last := found[-1][0], str):
             return nothing(f"{self.field.name} is {last}, not {self.values}")
         return Parsed(last, how, None)
 

@@ -190,9 +190,14 @@ def is_form(value: object) -> bool:
     return isinstance(value, str) and _PLACEHOLDER.fullmatch(value.strip()) is not None
 
 
-def is_corrected(text: str) -> bool:
-    """Return whether a text between two values says that the second one replaces the first, in the same turn."""
-    return _CORRECTION.search(text) is not None and _USERS_TURN.search(text) is None
+def is_contradictory(found: list[tuple[object, int, int]], text: str) -> bool:
+    """Return whether a value differs from the last one, and nothing between them in the same turn corrects it.
+
+    `found` has values of a text, each with its start and end.
+    """
+    last, start, _ = found[-1]
+    between = [text[end:start] for value, _, end in found if value != last][-1:]
+    return any(_CORRECTION.search(told) is None or _USERS_TURN.search(told) is not None for told in between)
 
 
 def own_turn(text: str) -> str:

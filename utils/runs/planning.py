@@ -150,7 +150,7 @@ def publish_plans(plans: Output, role: Role | None = None, device: str | None = 
         "aspects": sum(len(aspects) for aspects in found),
         "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
     }
-    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"), {})
+    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"))
 
 
 def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:

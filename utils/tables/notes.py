@@ -95,9 +95,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
         yield f"{told} missing because thoughts were unfinished"
-    for role, (unusable, number) in {
-        role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()
-    }.items():
+    by_role = {role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()}
+    for role, (unusable, number) in by_role.items():
         yield f"{unusable} of {counted(number, 'call')} to its {role} were unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
