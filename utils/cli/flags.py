@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from utils.cli.errors import quote
 
 USER_ERROR = 2  # exit code: a problem that the user can solve
-TRAININGS = ("train_planner.py", "train_generator.py")  # the scripts that a launcher may start
+TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher may start
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -148,7 +147,7 @@ def is_launched() -> bool:
 
     It sets all these variables; a user or SLURM may set some of them for something else.
     """
-    return Path(sys.argv[0]).name in TRAININGS and all(os.environ.get(name) for name in LAUNCHED)
+    return sys.argv[0].removesuffix(".py").endswith(TRAININGS) and all(os.environ.get(name) for name in LAUNCHED)
 
 
 def is_first_process() -> bool:
