@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from utils.cli.errors import REMEDIES, EngineDiedError, UserError, describe_missing, describe_os_error, printable
-from utils.cli.flags import USER_ERROR, is_first_process
+from utils.cli.flags import USER_ERROR, tells_errors
 
 # Exit code: a server failed on some requests or an engine died (run the same command again), or half of the outputs
 # are unusable.
@@ -94,7 +94,7 @@ def _exit_code(main: Callable[[], int]) -> int:
             return UNREAD
         raise UserError(f"standard output cannot be written: {describe_os_error(error)}")
     except UserError as error:
-        if is_first_process():  # one process prints it for all
+        if tells_errors():  # one process prints it for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
         if isinstance(error, EngineDiedError):
             return SERVER_FAILED

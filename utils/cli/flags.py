@@ -125,7 +125,7 @@ class FlagParser(argparse.ArgumentParser):
 
     def refuse(self, message: str) -> None:
         """End the process with a message about its command line."""
-        self.exit(USER_ERROR, f"error: {message}\n" if is_first_process() else None)
+        self.exit(USER_ERROR, f"error: {message}\n" if tells_errors() else None)
 
 
 def is_text(word: str) -> bool:
@@ -147,12 +147,17 @@ def is_launched() -> bool:
 
     It sets all these variables; a user or SLURM may set some of them for something else.
     """
-    return sys.argv[0].removesuffix(".py").endswith(TRAININGS) and all(os.environ.get(name) for name in LAUNCHED)
+    return all(os.environ.get(name) for name in LAUNCHED)
 
 
 def is_first_process() -> bool:
     """Return whether this is the main process, which prints and writes; always True without a launcher."""
     return not is_launched() or os.environ["RANK"] == "0"
+
+
+def tells_errors() -> bool:
+    """Return whether this process prints an error: one process of a training, and any other script."""
+    return is_first_process() or not sys.argv[0].removesuffix(".py").endswith(TRAININGS)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -195,7 +195,7 @@ class Output:
         if not failed or 2 * len(failed) < asked:
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
-        may_differ = any("raw" in pieces[key] for key in failed)
+        may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
         print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
