@@ -123,8 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir, args.chat_template_kwargs)
     args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
-    settings["max_seq_length"] = args.max_seq_length
-    settings |= {"template_date": chat.date} if chat.date else {}
+    settings |= {"max_seq_length": args.max_seq_length, **chat.dated}
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
 

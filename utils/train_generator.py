@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
     settings |= {"judge": judge[1].identity} if judge else {}
     check_could_write(Path(args.output_dir) / "manifest.json")
-    settings |= {"template_date": model.chat.date} if model.chat.date else {}
+    settings |= model.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
         build_examples,

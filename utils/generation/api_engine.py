@@ -4,7 +4,7 @@ Temporary failures are handled in three layers. `Throttle` limits concurrent req
 client library repeats a request within seconds after 408, 409, 429, 5xx, a lost connection, or a timeout.
 `APIEngine.complete` repeats it if the library gives up or the reply is not a completion, with pauses that grow to
 minutes while nothing is answered. Permanent failures (key, model name) end the run. refusals.py handles refused
-parameters. Any other refusal is of one prompt, unless several prompts meet it before any has an answer.
+parameters. Any other refusal is of one prompt, unless several prompts in a row meet it.
 """
 
 import asyncio
@@ -149,8 +149,7 @@ class APIEngine:
         met.add(json.dumps(prompt))
         if len(met) == most:
             return UserError(f"{error}\n  {most} different prompts were refused in a row, and none was answered")
-        refusal = RefusedError(str(error).replace("\n  ", "; "))
-        refusal.is_certain = False
+        refusal = RefusedError(str(error).replace("\n  ", "; "), is_certain=False)
         self._note(f"{refusal}; this prompt has no answer")
         return refusal
 

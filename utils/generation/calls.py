@@ -141,6 +141,8 @@ def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
     """Return about how many tokens a prompt has if its server reports less than half of them; else nothing."""
     if reported is None or not isinstance(prompt, list):
         return {}
+    if 2 * reported * CHARACTERS_PER_TOKEN >= sum(len(message["content"]) for message in prompt):
+        return {}  # most prompts; white space need not be looked at
     sent = sum(len(" ".join(message["content"].split())) for message in prompt) // CHARACTERS_PER_TOKEN
     return {PROMPT_SENT: sent} if 2 * reported < sent else {}
 
@@ -181,6 +183,12 @@ def total(counts: list[int | None]) -> int | None:
     return None if None in counts else sum(counts)
 
 
+def count_unfinished(records: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Return the manifest's count of records whose thoughts are unfinished; empty if there are none."""
+    count = sum(record.get("reason") == UNFINISHED for record in records)
+    return {UNFINISHED_COUNT: count} if count else {}
+
+
 def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the manifest's figures on finished records; token counts include all attempts."""
     records = list(records)
@@ -188,7 +196,6 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
     names = sorted({name for refused in asked for name in refused})
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
-    unfinished = sum(record.get("reason") == UNFINISHED for record in records)
     # Not settings: a server's fingerprint may change from week to week, and earlier answers stay valid.
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
@@ -203,7 +210,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),
         },
-        **({UNFINISHED_COUNT: unfinished} if unfinished else {}),
+        **count_unfinished(records),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
         # Per parameter: the number of outputs requested without it (or with its other name), and of all outputs.
         "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},

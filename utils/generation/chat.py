@@ -154,6 +154,11 @@ class _Counting:
     date: str | None = None  # the date that the template writes
     end_of_turn: int | None = None
 
+    @property
+    def dated(self) -> dict[str, str]:
+        """Return the date as a field of manifests; empty if the template writes none."""
+        return {"template_date": self.date} if self.date else {}
+
     @cached_property
     def count_again(self) -> Callable[[str], int]:
         """`count` with a cache, for the messages of a history that several questions share."""

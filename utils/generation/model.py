@@ -104,8 +104,7 @@ class Model:
     @property
     def figures(self) -> dict[str, str]:
         """Return prompt settings for the manifest: how tokens are counted, and the date that the template writes."""
-        date = {"template_date": self.chat.date} if self.chat.date else {}
-        return {"token_counter": self.chat.counter, **date}
+        return {"token_counter": self.chat.counter, **self.chat.dated}
 
     @property
     def saw_in_training(self) -> list[str]:

@@ -6,7 +6,6 @@ after two different prompts were refused for it.
 """
 
 import asyncio
-import json
 import math
 import re
 import sys
@@ -69,8 +68,8 @@ class Refusals:
     def __init__(self, limit: str):
         self._preferred = limit
         self._known = Way(limit, frozenset(), 0)
-        # The prompt for which the known format was refused; the next one shows whether it is refused for all.
-        self.doubtful: str | None = None
+        # The messages for which the known format was refused; the next ones show whether it is refused for all.
+        self.doubtful: Any = None
 
     def way(self, schema: Any) -> Way:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
@@ -109,10 +108,10 @@ class Refusals:
                 else:
                     way = _without(way, body, refusal, met)
                 continue
-            self._learn(way, met, json.dumps(asked.get("messages")), isinstance(schema, dict))
+            self._learn(way, met, asked.get("messages"), isinstance(schema, dict))
             return self.told(way, asked, schema, completion)
 
-    def _learn(self, way: Way, met: dict[str, MalformedError], prompt: str, has_schema: bool) -> None:
+    def _learn(self, way: Way, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
         """Use the way that worked for all later requests, and print its changes."""
         known = self._known
         formats = [one for one in FORMATS[known.format : way.format] if one in met]

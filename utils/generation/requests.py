@@ -68,10 +68,12 @@ def is_cut(finish_reason: str) -> bool:
 class RefusedError(Exception):
     """The engine will never answer this request; other requests continue.
 
-    `is_certain` is False if the server may refuse all requests for this reason, as it has answered none yet.
+    `is_certain` is False if the server may refuse every request for this reason, until it answers another one.
     """
 
-    is_certain = True
+    def __init__(self, reason: str, is_certain: bool = True):
+        super().__init__(reason)
+        self.is_certain = is_certain
 
 
 class UnavailableError(Exception):

@@ -3,6 +3,7 @@
 Parsers get the text after the thoughts, which thoughts.py separates.
 """
 
+import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,11 @@ class Parsed:
 
 def nothing(reason: str) -> Parsed:
     return Parsed(None, "none", reason)
+
+
+def plain(text: str) -> str:
+    """Return a text without white space at its ends, and with full-width characters in their usual forms."""
+    return unicodedata.normalize("NFKC", writable(text)).strip()
 
 
 def writable(value: str) -> str:

@@ -10,10 +10,9 @@ a label named in prose may be one that the prose rejects.
 """
 
 import re
-import unicodedata
 from collections.abc import Mapping
 
-from utils.parsing import Parsed, nothing, writable
+from utils.parsing import Parsed, nothing, plain, writable
 from utils.parsing.json_text import pattern
 
 RATINGS = "12345"
@@ -34,7 +33,7 @@ class LabelParser:
         self._longest_first = longest_first
 
     def __call__(self, text: str, cut: bool = False) -> Parsed:
-        body = unicodedata.normalize("NFKC", writable(text)).strip()
+        body = plain(text)
         if body in self.labels and not (cut and body[-1].isalnum()):
             return Parsed(body, "strict", None)
         found = list(self._names.finditer(body))
@@ -54,7 +53,7 @@ def parse_rating(text: str, cut: bool = False) -> Parsed:
 
     cut: the generation ended at max_tokens.
     """
-    body = unicodedata.normalize("NFKC", writable(text)).strip()
+    body = plain(text)
     if len(body) == 1 and body in RATINGS and not cut:
         return Parsed(body, "strict", None)
     told = _SCALE.sub("", body)

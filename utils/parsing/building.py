@@ -60,10 +60,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
     if not found:
         return nothing("no valid JSON object with aspects" if text.strip() else "the text is empty")
     last = max(found, key=lambda one: one.start)
-    listed, enough = (
-        next((value for key, value in last.content.items() if field.spelled.fullmatch(key)), None)
-        for field in (_ASPECTS, _ENOUGH)
-    )
+    listed, enough = (next(iter(field.values_in(last.content)), None) for field in (_ASPECTS, _ENOUGH))
     if _boolean(enough) is False:
         return Parsed([], last.how, None)
     if enough is not None and _boolean(enough) is None:
@@ -78,7 +75,7 @@ def parse_aspects(text: str, cut: bool = False) -> Parsed:
 
 def _is_form(content: dict[str, Any]) -> bool:
     """Return whether the first listed aspect only says what to write."""
-    items = next((value for key, value in content.items() if _ASPECTS.spelled.fullmatch(key)), None)
+    items = next(iter(_ASPECTS.values_in(content)), None)
     return (
         isinstance(items, list)
         and bool(items)

@@ -46,6 +46,10 @@ class Field:
         properties = {self.name: value}
         return {"type": "object", "properties": properties, "required": [self.name], "additionalProperties": False}
 
+    def values_in(self, content: dict[str, Any]) -> list[Any]:
+        """Return an object's values under the name, in any spelling."""
+        return [value for key, value in content.items() if self.spelled.fullmatch(key)]
+
 
 def field_named(name: str, anywhere: bool = False) -> Field:
     """Return a field by its name, whose words are joined by "_".
@@ -158,7 +162,7 @@ def objects_with(text: str, field: Field) -> tuple[list[Found], str]:
             return [Found(content[field.name], content, "strict", 0, len(text))], ""
     found, parts, begin = [], [], 0  # parts of the text to search by name, between objects
     for start, end, content in valid_objects(text):
-        values = [value for key, value in content.items() if field.spelled.fullmatch(key)]
+        values = field.values_in(content)
         is_value = bool(values) and not is_form(values[0])
         if is_value:
             found.append(Found(values[0], content, "repaired", start, end))

@@ -13,10 +13,9 @@ that word ("a because"). Right after the marker, "option", "letter" or "answer:"
 """
 
 import re
-import unicodedata
 from collections.abc import Iterable
 
-from utils.parsing import Parsed, nothing, writable
+from utils.parsing import Parsed, nothing, plain
 from utils.parsing.json_text import pattern
 
 LETTERS = ("a", "b", "c", "d")
@@ -64,7 +63,7 @@ def parse_letter(text: str, cut: bool = False) -> Parsed:
     cut: the generation ended at max_tokens, so a letter at the end of the text may begin a word, and only a letter
     after the marker, or one that is the whole text, counts.
     """
-    body = unicodedata.normalize("NFKC", writable(text)).strip()
+    body = plain(text)
     behind = body.rpartition(MARKER)[2] if MARKER in body else ""
     marked = _AFTER_MARKER.match(behind)
     alone = _ALONE.fullmatch(body)

@@ -15,7 +15,7 @@ from typing import Any
 from prompts import History
 from utils.benchmarks.task import Parser, Record
 from utils.files.output import Key, Piece
-from utils.generation.calls import Call, answer_call
+from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
@@ -28,7 +28,6 @@ MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in se
 TURNS = 20  # of the event loop for a method to continue once its calls have returned
 PATIENCE = 60  # seconds before a method that is busy between calls counts as making different calls
 UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
-CHARACTERS_PER_TOKEN = 4  # roughly, in English
 
 
 class MethodError(Exception):

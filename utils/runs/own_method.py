@@ -19,7 +19,7 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, without_password
 from utils.files.output import Output
-from utils.generation.calls import describe_cost, describe_counts, describe_records, prices_of
+from utils.generation.calls import count_unfinished, describe_cost, describe_counts, describe_records, prices_of
 from utils.generation.completions import NotStoredError
 from utils.generation.engines import (
     batch_invariance,
@@ -158,7 +158,7 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     reused = max(0, sum(call.get("attempts", 0) for _, call in calls) - requested)
     made = describe_records(call for _, call in calls)
     made.pop(UNFINISHED_COUNT, None)  # counts calls; the summary counts answers
-    made |= {name: one for name, one in describe_records(pieces).items() if name == UNFINISHED_COUNT}
+    made |= count_unfinished(pieces)
     by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
     cost = cost_of(by_role, roles)
     is_written = output.publish(

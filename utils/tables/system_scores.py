@@ -204,7 +204,7 @@ def refuse_other_benchmarks(scores: dict[str, Scores], alike: str = "benchmark")
 def check_same_judge(files: dict[str, Scores]) -> None:
     """Raise UserError if the files' verdicts were obtained differently, according to them and to their manifests."""
     told = {path: {"strategy": strategy_in_words(scores)} | _judge_settings(path) for path, scores in files.items()}
-    first = max(told, key=lambda path: bool(_judge_settings(path)))  # if possible one whose judge is known
+    first = max(told, key=lambda path: len(told[path]))  # if possible one whose judge is known
     for path, settings in told.items():
         differing = [name for name in differing_names(told[first], settings) if name in settings]
         if differing:
