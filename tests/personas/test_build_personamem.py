@@ -37,7 +37,7 @@ def drawn(request, with_seed=True):
 def spoil(found, number):
     """Return a right reply with a fault; `number` selects which fault."""
     text = json.dumps(found)
-    ways = ["I would rather not.", text[:-2], json.dumps({"more": 1, **found}), ""]
+    ways = ["I would rather not.", f"{text[:-1]}, }}", json.dumps({"more": 1, **found}), ""]
     if "events" in found:
         for fields in ({"date": "soon"}, {"date": "1900-01-01"}, {"event": " "}, {"reason": "so", "changes": None}):
             ways.append(json.dumps({"events": [*found["events"][:-1], {**found["events"][-1], **fields}]}))
@@ -68,6 +68,7 @@ def flags(out, url, *more, topics=("therapy",)):
     key = out.parent / "key.txt"
     key.write_text("sk-test")
     api = ["--openai", "--api_key_addr", key, "--base_url", url, "--model_addr", "some-model", "--tokenizer", CHAT]
+    api += ["--model_id", "some-model"]  # at any address
     own = ["--n_persona", 2, "--topics", *topics, "--n_blocks", 4, "--output_dir", out]
     return list(map(str, [*own, *api, *more]))
 

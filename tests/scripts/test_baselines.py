@@ -173,7 +173,7 @@ def test_several_answers_per_question_have_different_seeds(server, flags, output
 
 
 def test_requests_in_flight_are_bounded(server, flags, output):
-    server.delay = 0.01
+    server.delay = 0.1
     run(flags, output, "--max_concurrency", 3)
     assert server.most_at_once == 3
 
