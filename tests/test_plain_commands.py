@@ -6,6 +6,7 @@ The models are the demo's; the chat model is changed to stop early.
 import itertools
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,7 @@ def check_outputs(words):
     for path in paths:
         if "--choose" not in words and "--verdicts" not in words:  # which generate no text
             manifest = read_manifest(path)
+            assert "--max_tokens" not in shlex.split(manifest["command"])  # as the run's default, it is not given
             assert manifest["settings"]["max_tokens"] == manifest["arguments"]["max_tokens"] == TOKENS[words[0]]
         content = json.loads(Path(path).read_text())
         if judges:

@@ -36,7 +36,7 @@ from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
-from utils.tables.system_scores import SELECTED, System, add_unscored_argument, read_boards
+from utils.tables.system_scores import System, add_unscored_argument, read_boards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,8 +127,7 @@ def make_figure(args: argparse.Namespace) -> tuple["Figure", list[str]]:
         return paper_figures.systems_figure(systems), notes
     points = {int(system.name): points_of(system) for system in systems}
     bars = f"95% {interval_words(systems[0])}"
-    if selected := [system.name for system in systems if system.num_selected]:
-        bars += f"\nk = {', '.join(selected)}: {SELECTED}"
+    bars += "".join(f"\nk = {system.name}: {system.excluded}" for system in systems if system.excluded)
     return paper_figures.posts_figure(dict(sorted(points.items())), are_errors, bars), notes
 
 

@@ -3,7 +3,8 @@
   python utils/select_model.py --model_addr round_1/policy/last round_2/policy/last \\
       --score_addr round_1/validation_scores.json round_2/validation_scores.json --link_addr best
 
-The scores must be of the same judge and the same questions. In a tie, the first model is taken.
+The scores must be of the same judge and the same questions. Compared are a table's averages, over the questions that
+have a score in every file. In a tie, the first model is taken.
 """
 
 import argparse
@@ -18,7 +19,9 @@ from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.writing import check_writable, replace_link
 from utils.records.scores import Scores, read_scores
-from utils.tables.system_scores import check_same_judge
+from utils.tables.columns import mean_score, scored, strata_of
+from utils.tables.formats import counted
+from utils.tables.system_scores import System, check_same_content, check_same_judge
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -44,28 +47,43 @@ def main(argv: list[str] | None = None) -> int:
     if os.path.lexists(link) and not link.is_symlink():
         raise UserError(f"--link_addr {link}: not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
-    best = choose(scores)
+    found, questions = compare(scores)
+    kind = next(iter(scores.values()))
+    best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(found)
+    chosen = found.index(best)
     check_writable(link.parent / "manifest.json", links=True)
-    replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[best]), link.parent))
-    for number, (folder, its) in enumerate(zip(args.model_addr, scores.values(), strict=True)):
-        print(f"{its['score']:.4f}  {folder}{'  <- ' + args.link_addr if number == best else ''}")
+    replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), link.parent))
+    for number, (folder, score) in enumerate(zip(args.model_addr, found, strict=True)):
+        print(f"{score:.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")
+    tie = f"; a tie of {found.count(best)} models, and the first is taken" if found.count(best) > 1 else ""
+    print(f"{questions}{tie}")
     return 0
 
 
-def choose(scores: dict[str, Scores]) -> int:
-    """Return the number of the best model; UserError if the scores are not comparable."""
+def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
+    """Return each file's score as a table computes it, over the questions that all files have a score on, in words too.
+
+    The macro average is over the groups that have such questions; questions of no known group count if there are only
+    those. UserError if the files are not comparable.
+    """
     check_same_judge(scores)
-    first, *others = [[entry["id"] for entry in its["per_question_scores"]] for its in scores.values()]
-    for path, ids in zip(list(scores)[1:], others, strict=True):
-        if set(ids) != set(first):
-            raise UserError(f"{path}: scores of other questions than {next(iter(scores))}; judge the same ones")
-    for path, its in scores.items():
-        if its["score"] is None:
-            raise UserError(f"{path}: has no score, because no question was scored")
-    kind = next(iter(scores.values()))
-    lower_is_better = tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better
-    found = [its["score"] for its in scores.values()]
-    return found.index((min if lower_is_better else max)(found))
+    first_addr, first = next(iter(scores.items()))
+    task = tasks()[first["task"]]
+    systems = {path: System(path, task, first["strategy"], {path: its}) for path, its in scores.items()}
+    check_same_content((entry, system.files) for system in systems.values() for entry in system.entries)
+    ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
+    for path, its in zip(systems, ids, strict=True):
+        if its != ids[0]:
+            raise UserError(f"{path}: scores of other questions than {first_addr}; judge the same ones")
+    common = set.intersection(*({entry["id"] for entry in scored(system.entries)} for system in systems.values()))
+    if not common:
+        raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")
+    found = []
+    for system in systems.values():
+        entries = [entry for entry in system.entries if entry["id"] in common]
+        *_, strata = strata_of(task, [entry for entry in entries if entry["group"] is not None]).values()
+        found.append(mean_score(system.metric, [stratum for stratum in strata if stratum] or [entries]))
+    return found, f"{len(common)} of {counted(len(ids[0]), 'question')} have a score in every file"
 
 
 if __name__ == "__main__":

@@ -25,11 +25,11 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
+from utils.files.manifest import describe_run, file_hash, publish_all, settings_of
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.tables.notes import describe_selection
-from utils.tables.system_scores import check_same_judge, few
+from utils.tables.system_scores import check_same_judge, few, judge_of
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # in floats, 0.6 - 0.4 is slightly less than 0.2
@@ -118,7 +118,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
         by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
         settings = make_settings(args, scores=hashes, selected_by=by)
         publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), settings, None, counts=counts))
-        print(f"{path}: {counts['kept']} of {len(responses)} questions; at test time {describe_selection(by)}")
+        print(f"{path}: {counts['kept']} of {len(responses)} questions; {describe_selection(by)}")
     print(in_words(counts))
 
 
@@ -180,9 +180,11 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
     """Return the judge, None if the metric needs none, the strategy, and the fields that only the scorer sees."""
-    manifest = manifest_of(score_addr)
-    judge = metric.judge and (manifest["arguments"].get("evaluator_llm") or manifest["settings"].get("judge"))
-    return {"judge": judge, "strategy": strategy_in_words(scores), "saw": list(metric.needs)}
+    return {
+        "judge": metric.judge and judge_of(score_addr),
+        "strategy": strategy_in_words(scores),
+        "saw": list(metric.needs),
+    }
 
 
 def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:

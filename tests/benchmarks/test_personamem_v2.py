@@ -160,6 +160,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
     [
         ({"user_query": "__import__('os').system('touch hacked')"}, None, "0: user_query .* is not a Python dict"),
         ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
+        ({"incorrect_answers": json.dumps(["a", ROWS[0]["correct_answer"] + " ", "c"])}, None, "0: incorrect_.* has"),
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),

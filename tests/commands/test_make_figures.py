@@ -124,6 +124,10 @@ def test_gold_plans(drawn, score_file):
         "PlanPers": ([0.375, 0.5, 0.75, pytest.approx(1.625 / 3)], [".375", ".500", ".750", ".542"]),
         "PlanPers (gold plans)": ([0.75, 1.0, 0.75, pytest.approx(2.5 / 3)], [".750", "1.000", ".750", ".833"]),
     }
+    sees = {"prompt": {}, "saw": {"when": "test", "fields": ["rubric_aspects"]}}
+    gold = score_file("gold.json", *scored("rpg", 0.75, 0.75), answers=sees)
+    bound = drawn("--figure", "3", "--system", "PlanPers", trained, "--system", "Gold", gold, "--allow_partial")
+    assert list(bars_of(bound)) == ["PlanPers", "Gold (upper bound, sees\nrubric_aspects)"]
     labels = [label.replace("\n", " ") for label in labels_of(figure.axes[0].xaxis)]
     assert labels == [f"200% {ARTS}", f"200% {LIFESTYLE}", f"100% {SOCIETY}", f"154% {MACRO}"]
     assert figure._supxlabel.get_text() == "%: PlanPers (gold plans), relative to PlanPers"

@@ -38,12 +38,13 @@ def question(question_id, category, *aspect_scores, **more):
 def score_file(tmp_path):
     """Write a score file, and its manifest unless `judged` is None."""
 
-    def write(name, *questions, judged=JUDGED, **more):
+    def write(name, *questions, judged=JUDGED, answers=None, **more):
         path = tmp_path / name
         content = {"score": 0.5, "num_unanswered": 0, "per_question_scores": questions, **more}
         path.write_text(json.dumps(content), encoding="utf-8")
         if judged is not None:
             manifest = {"settings": judged, "output_sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+            manifest |= {"answers": [answers]} if answers else {}
             path.with_name(f"{name}.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         return str(path)
 
@@ -201,7 +202,7 @@ class TestBold:
         ],
     )
     def test_the_best_is_chosen_among_numbers_as_shown(self, means, is_error, best):
-        assert best_of([Row(name, {"x": mean}, {}, name, False) for name, mean in means.items()], "x", is_error) == best
+        assert best_of([Row(name, {"x": mean}, {}, name, "") for name, mean in means.items()], "x", is_error) == best
 
 
 # Three questions with the differences 1/2, 1/2, 1/4: mean 5/12, deviations 1/12, 1/12, -1/6, variance (1/144 + 1/144
@@ -230,11 +231,68 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
     words = [*against([BASE] * 3, [UNSURE] * 3), "--system", "Best of 4", best]
     rows, notes = table(capsys, *words)
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4 and rows["Ours"][0] == "**0.5000**"
-    told = "9 responses selected by their scores, so it is excluded from daggers and bold."
-    assert f"- Best of 4: {told}" in notes
+    assert "- Best of 4: selected by score; it has neither bold nor daggers." in notes
     assert "- Best of 4: 2 answers cut off at --max_tokens, scored like complete ones." in notes
     found, _ = csv_table(capsys, *words)
-    assert {row["System"]: row["Selected by score"] for row in found} == {"RAG": "", "Ours": "", "Best of 4": "yes"}
+    assert {row["System"]: row["Excluded"] for row in found} == {
+        "RAG": "",
+        "Ours": "",
+        "Best of 4": "selected by score",
+    }
+
+
+def selected_by(strategy="aspect", which="best", judge="judge@1"):
+    return {"selected_by": {"strategy": strategy, "which": which, "judge": judge, "samples": 4, "saw": ["narrative"]}}
+
+
+@pytest.mark.parametrize(
+    ("origin", "excluded"),
+    [
+        ({"saw": {"when": "test", "fields": ["rubric_aspects"]}}, "upper bound, sees rubric_aspects"),
+        ({"saw": {"when": "training", "fields": ["rubric_aspects"]}}, ""),
+        (selected_by(), "upper bound, best by aspect"),
+        (selected_by(which="worst"), "lower bound, worst by aspect"),
+        (selected_by("direct"), "best by direct"),  # whose judge does not see the aspects
+        (selected_by("aspect, probability"), "best by aspect, probability"),
+        (selected_by(judge="another"), "best by aspect, another judge"),
+    ],
+)
+def test_what_is_not_an_ordinary_system_is_named_wherever_it_is_shown(origin, excluded, three, against, capsys):
+    """It is the best by a mile, and has bold and daggers only if it is an ordinary system."""
+    words = [*against([BASE] * 3, [UNSURE] * 3), "--intervals"]
+    words += ["--system", "Other", three("c.json", *[BETTER] * 3, answers={"prompt": {}, **origin})]
+    label = f"Other ({excluded})" if excluded else "Other"
+    main(words)
+    printed = capsys.readouterr().out
+    [row, compared] = [line for line in printed.splitlines() if f"| {label} | " in line and line.count("0.") > 2][:2]
+    assert (row.count("†"), row.count("**")) == ((0, 0) if excluded else (4, 8))
+    assert compared.startswith(f"| {label} | RAG | {ARTS} | ")
+    assert (f"- Other: {excluded}; it has neither bold nor daggers." in printed) == bool(excluded)
+    assert [row.get("Excluded", "") for row in csv_table(capsys, *words)[0]] == ["", "", excluded]
+    seeds = ["--seeds", "M", "Ours", "Other"]
+    if excluded:
+        assert f"--seeds 'M': Ours, {label}: only some of these rows are comparable" in refusal(*words, *seeds)
+        both = ["--system", "Again", three("d.json", *[UNSURE] * 3, answers={"prompt": {}, **origin})]
+        main([*words, *both, "--seeds", "M", "Other", "Again"])
+        assert f"| M ({excluded}) | " in capsys.readouterr().out
+    else:
+        main([*words, *seeds])
+
+
+def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
+    """Of 3 differences, 2 are not 0 in each category: 4 flips there and 64 for the average."""
+    files = {"RAG": three("rag.json", *[BASE] * 3), "Ours": three("ours.json", *[UNSURE] * 3)}
+    main([*systems_of(files), "--baseline", "RAG", "--intervals"])
+    notes = capsys.readouterr().out
+    few = "; ".join(f"Ours and RAG, {group}" for group in CATEGORIES)
+    assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
+    assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes
+    many = [0.25, 0.5] * 10
+    files = {name: three(f"{name}.json", its, *[BASE] * 2) for name, its in (("B", many), ("C", [0.75] * 20))}
+    main([*systems_of(files), "--baseline", "B", "--intervals"])
+    notes = capsys.readouterr().out
+    assert "Permutation test: 10,000 sign flips (all, if there are fewer), two-sided." in notes
+    assert f"C and B, {LIFESTYLE}; C and B, {SOCIETY}: p of the permutation test is 1, so no" in notes
 
 
 @pytest.mark.parametrize(("count", "name"), [(9, "Ours (100% without a plan)"), (1, "Ours (11% without a plan)")])

@@ -121,7 +121,7 @@ def test_best_and_worst_by_hand(samples, capsys):
     by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw, "unscored": 5}
     assert manifest["settings"]["selected_by"] == by
     printed = capsys.readouterr().out
-    assert "best.json: 5 of 8 questions; at test time an upper bound, as each response is the best of 4 by" in printed
+    assert "best.json: 5 of 8 questions; each response is the best of 4 by the scores of Café" in printed
     best = samples.select("--overwrite", worst=False)
     assert chosen(best) == BEST | {"q2": (0, 0.5)}
     own = {"kept": 6, "ties for the best": 4, "ties for the worst": 0}

@@ -1,6 +1,7 @@
 """The manifest beside an output: its validity, content, and differences of settings."""
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,14 @@ SETTINGS = {"model": "small", "temperature": 0.1}
 def test_an_address_is_recorded_without_its_password(address, expected):
     assert manifests.without_password(address) == expected
     assert manifests.describe_run({"base_url": address}, {}, None)["arguments"] == {"base_url": expected}
+
+
+def test_the_command_is_recorded_as_given(monkeypatch):
+    """Not the values that a run derives: pasted again, it gives the same flags."""
+    words = ["baselines.py", "--rag", "--extra_body", '{"a": "b c"}', "--base_url", "http://me:secret@host/v1"]
+    monkeypatch.setattr("sys.argv", words)
+    command = manifests.describe_run({"max_tokens": 512}, {}, None)["command"]
+    assert shlex.split(command) == ["python", *words[:-1], "http://host/v1"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="no git here")

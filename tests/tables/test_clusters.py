@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from utils.benchmarks import tasks
 from utils.tables import significance
+from utils.tables.columns import interval_words
 from utils.tables.significance import interval, permutation_test, robust_mean, share_interval, t_test
+from utils.tables.system_scores import System
 
 
 def by_matrices(values, clusters, strata=None):
@@ -202,3 +205,19 @@ def share_covered(runs, seed, personas, questions, spread, share, correlation):
 def test_the_interval_of_a_high_share_holds_where_personas_differ_much(share):
     """In 93.4 to 96.3% of 3,000 runs each; Wilson's with the effective number in 91 and 85%."""
     assert 0.93 <= share_covered(1000, 4, 20, 589, 0.3, share, 0.4) <= 0.97
+
+
+@pytest.mark.parametrize(
+    ("task", "metric", "users", "expected"),
+    [
+        ("PersonaMem-32k", "accuracy", "ab", "Wilson intervals"),
+        ("PersonaMem-32k", "accuracy", "aa", "cluster-robust intervals by persona_id"),
+        ("LaMP-QA", "aspect", "ab", "bootstrap intervals over questions"),
+    ],
+)
+def test_intervals_are_called_by_their_names(task, metric, users, expected):
+    task = tasks()[task]
+    its = {"group": task.groups[0], "details": [{}], "answered": True, "score": 1.0}
+    entries = [{**its, "id": str(number), "cluster": user} for number, user in enumerate(users)]
+    system = System("S", task, metric, {"s.json": {"per_question_scores": entries}})
+    assert interval_words(system) == expected

@@ -65,7 +65,10 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     question = query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} is not a Python dict with a user's text")
-    texts = sorted([right, *read_wrong(row["incorrect_answers"], where)])  # sorted, so the table's order has no effect
+    wrong = read_wrong(row["incorrect_answers"], where)
+    if any(one.split() == right.split() for one in wrong):
+        raise UserError(f"{where}: incorrect_answers has the right answer too, {quote(right[:80])}")
+    texts = sorted([right, *wrong])  # sorted, so the table's order has no effect
     if row["pref_type"] not in TYPES:
         raise UserError(f"{where}: pref_type {quote(row['pref_type'])} is not one of {', '.join(TYPES)}")
     digest = hashlib.sha256(json.dumps([row[PERSONA], question, texts]).encode()).hexdigest()

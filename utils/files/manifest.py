@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -254,8 +255,12 @@ def refuse_unranked(path: str | Path, unranked: bool) -> None:
 def describe_run(
     arguments: dict[str, Any], settings: dict[str, Any], device: str | None, **figures: Any
 ) -> dict[str, Any]:
-    """Return a manifest: how an output was made, and the run's figures (counts, token totals, wall seconds)."""
+    """Return a manifest: how an output was made, and the run's figures (counts, token totals, wall seconds).
+
+    `command` is the command line as given; `arguments` are all flags with the values that the run used.
+    """
     return {
+        "command": shlex.join(["python", *map(without_password, sys.argv)]),
         "arguments": {name: without_password(value) for name, value in arguments.items()},
         "settings": settings,
         "device": device,

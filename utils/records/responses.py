@@ -215,8 +215,6 @@ def origin_of(path: str) -> dict[str, Any] | None:
         return None
     settings = manifest["settings"]
     prompts = settings.get("prompt", {})
-    if settings.get("choose"):
-        return {"prompt": prompts, "constrained_decoding": f"no text, by {settings['choose']}"}
     told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
     told |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
@@ -225,4 +223,5 @@ def origin_of(path: str) -> dict[str, Any] | None:
     told |= {UNUSABLE: unusable} if unusable else {}
     # Beam search follows no schema.
     decoding = "never" if "num_beams" in settings else settings.get("constrained_decoding", "not known")
+    decoding = f"no text, by {settings['choose']}" if settings.get("choose") else decoding
     return {"prompt": prompts, "constrained_decoding": decoding, **told}

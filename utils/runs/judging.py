@@ -298,7 +298,6 @@ def publish_scores(system: System, task: Task, args: Arguments, device: str | No
     cost = {"cost_usd": prices.cost(figures["tokens"])} if prices else {}
     if not system.output.publish(device, **figures, **cost):
         return
-    chose = any("chose_checkpoint" in (origin or {}) for origin in figures["answers"])
     told = describe_unfinished(figures.get(UNFINISHED_COUNT, 0))
     told += f"; {describe_cost(cost['cost_usd'])}" if cost else ""
-    print(describe_scores(task, system.output.path, scores, figures["tokens"], chose) + told)
+    print(describe_scores(task, system.output.path, scores, figures["tokens"], figures["answers"]) + told)

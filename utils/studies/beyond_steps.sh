@@ -4,7 +4,7 @@
 #   N=16           samples per training question
 #   ROUNDS=3       of sampling and training; the best one by validation score answers the test set
 #   LIMIT=1000     use the first questions of each training set only (default: all)
-#   STRATEGY=direct   one verdict per sample instead of one per aspect, which is cheaper and not the papers' (default: aspect)
+#   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, not the papers' (default: aspect)
 #   LORA=16        rank of the adapters
 #   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
@@ -161,8 +161,8 @@ grasp() { # distill a teacher that sees the rubric, on questions that it answers
     select_round "${name%/round_1}"
 }
 
-rubric_best() { # the upper bound: the best of N answers to the test questions by the judge that scores them
-    local from=$SPLIT LIMIT='' name
+rubric_best() { # the upper bound: the best of N answers to the test questions by the judge and metric of the table
+    local from=$SPLIT LIMIT='' STRATEGY=aspect name
     name=$(answer_name "$category" rubric 10 0)
     sample "$name" "" "$model" "$N" --rag --temperature 1
     choose "$name" "$N"

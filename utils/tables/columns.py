@@ -91,7 +91,13 @@ def point_of(system: System, strata: Strata) -> Point:
 
 
 def interval_words(system: System) -> str:
-    return f"cluster-robust intervals by {system.cluster}" if system.cluster else "bootstrap intervals over questions"
+    """Describe the intervals of `points_of`."""
+    if system.cluster:
+        return f"cluster-robust intervals by {system.cluster}"
+    if not system.metric.is_share:
+        return "bootstrap intervals over questions"
+    average = MACRO in columns_of(system.task)
+    return "Wilson intervals" + ("; bootstrap for the average" if average else "")
 
 
 # Comparisons of systems with baselines, and daggers
@@ -113,6 +119,7 @@ class Comparison:
     test: str = T_TEST  # the test that decides daggers
     interval: tuple[float, float] | None = None  # the difference's 95% interval; also None if not asked for
     effect_size: float | None = None  # Cohen's d_z; also None if not asked for, or for an average
+    flips: int | None = None  # sign flips in PERMUTATION, if all were tried
 
     def shown_p(self, test: str) -> float | None:
         """Return the corrected p-value if there is one, else the uncorrected one."""
@@ -165,12 +172,13 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
         of, test = None, T_TEST
         values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
         p_values = {T_TEST: significance.t_test(values, clusters)}
+        found = {"flips": significance.all_flips(values, clusters)}
         p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
     else:
-        of, test = difference_of(metric.pooled.of), PERMUTATION
+        of, test, found = difference_of(metric.pooled.of), PERMUTATION, {}
         values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]
         p_values = {T_TEST: None, PERMUTATION: significance.swap_test(values, metric.pooled.of, clusters)}
-    found = {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
+    found |= {"num_questions": sum(map(len, strata)), "difference": significance.estimate(values, of)}
     found |= {"p_values": p_values, "test": test}
     if intervals:
         most = math.inf if metric.lower_is_better else 1.0
@@ -195,7 +203,7 @@ def holm_name(test: str) -> str:
 
 
 def has_dagger(comparisons: Sequence[Comparison], system: str, column: str) -> bool:
-    """Tell whether a system, not selected by scores, is significantly better than all baselines in this column."""
+    """Tell whether an ordinary system (see `System.excluded`) is better than all baselines in a column."""
     its = [one for one in comparisons if (one.system, one.column) == (system, column)]
     is_compared = its and len(its) == len({one.baseline for one in comparisons})
-    return bool(is_compared) and not its[0].board.system(system).num_selected and all(one.is_better for one in its)
+    return bool(is_compared) and not its[0].board.system(system).excluded and all(one.is_better for one in its)

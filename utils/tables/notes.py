@@ -18,7 +18,7 @@ from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, points_of
 from utils.tables.formats import counted, p_text, plural
-from utils.tables.system_scores import SELECTED, Board, System, few
+from utils.tables.system_scores import SELECTED, Board, System, few, when_seen
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -82,9 +82,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
         yield f"{counted(truncated, 'answer')} cut off at --max_tokens, scored like complete ones"
     if system.num_without_plan:
         yield f"{counted(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
-    if system.num_selected:
-        told = f"{counted(system.num_selected, 'response')} selected by their scores"
-        yield f"{told}, so it is excluded from daggers and bold"
+    if system.excluded:
+        yield f"{system.excluded}; it has neither bold nor daggers"
     if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -101,7 +100,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
-    yield from dict.fromkeys(describe_seen(one["saw"]) for one in origins if "saw" in one)
+    for fields in dict.fromkeys(", ".join(one["saw"]["fields"]) for one in origins if when_seen(one) == "training"):
+        yield f"saw {fields} in training"
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"partly scored in {few(partial)}"
     if empty := [question["id"] for question in system.questions if not question["details"]]:
@@ -111,16 +111,9 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
 def describe_selection(by: dict[str, Any]) -> str:
     """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
     scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
-    bound = "an upper bound" if by["which"] == "best" else "a lower bound"
     which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
-    return f"{bound}, as each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
-
-
-def describe_seen(saw: dict[str, Any]) -> str:
-    """Describe which of the scorer's fields a system saw, and when, from `saw` in the responses' manifest."""
-    fields = ", ".join(saw["fields"])
-    return f"saw {fields} in training" if saw["when"] == "training" else f"an upper bound, because it sees {fields}"
+    return f"each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
 
 
 # The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are
@@ -188,13 +181,16 @@ def _listed(told: Told) -> str:
 
 
 def describe_scores(
-    task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], chose_checkpoint: bool = False
+    task: Task, score_addr: str, scores: Scores, tokens: dict[str, int | None], origins: Iterable[dict[str, Any] | None]
 ) -> str:
     """Return a score file's summary line: the mean score or the wins, and what is left out."""
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
-    if chose_checkpoint:
+    known = [origin for origin in origins if origin]  # see `origin_of`
+    if shown := [", ".join(one["saw"]["fields"]) for one in known if when_seen(one) == "test"]:
+        text += f"; an upper bound, because the system sees {shown[0]}"
+    if any("chose_checkpoint" in origin for origin in known):
         text += "; optimistic: the generator was trained or chosen on these questions"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens were cached"

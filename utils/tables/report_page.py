@@ -12,11 +12,11 @@ from utils.benchmarks.task import Item, Record, Task
 from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
-from utils.tables.columns import columns_of, point_of, points_of, scored
+from utils.tables.columns import columns_of, interval_words, point_of, points_of, scored
 from utils.tables.formats import plural
 from utils.tables.pages import as_text, fill_template, rubric, rubric_parts, to_json, unseen_texts
-from utils.tables.score_table import means_table
-from utils.tables.system_scores import Board, Entry, cluster_names, divide
+from utils.tables.score_table import label_of, means_table
+from utils.tables.system_scores import Board, Entry, divide
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 UNKNOWN = "unknown"  # the group of questions whose group is not known
@@ -194,11 +194,10 @@ def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
-    labels = {system.name: system.label for board in boards for system in board.systems}
     table = means_table(boards) if boards else None
     rows = [[{"text": cell.text, "bold": cell.bold} for cell in row] for row in table.rows] if table else []
     return {
-        "systems": [labels.get(name, name) for name in names],
+        "systems": [label_of(boards, name) for name in names],
         "judged": [names.index(name) for name in boards[0].rows] if boards else [],
         "verdicts": VERDICTS,
         "measures": {task.name: list(map(measure, boards))},
@@ -305,8 +304,8 @@ def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes:
 def words(task: Task, boards: list[Board]) -> dict[str, str]:
     """Return the words for the template's placeholders."""
     group, _, subgroup = task.group_words
-    bars = f"by a bootstrap over questions; none if a {group} has fewer than two"
-    bars = f"cluster-robust by {clusters}" if (clusters := cluster_names(boards)) else bars
+    bars = " and ".join(dict.fromkeys(interval_words(board.systems[0]) for board in boards))
+    bars += "" if bars.startswith("Wilson") else f"; none if a {group} has fewer than two questions"
     unit = task.first_metric.unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     return {

@@ -14,7 +14,7 @@ from utils.tables.columns import MACRO, PERMUTATION, T_TEST, Comparison, column_
 from utils.tables.formats import NOT_COMPARED, Cell, Table, counted, interval_text, number, p_text, plural, signed
 from utils.tables.notes import wording_columns, wording_note
 from utils.tables.significance import ALPHA, PERMUTATIONS, RESAMPLES
-from utils.tables.system_scores import SELECTED, Board, cluster_names
+from utils.tables.system_scores import Board, cluster_names
 
 PAGE_COLUMNS = 5  # columns of means that fit on a narrow page, beside names and counts
 CLUSTERED = (
@@ -101,7 +101,7 @@ class Row:
     means: dict[str, float | None]
     counts: dict[str, int]
     label: str  # the name as shown
-    is_selected: bool  # by its scores
+    excluded: str  # see `System`
 
 
 def make_rows(boards: list[Board]) -> list[Row]:
@@ -118,14 +118,19 @@ def make_rows(boards: list[Board]) -> list[Row]:
             most = max(same, key=lambda system: len(system.asked_ids))
             its = len(most.asked_ids), most.num_unanswered, sum(most.unscored)
             counts = {head: count + one for (head, count), one in zip(counts.items(), its, strict=True)}
-        label = next((one.label for one in systems if one.label != name), name)
-        rows.append(Row(name, means, counts, label, any(one.num_selected for one in systems)))
+        label = label_of(boards, name)
+        rows.append(Row(name, means, counts, label, next((one.excluded for one in systems if one.excluded), "")))
     return rows
+
+
+def label_of(boards: list[Board], name: str) -> str:
+    """Return a row's name as shown: with what sets its system apart on any board."""
+    return next((label for board in boards if (label := board.system(name).label) != name), name)
 
 
 def best_of(rows: list[Row], column: str, lower_is_better: bool = False) -> set[str]:
     """Return the names of the rows with the best rounded mean, if at least two rows are comparable."""
-    means = {row.name: row.means[column] for row in rows if not row.is_selected}
+    means = {row.name: row.means[column] for row in rows if not row.excluded}
     shown = {name: float(number(mean)) for name, mean in means.items() if mean is not None}
     best = min if lower_is_better else max
     return {name for name, mean in shown.items() if mean == best(shown.values())} if len(shown) > 1 else set()
@@ -186,7 +191,14 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
     by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
     lines = []
     for method, names in methods.items():
-        texts = [method]
+        excluded = {by_name[name].excluded for name in names}
+        if len(excluded) > 1:
+            told = ", ".join(by_name[name].label for name in names)
+            raise UserError(
+                f"--seeds {quote(method)}: {told}: only some of these rows are comparable with other systems\n"
+                "  give them as two methods"
+            )
+        texts = [f"{method} ({''.join(excluded)})" if any(excluded) else method]
         for column in columns:
             means = [by_name[name].means[column] for name in names]
             texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}")
@@ -205,7 +217,8 @@ def shares_table(boards: list[Board]) -> Table:
         points = ((system.name, *its) for system in board.systems for its in points_of(system).items())
         for name, column, point in points:
             right = "–" if point.mean is None else str(round(point.mean * point.questions))
-            texts = [name, board.name_of(column), number(point.mean), interval_text(point.interval, number)]
+            texts = [label_of(boards, name), board.name_of(column), number(point.mean)]
+            texts.append(interval_text(point.interval, number))
             rows.append([*map(Cell, [*texts, right, str(point.questions)])])
     note = "Share: questions with score 1. Interval: Wilson's, for each share alone."
     if cluster := cluster_names(boards):
@@ -221,20 +234,23 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     suffix = " (Holm)" if any(one.is_corrected for one in comparisons) else ""
     rows = []
     for one in comparisons:
-        texts = [one.system, one.baseline, one.column, signed(one.difference), interval_text(one.interval)]
+        names = (label_of(boards, name) for name in (one.system, one.baseline))
+        texts = [*names, one.column, signed(one.difference), interval_text(one.interval)]
         texts += [p_text(one.shown_p(T_TEST)), p_text(one.shown_p(PERMUTATION))]
         rows.append([*map(Cell, [*texts, signed(one.effect_size, 2), str(one.num_questions)])])
     average = "; the average has none" if MACRO in columns_of(boards[0].task) else ""
     drawn = dict.fromkeys("swaps of the two answers" if board.metric.pooled else "sign flips" for board in boards)
-    drawn = " or ".join(drawn)
+    drawn = f"{PERMUTATIONS:,} {' or '.join(drawn)}"
+    if any(one.flips for one in comparisons):
+        drawn = "all sign flips" if all(one.flips for one in comparisons) else f"{drawn} (all, if there are fewer)"
     interval = f"Interval: bootstrap, {RESAMPLES:,} resamples."
     if cluster := cluster_names(boards):
         elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Without repeated values: {interval}"
         interval = f"{CLUSTERED.format(cluster)} Interval and t-test use it.{elsewhere}"
-        drawn += f", with all differences of a {cluster} together"
+        drawn += f", with all differences of the same {cluster} together"
     note = (
         "Difference: system minus baseline, over the questions that both have a score for. "
-        f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
+        f"{interval} Permutation test: {drawn}, two-sided. "
         f"Effect size: Cohen's d_z of the paired differences{average}."
     )
     columns = ["System", "Baseline", "Column", "Difference", "95% interval", f"t-test p{suffix}"]
@@ -242,7 +258,18 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     short = {"Difference": "Diff.", f"Permutation p{suffix}": "Perm. p", "Paired questions": "Pairs"}
     short = _short_names(boards) | short | ({f"t-test p{suffix}": "t-test p"} if suffix else {})
     described = dict.fromkeys(map(_describe_pairs, comparisons))  # two metrics may have the same description
-    return Table(columns, rows, [note, *described], num_names=3, short=short)
+    return Table(columns, rows, [note, *_too_few(comparisons), *described], num_names=3, short=short)
+
+
+def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
+    """Yield a note on the comparisons that the permutation test cannot find significant, by their least p."""
+    by_flips: dict[int, list[str]] = {}
+    for one in comparisons:
+        if one.flips and 2 / one.flips >= ALPHA:
+            by_flips.setdefault(one.flips, []).append(f"{one.system} and {one.baseline}, {one.column}")
+    for flips, names in sorted(by_flips.items()):
+        least = "1" if flips == 1 else f"at least {number(2 / flips)}"
+        yield f"{'; '.join(names)}: p of the permutation test is {least}, so no difference can be significant."
 
 
 # Notes on the tables' cells
@@ -275,7 +302,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         units, alike = ("paired questions", "all differences equal")
         if cluster:
             units, alike = (f"values of {cluster}", "no variation between them")
-        why = f"fewer than two {units} in a {comparisons[0].board.task.group_words[0]}, or {alike}"
+        why = f"fewer than two {units} in one {comparisons[0].board.task.group_words[0]}, or {alike}"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
@@ -321,7 +348,7 @@ def csv_rows(boards: list[Board], comparisons: list[Comparison], paper: Paper | 
 
 def _csv_record(row: Row, boards: list[Board], comparisons: list[Comparison], paper: Paper | None) -> dict[str, Any]:
     record = {"System": row.name, **row.means, **row.counts}
-    record |= {SELECTED.capitalize(): "yes"} if row.is_selected else {}
+    record |= {"Excluded": row.excluded} if row.excluded else {}
     for column in row.means if paper is not None else ():
         record[f"{column}: paper"] = paper.scores.get((row.name, column))
         record[f"{column}: difference to paper"] = _to_paper(row, column, paper)

@@ -241,16 +241,10 @@ def permutation_test(
 
     if not all(strata):
         return None
-    parts = [value / len(stratum) for stratum in strata for value in stratum]  # contributions to the mean over strata
-    if clusters is not None:
-        by_cluster: dict[str, list[float]] = {}
-        for part, cluster in zip(parts, chain.from_iterable(clusters), strict=True):
-            by_cluster.setdefault(cluster, []).append(part)
-        parts = [rounded(math.fsum(its)) for its in by_cluster.values()]
-    weighted = np.array([part for part in parts if part != 0])  # flipping a 0 changes nothing
+    weighted = np.array(_flipped(strata, clusters))
     sizes = np.abs(weighted)
     threshold = abs(weighted.sum()) - 1e-9 * sizes.sum()  # sums of the same floats may differ in the last bits
-    if 2 ** len(sizes) <= permutations:
+    if 2 ** len(sizes) <= permutations:  # see `all_flips`
         negative = np.arange(2 ** len(sizes))[:, None] >> np.arange(len(sizes)) & 1
         return float(np.mean(abs((1 - 2 * negative) @ sizes) >= threshold))
     rng, hits = np.random.default_rng(seed), 0
@@ -259,6 +253,23 @@ def permutation_test(
         negative = rng.binomial(counts, 0.5, size=(rows, len(values)))
         hits += int(np.count_nonzero(abs((counts - 2 * negative) @ values) >= threshold))
     return (hits + 1) / (permutations + 1)
+
+
+def _flipped(strata: Strata, clusters: Clusters | None) -> list[float]:
+    """Return what gets a sign: the contributions of questions, or of clusters, to the mean over strata, but no 0."""
+    parts = [value / len(stratum) for stratum in strata for value in stratum]
+    if clusters is not None:
+        by_cluster: dict[str, list[float]] = {}
+        for part, cluster in zip(parts, chain.from_iterable(clusters), strict=True):
+            by_cluster.setdefault(cluster, []).append(part)
+        parts = [rounded(math.fsum(its)) for its in by_cluster.values()]
+    return [part for part in parts if part != 0]  # flipping a 0 changes nothing
+
+
+def all_flips(strata: Strata, clusters: Clusters | None = None, permutations: int = PERMUTATIONS) -> int | None:
+    """Return how many flips `permutation_test` tries if it tries all; its p is then at least 2 / flips, or 1."""
+    number = len(_flipped(strata, clusters))
+    return 2**number if 2**number <= permutations else None
 
 
 def swap_test(strata: Strata, of: Of, clusters: Clusters | None = None, seed: int = 0) -> float | None:

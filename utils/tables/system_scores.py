@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from utils.benchmarks import tasks
@@ -15,7 +16,7 @@ from utils.parsing.plans import one_line
 from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
-SELECTED = "selected by score"  # put after a system's name if its responses were selected by their scores
+SELECTED = "selected by score"
 MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
@@ -45,9 +46,52 @@ class System:
         self.cluster = task.user_field if len(set(users)) < len(users) else None
         carried = (sum(one.get(name, 0) for one in files.values()) for name in CARRIED)
         self.num_truncated, self.num_selected, self.num_without_plan = carried
-        self.label = f"{name} ({SELECTED})" if self.num_selected else name
+
+    @cached_property
+    def excluded(self) -> str:
+        """Why the system gets neither bold nor daggers, in the words of its label; empty for an ordinary system."""
+        return "; ".join(dict.fromkeys(filter(None, (_excluded(path, one) for path, one in self.files.items()))))
+
+    @property
+    def label(self) -> str:
+        """The row's name as shown."""
+        label = f"{self.name} ({self.excluded})" if self.excluded else self.name
         if self.num_without_plan > MANY_WITHOUT_PLAN * len(self.entries):
-            self.label += f" ({self.num_without_plan / len(self.entries):.0%} without a plan)"
+            label += f" ({self.num_without_plan / len(self.entries):.0%} without a plan)"
+        return label
+
+
+def _excluded(path: str, scores: Scores) -> str | None:
+    """Return what the responses of a score file had at test that an ordinary system has not; None for nothing.
+
+    They are a bound only if they saw what the scorer sees, or were selected by the metric and judge of these scores.
+    """
+    origins = [origin or {} for origin in (manifest_of(path) or {}).get("answers") or []]
+    if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
+        return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
+    if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
+        return _selected(selected[0], scores, judge_of(path))
+    return SELECTED if scores.get("num_selected") else None
+
+
+def _selected(by: dict[str, Any], scores: Scores, judge: str | None) -> str:
+    which = f"{by['which']} by {by['strategy']}"
+    if by["strategy"] != strategy_in_words(scores):
+        return which
+    if by["judge"] != judge:
+        return f"{which}, another judge"
+    return f"{'upper' if by['which'] == 'best' else 'lower'} bound, {which}"
+
+
+def when_seen(origin: dict[str, Any]) -> str | None:
+    """Return when a system saw fields of the scorer, "training" or "test"; None if it saw none."""
+    return origin.get("saw", {}).get("when")
+
+
+def judge_of(path: str) -> str | None:
+    """Return the judge of a score file by the name that the user gave; None if unknown or if there was none."""
+    manifest = manifest_of(path) or {}
+    return manifest.get("arguments", {}).get("evaluator_llm") or manifest.get("settings", {}).get("judge")
 
 
 @dataclass(eq=False)
