@@ -217,7 +217,7 @@ def test_the_interval_of_a_high_share_holds_where_personas_differ_much(share):
 )
 def test_intervals_are_called_by_their_names(task, metric, users, expected):
     task = tasks()[task]
-    its = {"group": task.groups[0], "details": [{}], "answered": True, "score": 1.0}
+    its = {"group": task.groups[0], "details": [{"score": 2}], "answered": True, "score": 1.0}
     entries = [{**its, "id": str(number), "cluster": user} for number, user in enumerate(users)]
     system = System("S", task, metric, {"s.json": {"per_question_scores": entries}})
     assert interval_words(system) == expected
