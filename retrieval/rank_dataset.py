@@ -135,7 +135,8 @@ def prepare(args: Arguments) -> Command:
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
     asked = with_dates(task) if settings["use_date"] else task
     asked = with_prefixes(asked, *pooling.prefixes) if pooling else asked
-    ranked = Output(args.output_dataset_addr, settings, keys, partial(rank_records, source, output), "questions", args)
+    collect, dataset = partial(rank_records, source, output), args.input_dataset_addr
+    ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
 
     def describe() -> None:
         check_embedder(args, source, asked)

@@ -30,6 +30,7 @@ class Reply:
         body: the error's body, instead of OpenAI's object with these fields.
         thoughts: more fields of the message, in which servers return thoughts.
         reasoning_tokens: the reported number of thought tokens in the completion.
+        model: the model that answered, if it is not the one that was asked.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Reply:
     body: Any = None
     thoughts: dict[str, Any] = field(default_factory=dict)
     reasoning_tokens: int | None = None
+    model: str | None = None
 
 
 def default_reply(request: dict[str, Any]) -> Reply:
@@ -283,7 +285,7 @@ def _completion(body: dict[str, Any], reply: Reply) -> dict[str, Any]:
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 0,
-        "model": body["model"],
+        "model": reply.model or body["model"],
         "choices": [
             {
                 "index": 0,

@@ -30,11 +30,13 @@ def path(tmp_path):
     return tmp_path / "answers.json"
 
 
-def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, may_shrink=False, **args):
+def make(
+    path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, may_shrink=False, dataset=None, **args
+):
     flags = Namespace(**{"overwrite": False, "max_retries": 3, **args})
     collect = collect or (lambda pieces: [pieces[key]["value"] for key in sorted(pieces)])
     pieces = {key: pieces[key] for key in keys if key in pieces}
-    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, may_shrink)
+    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, may_shrink, dataset)
 
 
 def write(path, **more):
@@ -269,10 +271,39 @@ def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
         path = folder / "answers.json"
         seen.add(path.read_text() if path.exists() else None)
         assert is_finished(path, overwrite=True) is False  # it has none of the keys
-        make(path).open()
+        make(path, overwrite=True).open()
         if path.exists():  # with its own manifest, so that it never looks changed by hand
             assert read_manifest(path)["output_sha256"] == file_hash(path)
             assert [json.loads(path.read_text()), read_manifest(path)["settings"]] in (older, newer)
-        write(path)
+        write(path, overwrite=True)
         assert is_finished(path) is True and names_in(folder) == {"answers.json", "answers.json.manifest.json"}
     assert seen == {None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)}
+
+
+def test_another_dataset_is_refused_and_a_changed_one_is_not(tmp_path):
+    """Wherever it lies: the same file by another path, or another content under its path, is not another dataset."""
+    output, (data, other) = tmp_path / "answers.json", (tmp_path / "data.json", tmp_path / "other.json")
+    link = tmp_path / "link.json"
+    link.symlink_to(data)
+    write(output, settings={**SETTINGS, "inputs": "1"}, dataset=str(data))
+    for dataset, inputs in ((data, "2"), (link, "2"), (other, "1")):  # the last one is a copy
+        assert is_finished(output, settings={**SETTINGS, "inputs": inputs}, dataset=str(dataset)) is (inputs == "1")
+    refused = {"settings": {**SETTINGS, "inputs": "2"}, "dataset": str(other)}
+    told = f"{output}: was made from {data}, not from {other}\n  give another output, or --overwrite to replace it"
+    assert is_finished(output, **refused) == told
+    assert is_finished(output, **refused, overwrite=True) is False
+
+
+def test_what_another_process_has_finished_meanwhile_is_checked_under_the_lock(tmp_path):
+    """A process that is slow to start does not replace what it did not see."""
+    path = tmp_path / "answers.json"
+    slow, alike = make(path, settings=OTHER), make(path)
+    assert not slow.is_finished() and not alike.is_finished()
+    write(path)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match="was made with other settings"):
+        slow.open()
+    slow.close()
+    alike.open()
+    alike.close()
+    assert path.read_bytes() == before

@@ -6,6 +6,7 @@ import os
 import threading
 from argparse import Namespace
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from api_server import Reply, serve
 
 import baselines
 import evaluate_responses
+from utils import make_table
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.engines import identify_model
+from utils.generation.store import ModelStore
 from utils.models import file_hashes, hub
 from utils.models.hub import model_fingerprint
 
@@ -142,6 +145,26 @@ def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
         assert len(second.requests) - asked == NUM_QUESTIONS - 2
 
 
+def test_one_model_under_two_names_is_paid_once(output, tmp_path):
+    """The identity alone decides: of two deployments with one --model_id, and of two names of one folder."""
+    with server_with() as server:
+        assert baselines.main(words(server, output, "--limit", 2, "--model_id", "7B", model="east")) == 0
+        other, asked = tmp_path / "other.json", len(server.requests)
+        assert baselines.main(words(server, other, "--limit", 3, "--model_id", "7B", model="west")) == 0
+        assert len(server.requests) - asked == 1
+    assert [path.name.startswith("east-") for path in (tmp_path / "completions").iterdir() if path.is_dir()] == [True]
+
+
+def test_folders_that_two_names_began_at_once_are_both_read(tmp_path):
+    first, second = (ModelStore(tmp_path, name, {"model": "7B"}) for name in ("best", "checkpoint-4"))
+    second.add("1" * 32, {"text": "one"})
+    first.add("2" * 32, {"text": "two"})
+    assert len({first.folder, second.folder}) == 2
+    for name in ("best", "checkpoint-4", "last"):
+        store = ModelStore(tmp_path, name, {"model": "7B"})
+        assert [store.get(key * 32)["text"] for key in "12"] == ["one", "two"] and store.folder == first.folder
+
+
 # Servers that don't say
 
 UNSAID = {
@@ -237,4 +260,31 @@ def test_a_models_files_are_hashed_only_once(hashing, tmp_path, capsys):
     assert f"hashing the weights of {model}" in capsys.readouterr().err
     assert model_fingerprint(model) == first and len(hashing) == 2 and capsys.readouterr().err == ""
     assert model_fingerprint(save_old(tmp_path / "copy")) == first and len(hashing) == 4
-    assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 6
+    other = save_old(tmp_path / "other", b"swights")  # of the same size and time, as archives may give all files
+    os.replace(f"{other}/model.safetensors", f"{model}/model.safetensors")
+    assert model_fingerprint(model) != first and hashing[4:] == ["model.safetensors"]
+    assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 7
+
+
+# Who answered
+
+
+def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
+    """As a router's fallback; the judges of two score files are then not the same."""
+    fallback = lambda request: replace(answer(request), model="m-mini" if request["seed"] % 2 else "chat")  # noqa: E731
+    with server_with(reply=fallback) as server:
+        assert baselines.main(words(server, output)) == 0
+        mini = sum(request["seed"] % 2 for request in server.requests)
+        found = [its[0].get("answered_by") for its in json.loads(output.read_text()).values()]
+        assert 0 < mini < NUM_QUESTIONS and found.count("m-mini") == mini and found.count(None) == NUM_QUESTIONS - mini
+        assert read_manifest(output)["answered_by"] == {"m-mini": mini}
+        told = f"note: of {NUM_QUESTIONS} replies, by their own word: {mini} from m-mini, not from the model asked\n"
+        assert told in capsys.readouterr().err
+        scores = []
+        for reply in (answer, fallback):
+            server.reply, scores = reply, [*scores, tmp_path / f"{len(scores)}.json"]
+            judge = ["--evaluator_llm", "chat", "--response_addr", output, "--score_addr", scores[-1]]
+            judge += ["--completions", tmp_path / f"store {len(scores)}", "--inputs_addr", TEST]
+            assert evaluate_responses.main(["--openai", "--base_url", server.url, *map(str, judge)]) == 0
+    with pytest.raises(UserError, match=r"judged differently from .*\n  answered_by \['m-mini'\], not \[\]"):
+        make_table.main(["--system", "A", str(scores[0]), "--system", "B", str(scores[1])])

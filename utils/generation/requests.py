@@ -46,6 +46,7 @@ class Completion:
     response_format: str | None = None  # the format of FORMATS that a server took instead of the schema it refused
     refused_parameters: tuple[str, ...] = ()  # left out of the request or renamed
     system_fingerprint: str | None = None  # as the server reports it
+    answered_by: str | None = None  # the model that the reply names, if it is not the one that was asked
     reasoning: str = ""  # the thoughts
     reasoning_tokens: int | None = None  # completion tokens of the thoughts; None if unknown
     unfinished: bool = False  # whether it ends inside a thought

@@ -61,7 +61,9 @@ class ModelStore:
         """`model` is the model's name, with which the folder's name begins."""
         told = json.dumps(described, sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
-        self.folder = Path(store) / f"{name}-{hashlib.sha256(told.encode()).hexdigest()[:8]}"
+        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+        self._root, self._pattern = Path(store), f"*-{digest}"  # runs that name the model otherwise may add folders
+        self.folder = next(iter(sorted(self._root.glob(self._pattern))), self._root / f"{name}-{digest}")
         self.described = described
         self._places: dict[bytes, int] = {}  # by key, the place of the line
         self._files: list[_Lines] = []
@@ -166,7 +168,7 @@ class ModelStore:
     def _read_new(self) -> None:
         """Index the lines that other processes have added since the last read."""
         known = {file.path for file in self._files}
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in sorted(self._root.glob(f"{self._pattern}/*.jsonl"), key=lambda path: path.name):
             if path not in known:
                 check_regular(path)
                 self._files.append(_Lines(path, self.described))

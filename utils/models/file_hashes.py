@@ -10,16 +10,16 @@ from pathlib import Path
 
 from utils.cli.progress import LARGE
 
+SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # places that are read of a file whose hash is kept
 SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one tick of its file system's clock
 
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
-    key, status = _key(path), path.stat()
-    if (kept := _read().get(key)) is not None:
+    if (kept := _read().get(key := _key(path))) is not None:
         return kept
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        found, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
             _keep({**_read(), key: found})
@@ -27,13 +27,18 @@ def hash_file(path: Path) -> str:
 
 
 def is_kept(path: Path) -> bool:
-    """Return whether the hash of a file with this path, size and modification time is kept."""
+    """Return whether the hash of this file is kept."""
     return _key(path) in _read()
 
 
 def _key(path: Path) -> str:
-    status = path.stat()
-    return f"{path.resolve()}\n{status.st_size}\n{status.st_mtime_ns}"
+    """Return what tells a file from others at its place: copies and archives may keep the time of modification."""
+    with open(path, "rb") as file:
+        status, samples = os.fstat(file.fileno()), hashlib.sha256()
+        for number in range(SAMPLES):
+            samples.update(os.pread(file.fileno(), SAMPLE_BYTES, number * status.st_size // SAMPLES))
+    times = f"{status.st_mtime_ns}\n{status.st_ctime_ns}"
+    return f"{path.resolve()}\n{status.st_size}\n{times}\n{status.st_ino}\n{samples.hexdigest()}"
 
 
 def _cache() -> Path:

@@ -125,6 +125,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
             partial(collect_responses, one.records),
             "answers",
             args,
+            dataset=one.path,
         )
         for one in datasets
     ]

@@ -62,7 +62,7 @@ def answer_by_method(args: Arguments) -> int:
     shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), shown)
     settings = settings_of_method(args, task, roles)
     collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args)
+    output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args, dataset=dataset.path)
     output.is_finished()  # the method's file may have changed, so it is run in any case
     step = Step(method, lambda: asked, "answers", output.pieces)
     if args.dry_run:

@@ -113,10 +113,12 @@ def name_outputs(
         hashes = {"inputs": file_hash(one.path)}
         hashes["given_plans"] = file_hash(args.plans_addr[number]) if args.plans_addr else None
         keys, its = list(one.asked), settings | hashes | seen_by_plans(args, one.task, number)
-        answers = Output(one.output_addr, its, keys, partial(collect_responses, one.records), "answers", args)
+        answers = Output(
+            one.output_addr, its, keys, partial(collect_responses, one.records), "answers", args, dataset=one.path
+        )
         path = f"{one.output_addr}.plans.json"
         collect = partial(collect_responses, one.records, field="aspects")
-        pairs.append([answers, Output(path, its, keys, collect, "plans", args, dict(plans))])
+        pairs.append([answers, Output(path, its, keys, collect, "plans", args, dict(plans), dataset=one.path)])
     return pairs
 
 
