@@ -125,13 +125,18 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
     renamed. If the process dies before the renaming, `prepare_output` finishes it.
     """
-    writing.write_synced(staged_path(path), as_json(data))
+    with open_whole(staged_path(path)) as file:
+        file.writelines(json_chunks(data))  # as one text it would take several times its size in memory
+        file.write("\n")
     publish_staged(path, manifest)
+
+
+json_chunks = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
 
 
 def as_json(value: Any) -> str:
     """Return the text of a JSON file."""
-    return json.dumps(value, ensure_ascii=False, indent=2) + "\n"
+    return "".join(json_chunks(value)) + "\n"
 
 
 def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
