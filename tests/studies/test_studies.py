@@ -345,6 +345,14 @@ def test_the_upper_bound_has_one_row_however_many_seeds(commands_of, tmp_path):
     assert ["GRASP", "GRASP, seed 0", "GRASP, seed 1"] in commands[-1]["seeds"]
 
 
+def test_the_upper_bound_is_chosen_by_the_metric_of_the_table(commands_of):
+    """Only training samples may be judged in the cheaper way."""
+    judged = [parse(words)[1] for words in commands_of("beyond", STRATEGY="direct") if words[0].startswith("evaluate")]
+    of = {name: [its for its in judged if name in its["response_addr"][0]] for name in ("/rubric", "/train/")}
+    assert {its["strategy"] for its in of["/rubric"]} == {"aspect"}
+    assert {its["strategy"] for its in of["/train/"] if SAMPLE_FILE.search(its["response_addr"][0])} == {"direct"}
+
+
 @pytest.fixture
 def trained(small, tmp_path):
     """The same sample for a policy that is trained here, on few and short texts."""

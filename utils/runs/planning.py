@@ -167,8 +167,9 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
     counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
     found = {}
     saw = answers.settings.get("saw") or {"when": "training", "fields": []}
-    if model.saw_in_training:
-        found["saw"] = {**saw, "fields": sorted({*saw["fields"], *model.saw_in_training})}
+    if learnt := model.saw_in_training:
+        own = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
+        found["saw"] = saw | own
     publish_records(answers, device, counts, args.openai, prices_of(args), found, **model.figures)
 
 

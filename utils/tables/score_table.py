@@ -288,7 +288,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
     is_corrected = comparisons[0].is_corrected
     correction = f"Holm's correction over {tested}" if is_corrected else f"not corrected for {tested}"
     if marked:
-        baselines = list(dict.fromkeys(one.baseline for one in comparisons))
+        baselines = list(dict.fromkeys(one.board.system(one.baseline).label for one in comparisons))
         whom = baselines[0] if len(baselines) == 1 else f"each of {', '.join(baselines)}"
         daggers = any(has_dagger(comparisons, one.system, one.column) for one in comparisons)
         sign = "†: better" if daggers else "No system is better"
