@@ -36,7 +36,7 @@ from utils.tables.dataset_counts import communities_figure, read_columns
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.paper_figures import HATCHES, MARKERS, MOST_EVALUATORS, Evaluator, render_figure
-from utils.tables.system_scores import System, add_unscored_argument, read_boards
+from utils.tables.system_scores import System, add_groups_argument, add_unscored_argument, joined_by, read_boards
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,10 +76,11 @@ def build_parser() -> cli.FlagParser:
     add("--allow_partial", action="store_true",
         help="figures 2, 3, 16 and groups: allow systems that were not scored on the same questions")
     # fmt: on
+    add_groups_argument(parser)
     add_unscored_argument(parser)
     add_overwrite_argument(parser)
     for flag in dict.fromkeys(SOURCES.values()):
-        of_scores = " --allow_partial --unscored_as_zero" if flag == "--system" else ""
+        of_scores = " --allow_partial --unscored_as_zero --groups" if flag == "--system" else ""
         figures = ", ".join(figure for figure, source in SOURCES.items() if source == flag)
         is_other = lambda args, flag=flag: SOURCES[args.figure] != flag  # noqa: E731
         parser.without_effect(flag + of_scores, is_other, f"except in figure {figures}")
@@ -148,7 +149,8 @@ def check_names(figure: str, names: list[str]) -> None:
 
 def read_scored(args: argparse.Namespace) -> tuple[list[System], list[str]]:
     """Return the systems and notes on them; UserError also if no question of any system has a score."""
-    board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    joined = joined_by(args.groups)
+    board, *others = boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined)
     systems, notes = board.systems, notes_on(boards, args.unscored_as_zero)
     if others:
         path = next(iter(others[0].systems[0].files))

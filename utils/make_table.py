@@ -39,7 +39,13 @@ from utils.tables.columns import Comparison, compare
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.score_table import Paper, read_paper
-from utils.tables.system_scores import Board, add_unscored_argument, read_boards
+from utils.tables.system_scores import (
+    Board,
+    add_groups_argument,
+    add_unscored_argument,
+    joined_by,
+    read_boards,
+)
 
 SCRIPT = "utils/make_table.py"
 
@@ -49,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     names = [one_line(name) for name, *_ in args.system]
     check_arguments(args, names)
     seeds = {one_line(method): list(map(one_line, rows)) for method, *rows in args.seeds or []}
-    boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by)
+    boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined_by(args.groups))
     shares = [board for board in boards if board.metric.is_share]
     if args.intervals and not args.baseline and not shares:
         raise UserError("--intervals: nothing to compare; give --baseline")
@@ -121,6 +127,7 @@ def build_parser() -> cli.FlagParser:
     add("--by", metavar="NAME",
         help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
         "(default: by group)")
+    add_groups_argument(parser)
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv has numbers in full precision, and prints notes to stderr (%(default)s)")
     add_output_arguments(parser, "file for the table (default: stdout)")

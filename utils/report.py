@@ -146,7 +146,7 @@ def read_scores_into(sides: list[Side], datasets: Datasets) -> tuple[list[Board]
 def check_scores(system: System, datasets: Datasets) -> None:
     """Raise UserError if a system's scores are of another task, or of other questions or aspects."""
     where = ", ".join(system.files)
-    if system.task != datasets.task:
+    if system.task.name != datasets.task.name:
         raise UserError(f"{where}: has scores of {system.task.name}, but the datasets are of {datasets.task.name}")
     check_known((entry["id"] for entry in system.entries), datasets, where)
     for entry in system.entries:

@@ -19,9 +19,9 @@ from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.writing import check_writable, replace_link
 from utils.records.scores import Scores, read_scores
-from utils.tables.columns import mean_score, scored, strata_of
+from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.formats import counted
-from utils.tables.system_scores import System, check_same_content, check_same_judge
+from utils.tables.system_scores import System, check_same_content, check_same_judge, with_own_groups
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,12 +63,11 @@ def main(argv: list[str] | None = None) -> int:
 def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
     """Return each file's score as a table computes it, over the questions that all files have a score on, in words too.
 
-    The macro average is over the groups that have such questions; questions of no known group count if there are only
-    those. UserError if the files are not comparable.
+    The macro average is over the groups that have such questions. UserError if the files are not comparable.
     """
     check_same_judge(scores)
     first_addr, first = next(iter(scores.items()))
-    task = tasks()[first["task"]]
+    task, scores = with_own_groups(tasks()[first["task"]], scores)
     systems = {path: System(path, task, first["strategy"], {path: its}) for path, its in scores.items()}
     check_same_content((entry, system.files) for system in systems.values() for entry in system.entries)
     ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
@@ -81,8 +80,9 @@ def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
     found = []
     for system in systems.values():
         entries = [entry for entry in system.entries if entry["id"] in common]
-        *_, strata = strata_of(task, [entry for entry in entries if entry["group"] is not None]).values()
-        found.append(mean_score(system.metric, [stratum for stratum in strata if stratum] or [entries]))
+        strata = strata_of(task, entries)
+        average = strata.get(MACRO) or list(strata.values())[-1]
+        found.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
     return found, f"{len(common)} of {counted(len(ids[0]), 'question')} have a score in every file"
 
 

@@ -146,10 +146,6 @@ class TestNotes:
         ("questions", "more", "cells", "told"),
         [
             (scored("rpg", 1.0, 0.5), {}, ["0.7500", "2", "0"], []),
-            ([*scored("rpg", 1.0, 0.5), question("3", "hsm", 0), question("4", None, 0), question("5", ["rpg"], 0)], {},
-             ["0.7500", "2", "0"],
-             ["- Warning: 3 questions in no column, because the category is unknown for community 'hsm', None, "
-              "['rpg']; utils/benchmarks/lampqa_communities.toml lists the communities."]),
             ([question("7", "rpg", 2), question("8", "rpg", 0, answered=False)], {"num_unanswered": 1},
              ["0.5000", "2", "1"], ["- RAG: 1 question without an answer, which counts 0."]),
             ([question("1", "rpg", 2), question("7", "rpg")], {}, ["1.0000", "1", "0"],
@@ -163,6 +159,52 @@ class TestNotes:
         rows, notes = table(capsys, "--system", "RAG", path)
         assert rows["RAG"] == [cells[0], "–", "–", "–", *cells[1:], "0"]
         assert notes == [note.format(path=path) for note in told]
+
+
+class TestOwnGroups:
+    """Categories that LaMP-QA does not have are columns of their own, and all questions together are the last one."""
+
+    def test_they_follow_the_papers(self, score_file, capsys):
+        """Means by hand: 3/4, 1/2, 1/4 and 0, macro 1.5/4; all 1.0 + 0.5 + 0.5 + 0.25 + 0 + 0 of 6."""
+        own = [question("3", "ships", 1), question("4", "ice", 1, 0), question("5", None, 0), question("6", ["rpg"], 0)]
+        path = score_file("a.json", *own, *scored("rpg", 1.0, 0.5))
+        main(["--system", "RAG", path])
+        head, _, row, *notes = capsys.readouterr().out.splitlines()
+        columns = [ARTS, "ships", "ice", "(no category)", "Average (macro)", "All questions"]
+        assert head == f"| {' | '.join(['System', *columns, *COLUMNS[-3:]])} |" and not notes
+        assert row == "| RAG | 0.7500 | 0.5000 | 0.2500 | 0.0000 | 0.3750 | 0.3750 | 6 | 0 | 0 |"
+
+    def test_without_categories_there_is_one_column(self, score_file, capsys):
+        files = {name: score_file(f"{name}.json", *scored(None, *its)) for name, its in (("A", BASE), ("B", BETTER))}
+        rows, notes = table(capsys, *systems_of(files), "--baseline", "A")
+        assert rows == {"A": ["0.2500", "3", "0", "0"], "B": ["**0.6667**†", "3", "0", "0"]}
+        assert notes == ["- †: better than A (two-sided paired t-test, p < 0.05, not corrected for 1 comparison)."]
+        main([*systems_of(files), "--format", "csv"])
+        assert capsys.readouterr().out.startswith("System,All questions,Questions,")
+
+    def test_they_can_be_joined(self, score_file, capsys):
+        path = score_file("a.json", *scored("ships", 1.0, 0.5), *scored("ice", 0.0), *scored("law", 0.75, 0.25))
+        main(["--system", "RAG", path, "--groups", "Far north=ice, ships"])
+        head, _, row = capsys.readouterr().out.splitlines()
+        assert head.startswith(f"| System | {SOCIETY} | Far north | Average (macro) | All questions | Questions |")
+        assert row.startswith("| RAG | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 5 |")
+        for groups, told in (
+            (
+                ["North=ice,snow"],
+                "--groups: no question has the community 'snow'; the communities are 'ships', 'ice', 'law'",
+            ),
+            (["North=ice", "South=ice"], "--groups: 'ice' is in North and in South; give it once"),
+        ):
+            assert refusal("--system", "RAG", path, "--groups", *groups) == told
+
+    def test_daggers_are_by_these_columns(self, score_file, capsys):
+        """Differences are 1/2, 1/2 and 1/4 in both groups (`P_OF_THREE`)."""
+        files = {
+            name: score_file(f"{name}.json", *scored("ships", *its), *scored("ice", *its))
+            for name, its in (("A", BASE), ("B", BETTER))
+        }
+        rows, _ = table(capsys, *systems_of(files), "--baseline", "A")
+        assert rows["B"][:4] == ["**0.6667**†"] * 4
 
 
 class TestJudges:

@@ -32,8 +32,8 @@ from utils.benchmarks.personamem_results import (
 )
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import label_metrics
+from utils.benchmarks.task import ALL, Export, Item, Metric, Options, Output, Record, Task, Variant
 from utils.benchmarks.task import SIZES as MEASURED
-from utils.benchmarks.task import Export, Item, Metric, Options, Output, Record, Task, Variant
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.parsing import Parsed
@@ -274,7 +274,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         group_of=group_of,
         group_words=("type", "types", "topic"),
         short=dict(zip(TYPES, SHORT, strict=True)),
-        overall="All questions",
+        overall=ALL,
         user_field=PERSONA,
         divisions={"topic": (), "distance": DISTANCES},
         fields={

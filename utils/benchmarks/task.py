@@ -17,6 +17,7 @@ from utils.scoring.means import Pooled
 from utils.scoring.verdicts import Verdict, average, summarize_drawn, summarize_probability
 
 OFFICIAL = "-official"  # suffix of metrics that read a model's whole raw text by the public code's rule
+ALL = "All questions"  # a column of a table
 
 Parser = Callable[[str, bool], Parsed]  # a model's text, and whether it was cut at max_tokens
 
@@ -247,6 +248,7 @@ class Task:
     group_field: str = "group"  # the text field that `group_of` reads
     short: Mapping[str, str] = field(default_factory=dict)  # short names of groups, for a narrow page
     overall: str | None = None  # the last column, of all questions together; None: it is the mean of the groups' means
+    has_own_groups: bool = False  # `groups` are the data's, not the benchmark's: besides the mean, `ALL` is a column
     # Other divisions of the questions, for --by: the values of each in order; empty if any value is possible.
     divisions: Mapping[str, Sequence[str]] = field(default_factory=dict)
     item_words: str = "posts"  # plural noun for items

@@ -11,7 +11,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Any
 
-from utils.benchmarks.task import Metric, Task
+from utils.benchmarks.task import ALL, Metric, Task
 from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
@@ -31,7 +31,7 @@ class Point:
 
 
 def columns_of(task: Task) -> list[str]:
-    """Return the task's groups, then the average or all questions if there are several groups."""
+    """Return the task's groups, then the average, all questions, or both if there are several groups."""
     return list(strata_of(task, []))
 
 
@@ -45,7 +45,9 @@ def strata_of(
     strata = {group: [its] for group, its in by_group.items()}
     if len(by_group) > 1:
         groups = list(by_group.values())
-        strata[task.overall or MACRO] = [list(chain.from_iterable(groups))] if task.overall else groups
+        whole = [list(chain.from_iterable(groups))]
+        strata |= {task.overall: whole} if task.overall else {MACRO: groups}
+        strata |= {ALL: whole} if task.has_own_groups else {}
     return strata
 
 

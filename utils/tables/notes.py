@@ -18,7 +18,7 @@ from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
 from utils.tables.columns import MACRO, column_means, points_of
 from utils.tables.formats import counted, p_text, plural
-from utils.tables.system_scores import SELECTED, Board, System, few, when_seen
+from utils.tables.system_scores import SELECTED, Board, System, few, when_seen, with_own_groups
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -234,16 +234,14 @@ def describe_agreement(scores: Scores) -> str:
 
 def describe_average(task: Task, scores: Scores) -> str:
     """Return the macro average, or the interval of the mean over all questions; empty if undefined."""
-    system = System("", task, metric_of(task, scores)[0], {"": scores})
+    task, files = with_own_groups(task, {"": scores})
+    system = System("", task, metric_of(task, scores)[0], files)
     if task.overall is not None:
         interval = points_of(system)[task.overall].interval
         return "" if interval is None else f" (95% interval {interval[0]:.4f} to {interval[1]:.4f})"
     if (average := column_means(system).get(MACRO)) is None:
         return ""
-    one, several, _ = task.group_words
-    unplaced = len(system.entries) - len(system.questions)
-    without = f", without {counted(unplaced, 'question')} of unknown {one}" if unplaced else ""
-    return f" (macro: {average:.4f} over {len(task.groups)} {several}{without})"
+    return f" (macro: {average:.4f} over {len(task.groups)} {task.group_words[1]})"
 
 
 def describe_wins(scores: Scores) -> str:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from utils.benchmarks.task import Item, Record, Task
+from utils.benchmarks.task import ALL, Item, Record, Task
 from utils.records.contexts import Profile
 from utils.scoring.aspects import VERDICTS
 from utils.scoring.means import mean
@@ -190,7 +190,7 @@ def show_history(profile: Profile, share: float | None, given: Mapping[int, Sequ
 
 def make_index(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> Shown:
     """Return the data of the first page and the list of questions; texts are stored apart, and parsed when shown."""
-    task = datasets.task
+    task = boards[0].task if boards else datasets.task
     entries = [index_entry(sides, task, boards, record) for record in datasets.questions.values()]
     has_histories = any(history_of(question_id, datasets) for question_id in datasets.questions)
     names = [side.name for side in sides]
@@ -226,7 +226,7 @@ def score_panels(board: Board) -> list[Shown]:
     unplaced = [[entry for entry in system.entries if entry["group"] is None] for system in systems]
     asked = {entry["group"] for system in systems for entry in system.questions}
     shown = [group for group in task.groups if group in asked] + [UNKNOWN] * any(unplaced)
-    shown += columns_of(task)[-1:] * (len(task.groups) > 1)
+    shown += columns_of(task)[len(task.groups) :]
     points = [
         points_of(system) | {UNKNOWN: point_of(system, [scored(its)])}
         for system, its in zip(systems, unplaced, strict=True)
@@ -244,7 +244,7 @@ def division_panels(board: Board) -> Iterator[Shown]:
     for name in board.task.divisions:
         if all(isinstance(entry.get(name), str) for entry in entries):
             panels = score_panels(divide(board, name))
-            yield from ({**panel, "by": name} for panel in panels if panel["group"] != board.task.overall)
+            yield from ({**panel, "by": name} for panel in panels if panel["group"] != ALL)
 
 
 def heat_map(questions: list[Shown], task: Task) -> list[Shown]:
@@ -293,7 +293,7 @@ def failures(side: Side, question_id: str, boards: list[Board]) -> list[str]:
 
 def make_page(sides: list[Side], datasets: Datasets, boards: list[Board], notes: list[str]) -> str:
     """Fill the template with its data."""
-    page = fill_template(TEMPLATE, words(datasets.task, boards))
+    page = fill_template(TEMPLATE, words(boards[0].task if boards else datasets.task, boards))
     head, rest = page.split("{{index}}")
     middle, end = rest.split("{{texts}}")
     texts = enumerate(make_texts(sides, datasets, boards))
@@ -329,8 +329,8 @@ def range_words(task: Task, boards: list[Board]) -> str:
         over = "over all questions of a {}" if metric.pooled else "the mean over the questions of a {}"
         kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
-    if task.overall:
+    if task.overall or task.has_own_groups:
         parts.append("the last column is over all questions")
-    elif len(task.groups) > 1:
+    if len(task.groups) > 1 and not task.overall:
         parts.append(f"the average (macro) is the mean of the {len(task.groups)} {groups}")
     return f"Scores: {'; '.join(parts)}."

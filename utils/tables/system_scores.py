@@ -1,13 +1,14 @@
 """The systems of a table: read their score files once, and check that they are comparable."""
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from utils.benchmarks import tasks
-from utils.benchmarks.task import Task
+from utils.benchmarks.task import ALL, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.manifest import differing_names, manifest_of, settings_of, short_diff
@@ -154,9 +155,17 @@ def files_by_name(arguments: list[list[str]]) -> dict[str, list[str]]:
 
 
 def read_boards(
-    arguments: list[list[str]], unscored_as_zero: bool = False, allow_partial: bool = False, by: str | None = None
+    arguments: list[list[str]],
+    unscored_as_zero: bool = False,
+    allow_partial: bool = False,
+    by: str | None = None,
+    joined: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Board]:
-    """Read the systems of lists `[name, file, ...]`, by task and metric; UserError unless they are comparable."""
+    """Read the systems of lists `[name, file, ...]`, by task and metric; UserError unless they are comparable.
+
+    Args:
+        joined: the group of each subgroup that --groups names.
+    """
     rows = files_by_name(arguments)
     files = [path for paths in rows.values() for path in paths]
     scores = {path: read_scores(path, unscored_as_zero=unscored_as_zero) for path in files}
@@ -167,7 +176,9 @@ def read_boards(
         order = order[:1]  # of a task without a benchmark, one metric is shown
     is_alone, boards = len(order) == 1, []
     for task, name in order:
-        systems = []
+        its = {path: one for path, one in scores.items() if is_alone or one["task"] == task.name}
+        task, placed = with_own_groups(task, its, joined)
+        scores, systems = scores | placed, []
         for row, paths in rows.items():
             its = {path: scores[path] for path in paths if is_alone or _kind_of(scores[path]) == (task.name, name)}
             systems += [_make_system(row, task, name, its)] if its else []
@@ -199,6 +210,75 @@ def _make_system(name: str, task: Task, metric_name: str, files: dict[str, Score
                 )
             file_of[entry["id"]] = path
     return system
+
+
+def with_own_groups(
+    task: Task, files: Mapping[str, Scores], joined: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Task, dict[str, Scores]]:
+    """Return the task and score files, by path, in which a subgroup that the task does not know is a group of its own.
+
+    The groups are then those of the task that have questions, and the others in the order of the files. UserError if
+    `joined` (see `read_boards`) names a subgroup that no question has.
+    """
+    word, _, subword = task.group_words
+    entries = [entry for scores in files.values() for entry in scores["per_question_scores"]]
+    there = dict.fromkeys(map(_subgroup, entries))
+    if joined and task.overall:
+        raise UserError(f"--groups: not supported for {task.name}; use --by")
+    if unknown := [name for name in joined if name not in there]:
+        known = ", ".join(quote(name) for name in there if name is not None)
+        raise UserError(
+            f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {known}"
+        )
+
+    def group_of(entry: Entry) -> str:
+        name = _subgroup(entry)
+        return joined.get(name) or entry["group"] or name or (ALL if len(there) == 1 else f"(no {word})")
+
+    found = dict.fromkeys(map(group_of, entries))
+    if task.overall or found.keys() <= set(task.groups):
+        return task, dict(files)
+    known = [group for group in task.groups if group in found]
+    groups = (*known, *(group for group in found if group not in known))
+    placed = {
+        path: {**its, "per_question_scores": [{**one, "group": group_of(one)} for one in its["per_question_scores"]]}
+        for path, its in files.items()
+    }
+
+    def place_of(record: dict[str, Any]) -> dict[str, str | None]:
+        place = task.group_of(record)
+        group = group_of(place)
+        return {**place, "group": group if group in groups else None}
+
+    return replace(task, groups=groups, has_own_groups=True, group_of=place_of), placed
+
+
+def _subgroup(entry: Entry) -> str | None:
+    name = entry.get("subgroup")
+    return one_line(name) if isinstance(name, str) and name.strip() else None
+
+
+def add_groups_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the flag --groups, with a value for `read_boards`."""
+    what = "columns that join LaMP-QA's communities, or categories of your own (default: one per category)"
+    parser.add_argument("--groups", nargs="+", type=_group, default=[], metavar="NAME=A,B,...", help=what)
+
+
+def _group(text: str) -> tuple[str, list[str]]:
+    name, sign, names = text.partition("=")
+    if not (sign and name.strip() and all(map(str.strip, names.split(",")))):
+        raise argparse.ArgumentTypeError(f"{quote(text)} is not NAME=A,B,...")
+    return one_line(name), list(map(str.strip, names.split(",")))
+
+
+def joined_by(groups: list[tuple[str, list[str]]]) -> dict[str, str]:
+    """Return the group of each name in --groups; UserError if one is in two."""
+    found: dict[str, str] = {}
+    for group, names in groups:
+        for name in names:
+            if found.setdefault(name, group) != group:
+                raise UserError(f"--groups: {quote(name)} is in {found[name]} and in {group}; give it once")
+    return found
 
 
 def divide(board: Board, name: str) -> Board:
