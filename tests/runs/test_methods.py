@@ -16,12 +16,13 @@ from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_ge
 import baselines
 import evaluate_responses
 from utils import download_datasets, make_table
+from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.thinking import OPENAI_TOKENS
 from utils.records.responses import refuse_gaps
-from utils.runs.methods import Method
+from utils.runs.methods import HiddenFieldError, Method, Question
 
 
 def test_two_calls_per_question(runs, capsys):
@@ -266,8 +267,33 @@ async def answer(record, ask):
 """)
     assert runs.run(code=1) == 0
     assert "HiddenFieldError: record[" in (errors := capsys.readouterr().err)
-    assert "only the scorer may see it; a method sees id, task, question, profile" in errors
+    assert "only the scorer may see it; a method sees id, question, category, profile" in errors
     assert runs.answers == {}
+
+
+def test_a_method_sees_all_other_fields_and_whole_posts(runs, tmp_path):
+    """Whatever the dataset has: an author, a date, a country."""
+    records = [{**record, "country": "Chile", "date": "2020-05-01"} for record in json.loads(SAMPLE.read_text())]
+    for record in records:
+        record["profile"] = [{**post, "date": "2019"} for post in record["profile"]]
+    (tmp_path / "data.json").write_text(json.dumps(records))
+    runs.write("""
+async def answer(record, ask):
+    assert "rubric_aspects" not in list(record) and len(record) == len(dict(record)) and record.get("city") is None
+    dates = {post["date"] for post in record["profile"]}
+    return f"{record['country']} {record['date']} {record['category']} {dates <= {'2019'}}"
+""")
+    runs.run("--inputs_addr", tmp_path / "data.json")
+    expected = [f"Chile 2020-05-01 {record['category']} True" for record in records]
+    assert [its[0]["output"] for its in runs.answers.values()] == expected
+
+
+def test_annotations_of_the_evidence_are_hidden_too():
+    record = {"id": "1", "question": "Q", "persona_id": "7", "topic": "books", "target": "a", "group": "g"}
+    record |= {"question_type": "g", "distance_to_ref_in_tokens": "5", "profile": {}}
+    assert [*Question(record, tasks()["PersonaMem-32k"])] == ["id", "question", "persona_id", "topic", "profile"]
+    with pytest.raises(HiddenFieldError):
+        Question(record, tasks()["PersonaMem-32k"])["group"]
 
 
 @pytest.mark.parametrize(
@@ -490,3 +516,21 @@ def test_with_an_api_a_folder_is_no_further_model(runs, tmp_path):
     address = f"critic={tmp_path}@{runs.server.url},api_key_addr={runs.folder / 'key.txt'},model_id=x"
     runs.run("--model", address)  # a server may call a model by its folder
     assert {request["model"] for request in runs.server.requests} == {"some-model", str(tmp_path)}
+
+
+def test_another_setting_is_refused_and_a_changed_file_is_told(runs, capsys):
+    """--set decides the answers as --temperature does; the file may change, and only what it asks anew is paid for."""
+    runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"])'))
+    runs.run("--set", "tokens=64")
+    before, _ = runs.answers, capsys.readouterr()
+    with pytest.raises(UserError, match=r"was made with other settings: set: tokens: \"64\", now \"32\"\n"):
+        runs.run("--set", "tokens=32")
+    assert runs.run("--set", "tokens=64") == 0 and "has changed" not in capsys.readouterr().err
+    runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"])') + "\n# a comment\n")
+    assert runs.run("--set", "tokens=64") == 0 and runs.answers == before
+    calls = 2 * len(IDS)
+    assert f"mine.py has changed: 0 of {calls} completions were requested again\n" in capsys.readouterr().err
+    runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"]), temperature=0.5'))
+    asked = runs.run("--set", "tokens=64")  # the summaries anew, and the answers to those that differ
+    assert len(IDS) <= asked <= calls
+    assert f"mine.py has changed: {asked} of {calls} completions were requested again\n" in capsys.readouterr().err

@@ -41,6 +41,7 @@ OTHERS = {
     "--max_tokens_plan": None,  # needs a planner: test_planpers.py
     "--method": None,  # tests/runs
     "--show_fields": None,  # needs --method
+    "--set": None,  # likewise
     "--trim_items": None,  # LaMP-QA's posts are whole
     "--unit": None,
     "--ranker": ["recency"],

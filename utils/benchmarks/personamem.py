@@ -70,6 +70,8 @@ QUESTION_COLUMNS = ("user_question_or_message", "question")  # the second in old
 READ_COLUMNS = ("question_id", "question_type", *QUESTION_COLUMNS, "correct_answer", "all_options")
 PLACE_COLUMNS = ("shared_context_id", "end_index_in_shared_context")
 NEEDED_COLUMNS = (PERSONA, "question_id", "question_type", "correct_answer", "all_options", *PLACE_COLUMNS)
+ANNOTATIONS = ("group", "question_type", "distance_to_ref_in_blocks", TOKENS, "num_irrelevant_tokens",
+               "distance_to_ref_proportion_in_context")  # fmt: skip
 CARD = "system"  # the role of messages with the persona card; each opens a session
 
 _PREFIX = re.compile(r"\s*\(([a-dA-D])\)\s*")
@@ -276,6 +278,7 @@ def make_task(size: str, questions: int, length: int) -> Task:
         short=dict(zip(TYPES, SHORT, strict=True)),
         overall=ALL,
         user_field=PERSONA,
+        annotations=ANNOTATIONS,
         divisions={"topic": (), "distance": DISTANCES},
         fields={
             "profile": Reference,

@@ -108,6 +108,7 @@ def make_task(size: str) -> Task:
         "convert": partial(convert, size),
         "published": lambda: {"": [LinkedHistories(*about)]},
     }
+    own |= {"annotations": (*personamem.ANNOTATIONS, "pref_type", f"distance_from_related_snippet_to_query_{size}")}
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
     return replace(base, **own, metrics={"accuracy": base.metrics["accuracy"]})
 

@@ -201,6 +201,7 @@ class Task:
     # Returns (name, text) pairs that only the scorer may see, so a profile must not contain them. The record may be
     # unchecked.
     hidden: Callable[[Record], Iterable[tuple[str, str]]] = lambda record: ()
+    annotations: tuple[str, ...] = ()  # fields besides those of the metrics that no system may see
     # Returns the record for a question of the benchmark's own files, whose `output` is the right answer, if known.
     # Raises UserError, beginning with the second argument. None: the files already hold records.
     convert: Callable[[dict[str, Any], str], Record] | None = None
@@ -289,6 +290,11 @@ class Task:
         If no metric matches, return all names.
         """
         return [name for name in self.metrics if name.endswith(OFFICIAL) is official] or list(self.metrics)
+
+    @property
+    def hidden_fields(self) -> set[str]:
+        """The fields that only the scorer may see."""
+        return (self.fields_for(self.metrics) - {self.user_field}) | {*self.annotations}
 
     @property
     def first_metric(self) -> Metric:

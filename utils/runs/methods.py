@@ -31,7 +31,6 @@ from utils.runs.ask import Ask
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
-VISIBLE = ("id", "task", "question", "profile")  # fields of a record that a method sees
 LONGEST = 500  # characters of an error that are shown
 COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
     "unusable": lambda call: call["value"] is None,
@@ -47,11 +46,14 @@ class HiddenFieldError(Exception):
 
 
 class Question(Mapping):
-    """A record as a method sees it: `record["question"]`, `record["profile"]` (best first, if ranked)."""
+    """A record as a method sees it: all its fields but those that only the scorer may see.
+
+    `record["question"]`, `record["profile"]` (best first, if ranked), and whatever else the dataset has.
+    """
 
     def __init__(self, record: Record, task: Task, shown: Sequence[str] = ()):
-        """`shown` are further fields that the method sees (--show_fields)."""
-        self._record, self._task, self._visible = record, task, (*VISIBLE, *shown)
+        """`shown` are fields of the scorer that the method sees (--show_fields)."""
+        self._record, self._task, self._hidden = record, task, task.hidden_fields.difference(shown)
         self._copies: dict[str, Any] = {}
 
     def best(self, number: int) -> list[str] | History:
@@ -59,17 +61,16 @@ class Question(Mapping):
         return self._task.best_items(self._record, number)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._visible:
-            seen = ", ".join(self._visible)
+        if name in self._hidden:
             raise HiddenFieldError(
-                f"record[{name!r}]: only the scorer may see it; a method sees {seen} (--show_fields)"
+                f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)} (--show_fields)"
             )
         if name not in self._copies:  # a method that changes the value would ask otherwise on a second run
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._visible if name in self._record)
+        return (name for name in self._record if name not in self._hidden)
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -17,7 +17,7 @@ from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
-from utils.files.manifest import file_hash, without_password
+from utils.files.manifest import file_hash, read_manifest, without_password
 from utils.files.output import Output
 from utils.generation.calls import count_unfinished, describe_cost, describe_counts, describe_records, prices_of
 from utils.generation.completions import NotStoredError
@@ -64,6 +64,7 @@ def answer_by_method(args: Arguments) -> int:
     collect = partial(collect_responses, dataset.records)
     output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args, dataset=dataset.path)
     output.is_finished()  # the method's file may have changed, so it is run in any case
+    made = (read_manifest(output.path) or {}).get("method_sha256")
     step = Step(method, lambda: asked, "answers", output.pieces)
     if args.dry_run:
         code = describe_first_calls(step, shared)
@@ -72,7 +73,7 @@ def answer_by_method(args: Arguments) -> int:
 
     with writing([output]):
         device, [run] = run_steps([step], shared)
-        publish_answers(args, task, output, run, device)
+        publish_answers(args, task, output, run, device, made)
     report_shard(args, args.output_addr)
     unread = [name for name in shared.settings if name not in shared.settings_read]
     if unread and output.pieces:  # a record that failed may not have come to read it
@@ -83,7 +84,7 @@ def answer_by_method(args: Arguments) -> int:
 
 def check_shown(shown: Sequence[str], task: Task) -> None:
     """Raise UserError if --show_fields names anything but fields that only the scorer sees."""
-    hidden = task.fields_for(task.metrics)
+    hidden = task.hidden_fields
     if unknown := [name for name in shown if name not in hidden]:
         raise UserError(
             f"--show_fields {unknown[0]}: the fields of {task.name} for the scorer are {', '.join(sorted(hidden))}"
@@ -124,7 +125,7 @@ def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
 
 
 def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
-    """Return the settings of the answers, without the method's code and its --set, which may change."""
+    """Return the settings of the answers, without the method's code, which may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
     learnt = sorted({name for role in roles.values() for name in role.model.saw_in_training})
     saw = {"when": "training", "fields": learnt}
@@ -137,6 +138,7 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
         "models": {name: role.model.identity for name, role in roles.items()},
         "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
+        "set": dict(args.set or []),
         **({"saw": saw} if saw["fields"] else {}),
     }
 
@@ -147,8 +149,13 @@ def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, 
     return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
 
 
-def publish_answers(args: Arguments, task: Task, output: Output, run: Run, device: str | None) -> None:
-    """Write the response file and its manifest, and print a summary; a shard writes nothing."""
+def publish_answers(
+    args: Arguments, task: Task, output: Output, run: Run, device: str | None, made: str | None
+) -> None:
+    """Write the response file and its manifest, and print a summary; a shard writes nothing.
+
+    `made` is the hash of the method's file that the replaced output was made with, if there was one.
+    """
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
     pieces, calls = list(output.pieces.values()), list(chain.from_iterable(run.calls.values()))
@@ -161,8 +168,10 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     made |= count_unfinished(pieces)
     by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
     cost = cost_of(by_role, roles)
+    digest = file_hash(run.step.method.path)
     is_written = output.publish(
         device,
+        method_sha256=digest,
         batch_invariant=batch_invariance(device, args.openai),
         counts=counts,
         completions={"requested": requested, "from_store": reused},
@@ -174,6 +183,9 @@ def publish_answers(args: Arguments, task: Task, output: Output, run: Run, devic
     )
     if not is_written:
         return
+    if made not in (None, digest):
+        told = f"{requested} of {requested + reused} completions were requested again"
+        print(f"note: {run.step.method.path} has changed: {told}", file=sys.stderr)
     told = describe_counts(counts)
     for role, its in by_role.items():
         told += f"; {its['unusable']} of {its['num_calls']} calls of {role} unusable" if its.get("unusable") else ""
@@ -241,7 +253,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         help="fields that only the scorer should see and --method may read, to make training data; tables call its "
         "scores an upper bound (default: none)")
     # fmt: on
-    parser.decides_nothing("--set --model", "a method is run in any case, and its file may change too")
+    parser.decides_nothing("--model", "the settings have the models' identities")
     parser.without_effect(
         "--rag --choose --trim_items",
         lambda args: args.method is not None,
