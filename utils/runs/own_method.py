@@ -64,7 +64,7 @@ def answer_by_method(args: Arguments) -> int:
     collect = partial(collect_responses, dataset.records)
     output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args, dataset=dataset.path)
     output.is_finished()  # the method's file may have changed, so it is run in any case
-    made = (read_manifest(output.path) or {}).get("method_sha256")
+    earlier = (read_manifest(output.path) or {}).get("method_sha256")
     step = Step(method, lambda: asked, "answers", output.pieces)
     if args.dry_run:
         code = describe_first_calls(step, shared)
@@ -73,7 +73,7 @@ def answer_by_method(args: Arguments) -> int:
 
     with writing([output]):
         device, [run] = run_steps([step], shared)
-        publish_answers(args, task, output, run, device, made)
+        publish_answers(args, task, output, run, device, earlier)
     report_shard(args, args.output_addr)
     unread = [name for name in shared.settings if name not in shared.settings_read]
     if unread and output.pieces:  # a record that failed may not have come to read it
@@ -150,11 +150,11 @@ def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, 
 
 
 def publish_answers(
-    args: Arguments, task: Task, output: Output, run: Run, device: str | None, made: str | None
+    args: Arguments, task: Task, output: Output, run: Run, device: str | None, earlier: str | None
 ) -> None:
     """Write the response file and its manifest, and print a summary; a shard writes nothing.
 
-    `made` is the hash of the method's file that the replaced output was made with, if there was one.
+    `earlier` is the hash of the method's file that the replaced output was made with, if there was one.
     """
     responses = output.content()
     counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
@@ -183,7 +183,7 @@ def publish_answers(
     )
     if not is_written:
         return
-    if made not in (None, digest):
+    if earlier not in (None, digest):
         told = f"{requested} of {requested + reused} completions were requested again"
         print(f"note: {run.step.method.path} has changed: {told}", file=sys.stderr)
     told = describe_counts(counts)
