@@ -24,7 +24,7 @@ from utils.files.derived_files import add_overwrite_argument, prepare_derived, p
 from utils.files.json_files import read_json
 from utils.files.manifest import file_hash, settings_of
 from utils.records.datasets import read_dataset
-from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses
+from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses, refuse_other_questions
 from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
@@ -99,6 +99,8 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
             is_plans = kinds[path] == "plans"
             content = read_plans(path) if is_plans else read_responses(path, datasets.task)
             check_known(content, datasets, path)
+            if not is_plans:
+                refuse_other_questions(path, content, datasets.questions.values())
             add_new(side.plans if is_plans else side.responses, content, path)
             if not is_plans and Path(path).suffix != TABLE:  # a CSV file does not name its dataset
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))

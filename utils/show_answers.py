@@ -15,7 +15,7 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
-from utils.records.responses import read_responses
+from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import read_scores
 from utils.scoring.aspects import in_words
 
@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     records = read_dataset(args.inputs_addr)
     questions = {record["id"]: record["question"] for record in records}
     responses = read_responses(args.response_addr, task_of(args.inputs_addr, records))
+    refuse_other_questions(args.response_addr, responses, records)
     entries = read_scores(args.score_addr)["per_question_scores"][: args.num_questions]
     for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:

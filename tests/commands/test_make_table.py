@@ -161,6 +161,20 @@ class TestNotes:
         assert notes == [note.format(path=path) for note in told]
 
 
+def test_means_of_partly_scored_systems_are_over_the_common_questions(score_file, capsys):
+    """Alone, A would have 2/3 and B 1/2; over the two questions that both have, A has 1/2."""
+    files = {
+        "A": score_file("a.json", *scored("rpg", 1.0, 0.0, 1.0)),
+        "B": score_file("b.json", *scored("rpg", 0.5, 0.5)),
+    }
+    rows, notes = table(capsys, *systems_of(files), "--allow_partial")
+    assert [rows[name][0] for name in "AB"] == ["**0.5000**"] * 2 and [rows[name][-3] for name in "AB"] == ["2", "2"]
+    assert notes == ["- Means are over the 2 questions that were scored for all systems: B lacks 1 of 3."]
+    other = score_file("c.json", question("9", "rpg", 2))
+    _, notes = table(capsys, "--system", "A", files["A"], "--system", "C", other, "--allow_partial")
+    assert "- Warning: no question was scored for all systems, so their numbers are not comparable: " in notes[0]
+
+
 class TestOwnGroups:
     """Categories that LaMP-QA does not have are columns of their own, and all questions together are the last one."""
 

@@ -96,8 +96,8 @@ def test_an_output_is_published_with_its_runs_figures(path):
 
 def test_a_complete_output_of_this_command_is_finished(path, capsys):
     write(path)
-    for overwrite in (False, True):
-        assert is_finished(path, overwrite=overwrite) is True
+    assert is_finished(path) is True
+    assert is_finished(path, overwrite=True) is False  # it is made again, whatever the manifest says
     assert is_finished(path, keys=list(reversed(PIECES)), max_retries=0) is True
     assert is_finished(path, settings={**SETTINGS, "num_beams": 4}) is True  # found out by a run
     assert is_finished(path, max_retries=4) is False  # more tries for unusable pieces

@@ -13,6 +13,7 @@ from utils.records.responses import (
     collect_responses,
     count_responses,
     match_responses,
+    question_hash,
     read_plans,
     read_responses,
     refuse_gaps,
@@ -224,10 +225,17 @@ def test_responses_are_put_together_in_the_datasets_order():
         ("q1", 0): {"value": None, "reason": "refused"},
         ("q2", 0): {"value": "first", "parsed": "repaired"},
     }
-    responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
+    asked = {f"q{number}": {"question_hash": question_hash({"question": str(number)})} for number in (1, 2, 3)}
+    responses = collect_responses([{"id": f"q{number}", "question": str(number)} for number in (1, 2, 3)], answers)
     assert list(responses.items()) == [
-        ("q1", [{"output": None, "reason": "refused"}]),
-        ("q2", [{"output": "first", "parsed": "repaired"}, {"output": "second", "parsed": "strict"}]),
+        ("q1", [{"output": None, "reason": "refused", **asked["q1"]}]),
+        (
+            "q2",
+            [
+                {"output": "first", "parsed": "repaired", **asked["q2"]},
+                {"output": "second", "parsed": "strict", **asked["q2"]},
+            ],
+        ),
     ]
     assert answers["q1", 0] == {"value": None, "reason": "refused"}  # the pieces stay as they are
 
@@ -240,7 +248,7 @@ def test_a_missing_response_is_not_replaced_by_another():
         ("q3", 0): {"value": "f"},
     }
     responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
-    assert responses == {"q1": [{"output": "a"}], "q3": [{"output": "f"}]}
+    assert {key: [one["output"] for one in its] for key, its in responses.items()} == {"q1": ["a"], "q3": ["f"]}
 
 
 def test_a_response_file_with_gaps_is_refused(tmp_path):
@@ -329,7 +337,8 @@ def test_allow_partial_leaves_out_questions_without_a_response():
         (["q0", "q1"], False, [ONLY_A_PART, "  8 questions without a response: 'q2', 'q3', 'q4', 'q5', 'q6', ..."]),
         (DATASET_IDS[:9], False, [ONLY_A_PART, "  1 questions without a response: 'q9'"]),
         ([], True, [NOT_THE_DATASET, "  10 questions without a response: 'q0', 'q1', 'q2', 'q3', 'q4', ..."]),
-        ([*DATASET_IDS, "x"], True, [NOT_THE_DATASET, "  1 responses without a question in the dataset: 'x'"]),
+        ([*DATASET_IDS, "x"], True, ["r.json: 'x' is not in the dataset; remove it, or give its dataset"]),
+        (["q1", "x", "y"], True, ["r.json: 'x', 'y' are not in the dataset; remove them, or give its dataset"]),
         (
             [f"x{i}" for i in range(6)],
             False,
@@ -340,10 +349,23 @@ def test_allow_partial_leaves_out_questions_without_a_response():
             ],
         ),
     ],
-    ids=["a part", "all but one", "none", "one foreign", "all foreign"],
+    ids=["a part", "all but one", "none", "one foreign", "two foreign", "all foreign"],
 )
 def test_ids_that_do_not_match(response_ids, allow_partial, lines):
     assert message(match, DATASET_IDS, response_ids, allow_partial) == "\n".join(lines)
+
+
+@pytest.mark.parametrize("allow_partial", [False, True])
+def test_answers_to_another_wording_are_refused(allow_partial):
+    """A question that changed under its id, or its options; answers that do not say what was asked are taken."""
+    old = [{"id": key, "question": f"Why {key}?", "options": ["a", "b"]} for key in ("q1", "q2", "q3")]
+    responses = collect_responses(old, {(record["id"], 0): {"value": "a"} for record in old})
+    new = [{**old[0], "question": "Why not?"}, {**old[1], "options": ["b", "a"]}, old[2]]
+    told = message(match_responses, new, responses, "r.json", ["q1", "q2", "q3"], allow_partial)
+    assert told.startswith("r.json: answers other questions than the dataset's with the same ids: 'q1', 'q2'\n")
+    for its in responses.values():
+        del its[0]["question_hash"]
+    assert match_responses(new, responses, "r.json", ["q1", "q2", "q3"], allow_partial) == new
 
 
 # Half a character: JSON can hold one as an escape, no file or tokenizer can

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ from tiny_t5 import save_tiny_t5
 from retrieval.profiles import draw_owners, random_cycle
 from retrieval.rank_dataset import main
 from utils.cli import UserError
+from utils.files.manifest import refuse_unranked
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -381,3 +384,19 @@ def test_damaged_prefixes(encoder, damaged):
     (encoder / "config_sentence_transformers.json").write_text(damaged)
     with pytest.raises(UserError, match=r"config_sentence_transformers\.json: damaged\n  repair it$"):
         rank_by(encoder)
+
+
+def test_a_ranking_older_than_its_dataset_is_told_where_it_is_read(tmp_path, capsys):
+    data, ranked = tmp_path / "data.json", tmp_path / "ranked.json"
+    record = {"id": "1", "question": "Why?", "profile": [{"id": "p", "text": "A post."}]}
+    data.write_text(json.dumps([record]))
+    words = ["--ranker", "bm25", "--input_dataset_addr", str(data), "--output_dataset_addr", str(ranked)]
+    assert main(words) == 0
+    os.utime(data, (time.time() + 5, time.time() + 5))
+    capsys.readouterr()
+    refuse_unranked(ranked, False)
+    assert capsys.readouterr().err == ""  # the same content
+    data.write_text(json.dumps([record | {"question": "How?"}]))
+    os.utime(data, (time.time() + 5, time.time() + 5))
+    refuse_unranked(ranked, False)
+    assert capsys.readouterr().err == f"note: {ranked}: was ranked before {data} changed; rank it again\n"

@@ -1,5 +1,6 @@
 """baselines.py with the real openai client and a loopback server."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from utils.cli import UserError
 from utils.generation.chat import APIChat
 from utils.generation.model import Policy
 from utils.parsing.answers import ANSWER_SCHEMA
+from utils.records.responses import question_hash
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -98,26 +100,30 @@ def test_fields_of_an_answer(server, flags, output):
     data = write_json(output.parent.parent / "data.json", [make_question(1, extra="kept by us, sent to nobody")])
     messages = load_prompt("lampqa/no_personalization").messages(question="Question number 1?")
     words = sum(len(message["content"].split()) for message in messages)
-    assert run(flags, output, data=data) == {
-        "q1": [
-            {
-                "output": "Because of the rain.",
-                "num_contexts_used": 0,
-                "num_contexts_dropped": 0,
-                "context_cut": False,
-                "raw": '{"personalized_answer": "Because of the rain."}',
-                "parsed": "strict",
-                "truncated": False,
-                "finish_reason": "stop",
-                "attempts": 1,
-                "constrained": False,
-                "temperature": 0.1,
-                "prompt_tokens": words,  # the server counts words
-                "cached_tokens": words // 2,
-                "completion_tokens": 5,
-            }
-        ]
-    }
+    assert (
+        run(flags, output, data=data)
+        == {
+            "q1": [
+                {
+                    "output": "Because of the rain.",
+                    "num_contexts_used": 0,
+                    "num_contexts_dropped": 0,
+                    "context_cut": False,
+                    "raw": '{"personalized_answer": "Because of the rain."}',
+                    "parsed": "strict",
+                    "truncated": False,
+                    "finish_reason": "stop",
+                    "attempts": 1,
+                    "constrained": False,
+                    "temperature": 0.1,
+                    "prompt_tokens": words,  # the server counts words
+                    "cached_tokens": words // 2,
+                    "completion_tokens": 5,
+                    "question_hash": hashlib.sha256(b'["Question number 1?", null]').hexdigest()[:16],
+                }
+            ]
+        }
+    )
 
 
 def test_manifest(server, flags, output, monkeypatch):
@@ -221,7 +227,7 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
     assert (
         f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     )
-    run(flags, output, "--max_retries", 1, "--overwrite")  # message of a run that has nothing to do
+    run(flags, output, "--max_retries", 1)  # message of a run that has nothing to do
     assert capsys.readouterr() == (f"{output}: already finished, left alone\n", told)
     server.reply, asked = lambda request: answer("Yes."), len(server.requests)
     assert sum(found["output"] is None for [found] in run(flags, output, "--max_retries", 2).values()) == 2
@@ -367,5 +373,6 @@ def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output,
         question=records[0]["question"], profile=f"{posts[0]['text']}\n\n{posts[1]['text']}"
     )
     assert [request["messages"] for request in server.requests] == [expected]
-    assert answers["q2"] == [{"output": None, "reason": "the prompt is longer than the model takes"}]
+    told = {"output": None, "reason": "the prompt is longer than the model takes"}
+    assert answers["q2"] == [told | {"question_hash": question_hash(records[1])}]
     assert "3 posts left out for length" in capsys.readouterr().out

@@ -248,8 +248,13 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def refuse_unranked(path: str | Path, unranked: bool) -> None:
-    """Raise UserError if a dataset is not ranked; with --unranked, print a note instead."""
-    if "ranker" in noted_settings(path):
+    """Raise UserError if a dataset is not ranked; with --unranked, print a note instead. Also note an old ranking."""
+    made = read_manifest(path) or {"settings": {}}
+    if "ranker" in made["settings"]:
+        data = Path(made.get("dataset", path))
+        is_newer = data.is_file() and data.stat().st_mtime > Path(path).stat().st_mtime
+        if is_newer and file_hash(data) != made["settings"].get("inputs") and is_first_process():
+            print(f"note: {path}: was ranked before {data} changed; rank it again", file=sys.stderr)
         return
     problem = f"{path}: not ranked: it has no manifest by retrieval/rank_dataset.py"
     if not unranked:

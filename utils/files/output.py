@@ -84,8 +84,9 @@ class Output:
     def is_finished(self) -> bool:
         """Return whether this command has finished the file. Changes nothing on disk, so a dry run may call it.
 
-        The file is unfinished if an input has changed, if a server failed on part of it, or if some pieces are unusable
-        and --max_retries is higher now. It is then made again; only completions missing from the store are requested.
+        The file is unfinished with --overwrite, if an input has changed, if a server failed on part of it, or if some
+        pieces are unusable and --max_retries is higher now. It is then made again; only completions missing from the
+        store are requested.
 
         Raises:
             UserError: the file cannot be written, or another process is writing it. Without --overwrite, also if it was
@@ -112,7 +113,7 @@ class Output:
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        is_finished = is_alike and is_whole and has_tried and not is_interrupted(path)
+        is_finished = is_alike and is_whole and has_tried and not (overwrite or is_interrupted(path))
         if not (is_finished or overwrite):
             self._check(made)
         return is_finished

@@ -23,7 +23,7 @@ from utils.files.manifest import folder_settings, noted_settings
 from utils.generator.encoder_decoder import TARGET_TOKENS
 from utils.generator.examples import Lesson
 from utils.records.leaks import find_leaks
-from utils.records.responses import are_answered, read_responses
+from utils.records.responses import are_answered, read_responses, refuse_other_questions
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,9 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     """Return the first response to each answered question; UserError if a question is not in the dataset."""
     if path is None:
         return None
-    found = {key: its[0] for key, its in read_responses(path, task).items() if all(are_answered([its[0]["output"]]))}
+    responses = read_responses(path, task)
+    refuse_other_questions(path, responses, records)
+    found = {key: its[0] for key, its in responses.items() if all(are_answered([its[0]["output"]]))}
     if foreign := found.keys() - {record["id"] for record in records}:
         raise UserError(
             f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"

@@ -5,6 +5,8 @@ A response file is `{question id: [{"output": text or null, ...}, ...]}`, a file
 also read: CSV files, if a benchmark's public code writes them, and LaMP's own format.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,14 +32,35 @@ def collect_responses(
     """Return the response file's content from answers by (question id, output number), in the dataset's order.
 
     A question keeps its answers up to the first missing one, so that the i-th stays the i-th. With `field` "aspects",
-    the content is that of a file of plans.
+    the content is that of a file of plans; an answer also has the hash of its question.
     """
+    hashes = {record["id"]: {"question_hash": question_hash(record)} for record in records} if field == "output" else {}
     responses: dict[str, list[dict[str, Any]]] = {record["id"]: [] for record in records}
     for question_id, number in sorted(answers, key=lambda key: key[1]):
         if number == len(responses[question_id]):
             answer = dict(answers[question_id, number])
-            responses[question_id].append({field: answer.pop("value"), **answer})
+            responses[question_id].append({field: answer.pop("value"), **answer, **hashes.get(question_id, {})})
     return {question_id: outputs for question_id, outputs in responses.items() if outputs}
+
+
+def question_hash(record: dict[str, Any]) -> str:
+    """Return a hash of what was asked: the question and its options."""
+    asked = [record.get("question"), record.get("options")]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:16]
+
+
+def refuse_other_questions(path: str | Path, responses: dict[str, Any], records: Iterable[dict[str, Any]]) -> None:
+    """Raise UserError if responses answer another wording of their question, as from an older dataset."""
+    differing = [
+        record["id"]
+        for record in records
+        if (known := (responses.get(record["id"]) or [{}])[0].get("question_hash")) and known != question_hash(record)
+    ]
+    if differing:
+        raise UserError(
+            f"{path}: answers other questions than the dataset's with the same ids: {first_five(differing)}\n"
+            "  the dataset has changed since: rank it again if it is ranked, and answer it again"
+        )
 
 
 def count_responses(responses: dict[str, list[dict[str, Any]]], item_words: str = "posts") -> dict[str, int]:
@@ -134,14 +157,19 @@ def match_responses(
 ) -> list[dict[str, Any]]:
     """Return those of `questions` that have a response.
 
-    UserError if a question has no response, or a response's id is not in the dataset; the error names the first five
-    of each and the remedy. With `allow_partial`, questions may lack a response, but not all of them.
+    UserError if a question has no response, a response's id is not in the dataset, or a response is to another
+    question with the same id; the error names the first five and the remedy. With `allow_partial`, questions may lack a
+    response, but not all of them.
     """
+    refuse_other_questions(path, responses, questions)
     known = set(dataset_ids)
     missing = [question["id"] for question in questions if question["id"] not in responses]
     foreign = [question_id for question_id in responses if question_id not in known]
     if not foreign and (not missing or (allow_partial and known & responses.keys())):
         return [question for question in questions if question["id"] in responses]
+    if foreign and allow_partial and known & responses.keys():
+        verb, them = ("is", "it") if len(foreign) == 1 else ("are", "them")
+        raise UserError(f"{path}: {first_five(foreign)} {verb} not in the dataset; remove {them}, or give its dataset")
     lines = [f"{path}: its ids do not match the dataset; give the dataset these responses were made from"]
     if missing and not foreign and len(missing) < len(questions):
         lines = [f"{path}: some questions have no response; add --allow_partial to score the others"]

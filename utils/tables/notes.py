@@ -63,10 +63,13 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
             f"Warning: {counted(len(unplaced), 'question')} in no column, because the {group} is unknown for "
             f"{subgroup} {one_line(names)}; {task.facts} lists the {plural(subgroup)}."
         )
-    all_ids = set().union(*(system.asked_ids for system in systems))
-    lacking = {system.name: len(all_ids) - len(system.asked_ids) for system in systems}
+    all_ids = set().union(*(system.scored_ids for system in systems))
+    lacking = {system.name: len(all_ids) - len(system.scored_ids) for system in systems}
     if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
-        yield f"Warning: the systems were scored on different questions, so their numbers are not comparable: {parts}."
+        if systems[0].among is None:
+            yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
+        else:
+            yield f"Means are over the {len(systems[0].among)} questions that were scored for all systems: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:

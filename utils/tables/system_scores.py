@@ -1,7 +1,7 @@
 """The systems of a table: read their score files once, and check that they are comparable."""
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -31,12 +31,18 @@ Entry = dict[str, Any]  # an entry of a score file
 class System:
     """A row's name and the content of its score files of one task and metric, by path; there may be no files."""
 
-    def __init__(self, name: str, task: Task, metric_name: str, files: dict[str, Scores]):
+    def __init__(
+        self, name: str, task: Task, metric_name: str, files: dict[str, Scores], among: Set[str] | None = None
+    ):
+        """`among` are the ids of the questions in its columns, of those that it was scored on; None for all."""
+        self.among = among
         self.name, self.task, self.metric_name, self.files = name, task, metric_name, files
         self.metric = task.metrics[metric_name]
         self.entries: list[Entry] = [entry for scores in files.values() for entry in scores["per_question_scores"]]
         # Entries of no known group are in no column; those without verdicts have no score, and count nowhere.
-        self.questions = [entry for entry in self.entries if entry["group"] is not None]
+        placed = [entry for entry in self.entries if entry["group"] is not None]
+        self.scored_ids = {entry["id"] for entry in placed if entry["details"]}
+        self.questions = [entry for entry in placed if among is None or entry["id"] in among]
         asked = [entry for entry in self.questions if entry["details"]]
         self.asked_ids = {entry["id"] for entry in asked}
         self.num_unanswered = sum(not entry["answered"] for entry in asked)  # they have the worst score
@@ -190,7 +196,22 @@ def read_boards(
         if not allow_partial:
             _check_same_questions(systems)
         _check_same_responses(systems)
+    if allow_partial:
+        boards = _among_common(boards)
     return boards if by is None else [divide(board, by) for board in boards]
+
+
+def _among_common(boards: list[Board]) -> list[Board]:
+    """Return the boards with the questions in their columns that all systems of the task were scored on, if any."""
+    common: dict[str, set[str]] = {}
+    for board in boards:
+        ids = [system.scored_ids for system in board.systems]
+        common[board.task.name] = set.intersection(*ids, *filter(None, [common.get(board.task.name)]))
+
+    def limited(system: System) -> System:
+        return System(system.name, system.task, system.metric_name, system.files, common[system.task.name] or None)
+
+    return [replace(board, systems=list(map(limited, board.systems))) for board in boards]
 
 
 def _kind_of(scores: Scores) -> tuple[str, str]:
@@ -304,7 +325,8 @@ def divide(board: Board, name: str) -> Board:
         return {**scores, "per_question_scores": entries}
 
     its_files = {system.name: {path: moved(its) for path, its in system.files.items()} for system in board.systems}
-    systems = [System(row, divided, board.metric_name, its) for row, its in its_files.items()]
+    among = board.systems[0].among
+    systems = [System(row, divided, board.metric_name, its, among) for row, its in its_files.items()]
     return replace(board, task=divided, systems=systems)
 
 
