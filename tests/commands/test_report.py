@@ -123,6 +123,15 @@ def test_table_and_questions_are_in_it(files):
     assert index["systems"] == ["Best (selected by score)"] == [row[0]["text"] for row in index["table"]["rows"]]
 
 
+def test_a_methods_own_prompts_and_notes_are_shown(files):
+    """Not the first posts, whose number is that of its last prompt's items."""
+    more = {"num_contexts_used": 1, "posts_shown": [1, 2], "notes": {"mark": 7, "by": "<b>"}}
+    path = files.responses("own.json", {"rpg_1": "a"}, file_hash(files.inputs), **more)
+    _, texts = content(files.report("--system", "1", path))
+    assert texts[0]["posts"] == ["Post 1 of rpg_1.", "Post 2 of rpg_1."]
+    assert json.loads(texts[0]["answers"][0]["noted"]) == {"mark": 7, "by": "<b>"}
+
+
 def test_posts_come_from_the_dataset_that_was_answered(files):
     turned = files.write("turned.json", [{**record, "profile": record["profile"][::-1]} for record in files.data])
     one = files.responses("one.json", {"rpg_1": "a"}, file_hash(files.inputs), num_contexts_used=2)

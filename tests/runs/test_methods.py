@@ -518,8 +518,25 @@ def test_with_an_api_a_folder_is_no_further_model(runs, tmp_path):
     assert {request["model"] for request in runs.server.requests} == {"some-model", str(tmp_path)}
 
 
+def test_the_posts_in_a_methods_prompts_are_noted(runs):
+    """By their texts: as items of any call or within a text of its own, but not those left out."""
+    runs.write("""
+async def answer(record, ask):
+    if not (posts := record.best(9)):
+        return "No posts."
+    await ask("Sum up: {profile}", items=posts[:1])
+    await ask("And this: {post}", post=f"- {posts[-1]}")
+    return await ask("rag", items=["A summary."])
+""")
+    runs.run()
+    for record in json.loads(SAMPLE.read_text()):
+        texts, last = [post["text"] for post in record["profile"]], min(9, len(record["profile"])) - 1
+        shown = [i for i, text in enumerate(texts) if text in (texts[0], texts[last])]
+        assert runs.answers[record["id"]][0]["posts_shown"] == shown, record["id"]
+
+
 def test_another_setting_is_refused_and_a_changed_file_is_told(runs, capsys):
-    """--set decides the answers as --temperature does; the file may change, and only what it asks anew is paid for."""
+    """--set decides the answers as --temperature does; a changed file is run, and pays for its new calls."""
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"])'))
     runs.run("--set", "tokens=64")
     before, _ = runs.answers, capsys.readouterr()
@@ -531,6 +548,6 @@ def test_another_setting_is_refused_and_a_changed_file_is_told(runs, capsys):
     calls = 2 * len(IDS)
     assert f"mine.py has changed: 0 of {calls} completions were requested again\n" in capsys.readouterr().err
     runs.write(TWO_CALLS.replace("max_tokens=64", 'max_tokens=int(ask.settings["tokens"]), temperature=0.5'))
-    asked = runs.run("--set", "tokens=64")  # the summaries anew, and the answers to those that differ
+    asked = runs.run("--set", "tokens=64")  # summaries, and answers to those that differ
     assert len(IDS) <= asked <= calls
     assert f"mine.py has changed: {asked} of {calls} completions were requested again\n" in capsys.readouterr().err

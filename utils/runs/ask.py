@@ -99,6 +99,7 @@ class Ask:
         self.num_contexts, self.settings = shared.num_contexts, Settings(shared.settings, shared.settings_read)
         self.asked: set[str] = set()
         self.notes: dict[str, Any] = {}
+        self._held: dict[str, None] = {}  # texts that went into its prompts
         self.ended: Exception | None = None
         self.needs: str | None = None
         self.asks_otherwise = self.gave_up = False
@@ -118,6 +119,17 @@ class Ask:
     @cached_property
     def random(self) -> random.Random:
         return random.Random(repr((self._shared.seed, self.key)))
+
+    @property
+    def posts_shown(self) -> list[int]:
+        """The places in the profile of the posts whose texts were in a prompt, in order."""
+        profile = self._record.get("profile")
+        if not isinstance(profile, list):  # a history that many questions share
+            return []
+        held, task = "\n".join(self._held), self._shared.task
+        forms = [form for form in (task.item_template, task.item_text) if form]
+        texts = [[text for form in forms if (text := form(item).strip())] for item in profile]
+        return [place for place, its in enumerate(texts) if any(text in held for text in its)]
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:
@@ -196,7 +208,10 @@ class Ask:
         """Make a call as `ask` does and return its whole record; `more` goes to `Shared.make`."""
         await self._unless_over()
         make = partial(self._shared.make, self._record, self.key, model, prompt, items, values, **more)
-        return await self.send(model, make)
+        record = await self.send(model, make)
+        used = [] if isinstance(items, History) else list(items)[: record.get("num_contexts_used", 0)]
+        self._held |= dict.fromkeys(map(str, (*used, *values.values())))
+        return record
 
     def model(self, role: str) -> Model:
         return self._shared.roles[role].model

@@ -166,7 +166,8 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     figures = {
         role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
     }
-    return {"value": value and writable(value), **own, "notes": ask.notes, "calls": figures}
+    shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
+    return {"value": value and writable(value), **own, **shown, "calls": figures}
 
 
 def report_raised(raised: dict[Key, str]) -> int:

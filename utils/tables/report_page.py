@@ -1,5 +1,6 @@
 """The HTML page of utils/report.py: each question's texts, the first page, and the template around them."""
 
+import json
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -77,9 +78,11 @@ def profile_of(side: Side, question_id: str, datasets: Datasets) -> Sequence[Ite
 def items_used(side: Side, question_id: str, datasets: Datasets) -> list[Item] | None:
     """Return the items in the prompt, best first (empty for a whole history); None if unknown."""
     answer, profile = side.responses[question_id][0], profile_of(side, question_id, datasets)
-    number = answer.get("num_contexts_used") or 0
-    if not number or profile is None:
-        return None if number else []
+    number, shown = answer.get("num_contexts_used") or 0, answer.get("posts_shown")
+    if not (number or shown) or profile is None:
+        return None if number or shown else []
+    if isinstance(shown, list):  # of a method's own prompts
+        return [profile[place] for place in shown if isinstance(place, int) and 0 <= place < len(profile)]
     items = copy(profile)  # a copy, so that what it caches of a long history is freed with it
     whole = isinstance(items, Profile) and number + (answer.get("num_contexts_dropped") or 0) >= len(items)
     return [] if whole else items[:number]
@@ -135,6 +138,7 @@ def describe_answer(
         "answered": known[0]["answered"] if known else True,
         "level": whole,
         "notes": answer_notes(answer, len(others), task.item_words),
+        "noted": json.dumps(answer["notes"], ensure_ascii=False, indent=2) if answer.get("notes") else None,
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
