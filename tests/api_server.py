@@ -335,7 +335,11 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one (%(default)s)")
     parser.add_argument("--delay", type=float, default=0, help="seconds an answer takes (%(default)s)")
     args = parser.parse_args()
-    with ChatServer(default_reply, args.port, args.delay) as server:
+    try:
+        server = ChatServer(default_reply, args.port, args.delay)
+    except OSError as error:
+        parser.exit(2, f"error: --port {args.port}: {error.strerror}; give another, or 0 for a free one\n")
+    with server:
         print(server.server_port, flush=True)
         server.serve_forever()
 

@@ -35,7 +35,7 @@ from utils.cli.errors import quote
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
 from utils.parsing.plans import one_line
 from utils.tables import score_table
-from utils.tables.columns import Comparison, compare
+from utils.tables.columns import Comparison, compare, compare_methods
 from utils.tables.formats import Table, to_csv, to_latex, to_markdown
 from utils.tables.notes import notes_on, print_notes
 from utils.tables.score_table import Paper, read_paper
@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
     paper = None if args.paper is None else read_paper_beside(boards, args)
     comparisons = compare(boards, args.baseline, args.intervals, args.holm)
     tables = make_tables(args, boards, comparisons, paper)
-    tables += [score_table.seeds_table(boards, seeds)] if seeds else []
+    if seeds:
+        over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if args.baseline else []
+        tables.append(score_table.seeds_table(boards, seeds, over_seeds))
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
     tables += [score_table.intervals_table(boards, comparisons)] if args.intervals and args.baseline else []
     if args.format == "csv":
@@ -115,8 +117,8 @@ def build_parser() -> cli.FlagParser:
         help="a second table (in csv, more columns): interval, permutation test and effect size per comparison; for "
         "PersonaMem also a table of accuracies with intervals, which needs no --baseline (off)")
     add("--seeds", nargs="+", action="append", metavar=("NAME", "ROW"),
-        help="a method and the rows of its seeds: adds a table with their mean and standard deviation; once per method "
-        "(off; not in csv)")
+        help="a method and the rows of its seeds: adds a table with their mean and standard deviation, with --baseline "
+        "also tests of each question's mean over the seeds; once per method (off; not in csv)")
     add("--paper", metavar="MODEL",
         help="add the paper's numbers for this model, and differences, to rows with the paper's names; the paper's "
         "other rows follow below (default: none)")

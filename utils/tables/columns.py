@@ -5,8 +5,8 @@ A cell holds a mean with its interval, or a comparison of two systems.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import itemgetter
 from typing import Any
@@ -148,6 +148,36 @@ def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, corr
     if correct:
         correct_all(comparisons)
     return comparisons
+
+
+def compare_methods(
+    boards: Iterable[Board], methods: Mapping[str, list[str]], baselines: list[str], correct: bool
+) -> list[Comparison]:
+    """Compare methods over their seeds: a question's score is its mean over the rows of a method, if all have one.
+
+    A method whose rows are all in `baselines` is a baseline; other baselines are single rows. There is no comparison if
+    a score is not a mean over questions.
+    """
+    whole = [name for name, rows in methods.items() if {*rows} <= {*baselines}]
+    single = [row for row in baselines if not any(row in methods[name] for name in whole)]
+
+    def over_seeds(board: Board, name: str) -> System:
+        rows = [board.system(row) for row in methods[name]]
+        scores = [{question["id"]: question["score"] for question in row.questions} for row in rows]
+        entries = []
+        for question in rows[0].questions:
+            its = [of.get(question["id"]) for of in scores]
+            entries.append({**question, "score": None if None in its else mean(its)})
+        system = System(name, board.task, board.metric_name, {"": {"per_question_scores": entries}})
+        system.excluded = rows[0].excluded
+        return system
+
+    pooled = [
+        replace(board, systems=[*(over_seeds(board, name) for name in methods), *map(board.system, single)])
+        for board in boards
+        if board.metric.pooled is None
+    ]
+    return compare(pooled, [*whole, *single], False, correct)
 
 
 def compare_systems(board: Board, system: System, baseline: System, intervals: bool) -> Iterator[Comparison]:

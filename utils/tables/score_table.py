@@ -186,8 +186,11 @@ def pages_of(boards: list[Board]) -> list[list[Board]]:
     return pages
 
 
-def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
-    """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing."""
+def seeds_table(boards: list[Board], methods: dict[str, list[str]], comparisons: Sequence[Comparison] = ()) -> Table:
+    """Return a table of means and sample standard deviations over each method's seeds; a dash if a mean is missing.
+
+    `comparisons` are those of `compare_methods`.
+    """
     by_name, columns = {row.name: row for row in make_rows(boards)}, columns_in(boards)
     lines = []
     for method, names in methods.items():
@@ -201,13 +204,14 @@ def seeds_table(boards: list[Board], methods: dict[str, list[str]]) -> Table:
         texts = [f"{method} ({''.join(excluded)})" if any(excluded) else method]
         for column in columns:
             means = [by_name[name].means[column] for name in names]
-            texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}")
+            dagger = "†" if has_dagger(comparisons, method, column) else ""
+            texts.append("–" if None in means else f"{number(mean(means))} ± {number(stdev(means))}{dagger}")
         lines.append([*map(Cell, [*texts, str(len(names))])])
-    note = (
-        "Mean ± sample standard deviation over a method's n seeds. "
-        "Tests and daggers in the table above compare single seeds, each with every seed of the baselines."
-    )
-    return Table(["Over seeds", *columns, "n"], lines, [note], short=_short_names(boards))
+    notes = ["Mean ± sample standard deviation over a method's n seeds."]
+    if comparisons:
+        notes[0] += " Tests here compare each question's mean over a method's seeds, those above single seeds."
+        notes += dagger_notes(list(comparisons), True)
+    return Table(["Over seeds", *columns, "n"], lines, notes, short=_short_names(boards))
 
 
 def shares_table(boards: list[Board]) -> Table:
