@@ -131,7 +131,7 @@ def test_a_table_by_type_has_all_questions_last(folder, systems, capsys):
     assert paired.endswith("| 24 |") and f"| +0.7500 | [+{mean - half:.4f}, +{min(1, mean + half):.4f}] |" in paired
     assert f"| {p:.4f} | 0.1250 |" in paired  # four personas have nonzero sums; 2 of the 16 flips are as extreme
     notes = [line for line in lines if "persona_id" in line]
-    assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of a persona_id together" in notes[-1]
+    assert len(notes) == 4 and "CR2" in notes[-1] and "all differences of one persona_id together" in notes[-1]
 
 
 def test_a_table_by_another_division(folder, systems, capsys):

@@ -155,6 +155,28 @@ def test_an_unfinished_training_is_drawn(tmp_path):
     assert drawn == [[[[1, 3.0], [2, 2.5]], [[2, 2.75]]], [[[2, 0.25]]]]
 
 
+@pytest.mark.parametrize(
+    ("objective", "others", "labels"),
+    [
+        ("sft", {}, ["cross-entropy a target token (nats)"]),
+        ("distill", {}, ["KL divergence a sampled token (nats)"]),
+        ("dpo", {"rewards/margins": 0.5, "rewards/accuracies": 1.0},
+         ["DPO's loss a pair (nats)", "margin of the best's reward", "best ahead of worst (share of pairs)"]),
+        ("grpo", {"reward": 0.5, "reward_std": 0.25},
+         ["GRPO's loss a sampled token", "mean reward (0 to 1)", "standard deviation of rewards"]),
+    ],
+)  # fmt: skip
+def test_each_training_has_its_own_loss_and_rewards(objective, others, labels, tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"objective": objective}}))
+    (tmp_path / "training_log.jsonl").write_text(json.dumps({"step": 1, "loss": 0.7, **others}))
+    panels = training_figure(str(tmp_path)).axes
+    assert [panel.get_ylabel() for panel in panels] == labels
+    assert [line.get_ydata().tolist() for panel in panels for line in panel.lines] == [
+        [0.7],
+        *[[its] for its in others.values()],
+    ]
+
+
 def test_a_damaged_line_of_a_training_is_named(tmp_path):
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": ' + "[" * 100_000 + '\n{"step": 2, "loss": 1}\n')
     with pytest.raises(UserError, match="line 1 is damaged; delete that line"):

@@ -231,7 +231,7 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
     if cluster := cluster_names(boards):
         elsewhere = "" if all(cluster_names([board]) for board in boards) else f" Without repeated values: {interval}"
         interval = f"{CLUSTERED.format(cluster)} Interval and t-test use it.{elsewhere}"
-        drawn += f", with all differences of a {cluster} together"
+        drawn += f", with all differences of one {cluster} together"
     note = (
         "Difference: system minus baseline, over the questions that both have a score for. "
         f"{interval} Permutation test: {PERMUTATIONS:,} {drawn}, two-sided. "
@@ -275,7 +275,7 @@ def dagger_notes(comparisons: list[Comparison], marked: bool) -> Iterator[str]:
         units, alike = ("paired questions", "all differences equal")
         if cluster:
             units, alike = (f"values of {cluster}", "no variation between them")
-        why = f"fewer than two {units} in a {comparisons[0].board.task.group_words[0]}, or {alike}"
+        why = f"fewer than two {units} in one {comparisons[0].board.task.group_words[0]}, or {alike}"
         yield f"{counted(len(untested), 'comparison')} without a {named}: {why}."
 
 
