@@ -193,11 +193,9 @@ def main(argv: list[str] | None = None) -> int:
     return execute(args, settings, described, selection, learn, value_bytes)
 
 
-def describe_training(
-    args: cli.Arguments, examples: list[Example], validation: list[Example], left_out: list[str]
-) -> str:
+def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    lines = [describe_examples(args.inputs_addr, examples), *(f"  {line}" for line in left_out)]
+    lines = [describe_examples(args.inputs_addr, examples), *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
     what = "samples" if args.objective == "grpo" else "questions"

@@ -187,12 +187,9 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
 
 
 def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_path, capsys):
-    def reply(request):
-        [text] = texts_of([request])
-        is_cut = "Your feedback:" in text and RECORDS[0]["narrative"] in text
-        return Reply(default_reply(request).text, "length" if is_cut else "stop")
-
-    server.reply = reply
+    is_cut = lambda text: "Your feedback:" in text and RECORDS[0]["narrative"] in text  # noqa: E731
+    how = lambda request: "length" if is_cut(texts_of([request])[0]) else "stop"  # noqa: E731
+    server.reply = lambda request: Reply(default_reply(request).text, how(request))
     runs.name = "vac"
     runs.run("--show_fields", "narrative", "--limit", 3)
     assert [its[0].get("cut_notes") for its in runs.answers.values()] == [["feedback"], None, None]
@@ -223,12 +220,10 @@ def test_flags_that_do_not_go_together(tmp_path, words, problem):
 
 
 def test_a_training_on_no_question_is_refused(tmp_path):
-    save_tiny_chat(tmp_path / "chat", max_positions=16384)
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
-    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
     problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"
     with pytest.raises(UserError, match=problem):
-        train_generator.main(list(map(str, [*words, "--lora_rank", 8, "--target_addr", tmp_path / "nulls.json"])))
+        train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 
 
 def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):

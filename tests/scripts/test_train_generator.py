@@ -572,7 +572,7 @@ def test_a_link_that_moves_while_a_command_loads_changes_nothing(data, tmp_path,
         return read_json(output), read_json(f"{output}.manifest.json")["settings"]["model"]
 
     first, second = answer_with("checkpoint-1"), answer_with("checkpoint-2")
-    assert first[0] != second[0] and first[1] != second[1]
+    assert all(one != other for one, other in zip(first, second, strict=True))
 
     def identify(*args, identify=answers.identify_model):
         identity = identify(*args)

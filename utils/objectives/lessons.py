@@ -181,15 +181,11 @@ def _note(response: dict[str, Any], name: str, where: str, default: Any = None) 
 
 
 def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict[str, Any]] | None:
-    """Return the first response to each answered question; UserError if a question is not in the dataset.
-
-    Responses that utils/select_responses.py kept without a score are left out.
-    """
+    """Return the first response to each answered question; UserError if a question is not in the dataset."""
     if path is None:
         return None
-    firsts = {key: its[0] for key, its in read_responses(path, task).items()}
-    found = {key: one for key, one in firsts.items() if all(are_answered([one["output"]]))}
-    found = {key: one for key, one in found.items() if one.get("score", 0) is not None}
+    found = {key: its[0] for key, its in read_responses(path, task).items() if all(are_answered([its[0]["output"]]))}
+    found = {key: one for key, one in found.items() if one.get("score", 0) is not None}  # null: selected without one
     if foreign := found.keys() - {record["id"] for record in records}:
         raise UserError(
             f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
