@@ -181,7 +181,7 @@ def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, obje
     more = ["--objective", objective, "--max_target_length", 80, "--target_addr", tmp_path / "best.json"]
     train_dry(tmp_path, *more, *(["--worst_addr", tmp_path / "worst.json"] if objective == "dpo" else []))
     num_cut, printed = 3 if objective == "dpo" else 2, capsys.readouterr().out
-    assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed and " questions, 0 targets\n" in printed
+    assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed
     assert "\n  1 questions with nothing to learn are left out\n" in printed
     assert f"\n  {num_cut} questions with a text that was cut, or exceeds --max_target_length, are left" in printed
 
@@ -196,8 +196,7 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     for more, num_cut in ((["--prompt", "feedback"], 1), ([], 0)):
         train_dry(tmp_path, "--target_addr", runs.output, *more)
         printed = capsys.readouterr().out
-        assert f"test.json: {3 - num_cut} questions" in printed
-        assert ("1 questions with a text that was cut" in printed) == bool(num_cut)
+        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("a text that was cut") == num_cut
 
 
 @pytest.mark.parametrize(
