@@ -11,8 +11,8 @@
 
 2 (test) and 16 (validation): scores by the number of posts. 3: systems side by side, with the last one's score in
 percent of the first one's. 4: how often evaluators agree with humans, and the mean score they give. 5: the number of
-questions per community. groups: every system's score in each group of questions. training: losses and evaluations by
-step.
+questions per community. groups: every system's score in each group of questions. training: losses, rewards and
+evaluations by step.
 """
 
 import argparse
@@ -29,6 +29,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
 from utils.files.json_files import read_bytes, read_json
+from utils.files.manifest import folder_settings
 from utils.parsing.plans import one_line
 from utils.tables import paper_figures
 from utils.tables.columns import interval_words, points_of
@@ -49,11 +50,21 @@ SOURCES = {  # the input flag of each figure
 LARGEST_K = 9_999
 NUM_SYSTEMS = {"3": (2, len(HATCHES)), "groups": (1, len(MARKERS)), "2": (2, LARGEST_K), "16": (2, LARGEST_K)}
 # By field of training_log.jsonl: the panel's number from the top, its axis label, and the curve's style.
+TRAINED, EVALUATED = {"color": "0.6", "linewidth": 0.8}, {"color": "black", "marker": "s"}
 CURVES = {
-    "loss": (0, "cross-entropy a target token (nats)", {"label": "training", "color": "0.6", "linewidth": 0.8}),
-    "eval_loss": (0, "cross-entropy a target token (nats)", {"label": "validation", "color": "black", "marker": "o"}),
-    "eval_aspect_recall": (1, "aspect recall (0 to 1)", {"color": "black", "marker": "s"}),
-    "eval_score": (1, "metric in validation", {"color": "black", "marker": "s"}),
+    "loss": (0, None, {"label": "training", **TRAINED}),
+    "eval_loss": (0, None, {"label": "validation", "color": "black", "marker": "o"}),
+    "eval_aspect_recall": (1, "aspect recall (0 to 1)", EVALUATED),
+    "eval_score": (1, "metric in validation", EVALUATED),
+    "rewards/margins": (1, "margin of the best's reward", TRAINED),
+    "rewards/accuracies": (2, "best ahead of worst (share of pairs)", TRAINED),
+    "reward": (1, "mean reward (0 to 1)", TRAINED),
+    "reward_std": (2, "standard deviation of rewards", TRAINED),
+}
+LOSSES = {  # the loss's axis label, by --objective; a planner has none
+    "dpo": "DPO's loss a pair (nats)",
+    "distill": "KL divergence a sampled token (nats)",
+    "grpo": "GRPO's loss a sampled token",
 }
 LARGEST = 1e30  # far beyond any loss, and small enough for an axis
 
@@ -197,17 +208,18 @@ def read_evaluators(path: str) -> list[Evaluator]:
 
 @paper_figures.figure_style()
 def training_figure(folder: str) -> "Figure":
-    """Draw losses by step, and other evaluation figures below them; UserError if no loss is logged yet."""
+    """Draw losses by step, and rewards or evaluations below them; UserError if no loss is logged yet."""
     log = read_log(Path(folder) / "training_log.jsonl")
     if not log.keys() & {"loss", "eval_loss"}:
         raise UserError(f"{folder}/training_log.jsonl: has no loss yet; try again after the first logged step")
+    objective = folder_settings(folder).get("objective")
     count = 1 + max(CURVES[name][0] for name in log)
     figure = paper_figures.new_figure(8, 4 + 2.4 * (count - 1))
     panels = figure.subplots(count, sharex=True, squeeze=False)[:, 0]
     for name, values in log.items():
         number, axis, style = CURVES[name]
         panels[number].plot(list(values), list(values.values()), **style)
-        panels[number].set_ylabel(axis)
+        panels[number].set_ylabel(axis or LOSSES.get(objective, "cross-entropy a target token (nats)"))
         paper_figures.tidy(panels[number], "both")
     panels[0].legend(frameon=False)
     panels[-1].set_xlabel("training step")

@@ -47,10 +47,10 @@ def build_parser() -> cli.FlagParser:
     add("--score_addr", nargs="+", metavar="FILE", help="the score files of all samples, in any order")
     add("--output_addr", metavar="FILE", help="where the best response to each question goes")
     add("--worst_addr", metavar="FILE",
-        help="output file for the worst response to each of these questions; drops questions with equal scores only "
-        "(default: none)")
+        help="output file for the worst response to each of these questions; drops questions with equal scores only, "
+        "or no score (default: none)")
     add("--min_score", type=cli.non_negative_float, metavar="SCORE",
-        help="drop questions whose best response scores less (default: no minimum)")
+        help="drop questions whose best response scores less, or has no score (default: no minimum)")
     parser.without_effect(
         "--score_addr --output_addr --worst_addr --min_score", lambda args: args.split_dir is not None,
         "with --split_dir, which selects nothing", "leave out --split_dir",
@@ -146,7 +146,10 @@ def read_sample_scores(paths: list[str], samples: list[Responses], response_addr
 def select(
     responses: Responses, scores: list[dict[str, float | None]], args: argparse.Namespace, lower_is_better: bool = False
 ) -> tuple[dict[str, Responses], dict[str, int]]:
-    """Return the best and the worst response to each kept question, by the samples' scores, and counts."""
+    """Return the best and the worst response to each kept question, by the samples' scores, and counts.
+
+    Where no sample has both an answer and a score, the first answer is kept, so that a test set stays whole.
+    """
     pick = {"best": min, "worst": max} if lower_is_better else {"best": max, "worst": min}
     selected: dict[str, Responses] = {"best": {}, "worst": {}}
     counts, most = Counter(), max(map(len, responses.values()))
@@ -159,6 +162,10 @@ def select(
         if reason := reason_to_drop(list(answered.values()), args):
             counts[f"dropped, {reason}"] += 1
             continue
+        if not answered:
+            first = max(range(len(outputs)), key=are_answered([one["output"] for one in outputs]).__getitem__)
+            answered = {first: scored.get(first)}
+            counts["without a scored answer, the first one kept"] += 1
         for which, of in pick.items():
             score = of(answered.values())
             first, *others = [number for number, its in answered.items() if its == score]
@@ -168,9 +175,9 @@ def select(
 
 
 def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
-    """Return why a question with these scores is dropped; None if it is kept."""
+    """Return why a question with these scores is dropped; None if it is kept, as every one is without these flags."""
     if not scores:
-        return "no scored answer"
+        return None if args.worst_addr is None and args.min_score is None else "no scored answer"
     if args.worst_addr is not None and min(scores) == max(scores):
         return "all scores equal"
     if args.min_score is not None and max(scores) < args.min_score - ROUNDING:

@@ -97,8 +97,8 @@ def build_parser() -> cli.FlagParser:
         help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
-        help=f"tokens of an answer; a longer text is cut (default: {TARGET_TOKENS} for references, 2048 for "
-        "responses, 512 for samples)")
+        help=f"tokens of an answer; a longer reference or sample is cut, a longer response is left out (default: "
+        f"{TARGET_TOKENS} for references, 2048 for responses, 512 for samples)")
     parser.without_effect(
         "--fusion --trim_items", lambda args: args.num_contexts == 0, "with --num_contexts 0: the prompt has no items"
     )
@@ -161,12 +161,17 @@ def main(argv: list[str] | None = None) -> int:
         trim_items=args.trim_items,
         teacher=teacher,
     )
-    lessons, left_out = lessons_of(args, task, records, prompt)
-    if not lessons:
-        raise UserError(f"{args.inputs_addr}: no question is left to learn from" + (left_out and f"\n  {left_out}"))
+    lessons, told = lessons_of(args, task, records, prompt)
+    left_out = [told] if told else []
     its, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
     examples, validation = build(lessons), build(its)
     check_lengths(args, [one.record for one in [*lessons, *its]], [*examples, *validation])
+    # A reference that is too long ends at the limit, as in LaMP's code.
+    if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
+        left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
+        examples = [example for example in examples if not example.is_cut]
+    if not examples:
+        raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
     plan_steps(args, len(examples))
     args.start_adapter = None
     if base := adapter_base(args.model_addr):
@@ -188,9 +193,9 @@ def main(argv: list[str] | None = None) -> int:
     return execute(args, settings, described, selection, learn, value_bytes)
 
 
-def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], left_out: str) -> str:
+def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    lines = [describe_examples(args.inputs_addr, examples), *([f"  {left_out}"] if left_out else [])]
+    lines = [describe_examples(args.inputs_addr, examples), *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
     what = "samples" if args.objective == "grpo" else "questions"
@@ -273,7 +278,7 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
                 "  give a smaller --gradient_accumulation_steps, or more questions"
             )
     args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
-    args.warmup_steps = math.ceil(objective_of(args).warmup * args.max_steps)
+    args.warmup_steps = int(objective_of(args).warmup * args.max_steps)
     args.schedule = objective_of(args).schedule
 
 

@@ -159,6 +159,22 @@ def test_an_unfinished_training_is_drawn(tmp_path):
     assert drawn == [[[[1, 3.0], [2, 2.5]], [[2, 2.75]]], [[[2, 0.25]]]]
 
 
+PANELS = {  # by objective, the axis of its loss and those of other figures
+    "distill": {"loss": "KL divergence a sampled token (nats)"},
+    "dpo": {"loss": "DPO's loss a pair (nats)", "rewards/margins": "margin of the best's reward"},
+    "grpo": {"loss": "GRPO's loss a sampled token", "reward": "mean reward (0 to 1)"},
+}
+
+
+@pytest.mark.parametrize("objective", PANELS)
+def test_each_training_has_its_own_loss_and_rewards(objective, tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"settings": {"objective": objective}}))
+    (tmp_path / "training_log.jsonl").write_text(json.dumps({"step": 1, **dict.fromkeys(PANELS[objective], 0.5)}))
+    panels = training_figure(str(tmp_path)).axes
+    assert [panel.get_ylabel() for panel in panels] == list(PANELS[objective].values())
+    assert all([line.get_ydata().tolist() for line in panel.lines] == [[0.5]] for panel in panels)
+
+
 def test_a_damaged_line_of_a_training_is_named(tmp_path):
     (tmp_path / "training_log.jsonl").write_text('{"step": 1, "loss": ' + "[" * 100_000 + '\n{"step": 2, "loss": 1}\n')
     with pytest.raises(UserError, match="line 1 is damaged; delete that line"):

@@ -4,8 +4,9 @@ import json
 import shutil
 
 import pytest
+from api_server import Reply
 from lamp_samples import read_sample
-from test_strategies import judging, make_question  # noqa: F401
+from test_strategies import judging  # noqa: F401
 
 import evaluate_responses
 from utils.cli import UserError
@@ -123,9 +124,10 @@ def test_best_and_worst_by_hand(samples, capsys):
     printed = capsys.readouterr().out
     assert "best.json: 5 of 8 questions; each response is the best of 4 by the scores of Café" in printed
     best = samples.select("--overwrite", worst=False)
-    assert chosen(best) == BEST | {"q2": (0, 0.5)}
-    own = {"kept": 6, "ties for the best": 4, "ties for the worst": 0}
-    assert samples.counts() == {key: its for key, its in COUNTS.items() if "equal" not in key} | own
+    assert chosen(best) == BEST | {"q2": (0, 0.5), "q5": (0, None), "q6": (0, 0.0)}
+    own = {"kept": 8, "ties for the best": 4, "ties for the worst": 0}
+    own |= {"without a scored answer, the first one kept": 2}
+    assert samples.counts() == {key: its for key, its in COUNTS.items() if "dropped" not in key} | own
 
 
 SPOILT = {  # by score files or responses that do not fit, or flags, what is said
@@ -162,6 +164,17 @@ def test_what_cannot_be_selected_from_is_refused(samples, how):
 def test_a_threshold_drops_questions_and_counts_them(samples):
     assert list(samples.select("--min_score", 0.75)) == ["q1", "q8"]
     assert samples.counts()["dropped, below --min_score"] == 3
+
+
+def test_every_question_of_a_test_set_can_be_judged(judging, tmp_path):
+    """Also those that no sample answers, which score 0, or whose answers the judge gives no verdict on."""
+    made = Samples(tmp_path, {"q1": [0.5, 0.7], "q2": ["-", "-"], "q3": ["-", None]})
+    made.judge()
+    assert chosen(made.select(numbers=range(2), worst=False)) == {"q1": (1, 0.7), "q2": (0, 0.0), "q3": (1, None)}
+    judging.data(1, 2, 3)
+    judging.server.reply = lambda request: Reply("no verdict" if "q3 1" in str(request) else '{"match_score": 2}')
+    entries = judging.run(None, [tmp_path / "best.json"], code=1)["per_question_scores"]
+    assert [one["score"] for one in entries] == [1.0, 0.0, None]
 
 
 def test_of_errors_the_lowest_is_best(tmp_path, capsys):

@@ -6,11 +6,13 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from utils.cli import UserError
 from utils.files.manifest import publish, read_manifest
 from utils.files.output import Output
-from utils.files.writing import check_could_write, check_writable, write_atomically
+from utils.files.writing import check_could_write, check_writable, fill_folder, write_atomically
 from utils.generation.store import ModelStore
 
 ABSENT = [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.ENOTTY]
@@ -87,3 +89,11 @@ def test_a_folder_that_cannot_be_listed_or_has_no_links(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="symbolic links cannot be made there"):
         check_writable(path, links=True)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_is_full_while_a_tokenizer_is_saved_is_an_os_error(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"No space left on device: '.*\.model\.partial'$"),
+        fill_folder(tmp_path / "model"),
+    ):
+        Tokenizer(WordLevel({"a": 0})).save("/dev/full")

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import signal
+from pathlib import Path
 from types import SimpleNamespace
 
 import made_up_lessons as made_up
@@ -98,6 +99,44 @@ def test_a_tokenizer_without_padding_pads_with_any_token(folder, monkeypatch, tm
         for model in (folder / "model", bare)
     )
     assert figures(found, "loss") == figures(whole, "loss") and len(figures(found, "loss")) >= 2
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo", "distill"])
+def test_a_training_of_one_step_learns(folder, tmp_path, objective):
+    """An adapter begins as no change, with a B of zeros; a warm-up of one step would leave it so."""
+    flags = ["--model_addr", folder / "model", "--objective", objective, "--epochs", 1, "--max_target_length", 60]
+    flags += [] if objective == "distill" else ["--target_addr", folder / "best.json"]
+    flags += ["--worst_addr", folder / "worst.json"] if objective == "dpo" else []
+    log = learn(folder, tmp_path / "one", *flags, "--gradient_accumulation_steps", 40)
+    assert len(figures(log, "loss")) == 1 and figures(log, "learning_rate")[0] > 0
+    assert any(its.any() for name, its in weights_of(tmp_path / "one").items() if "lora_B" in name)
+
+
+def test_a_checkpoint_is_on_disk_before_its_manifest_says_so(folder, monkeypatch, tmp_path):
+    """Every file as it is then, and the folder, so that a power cut leaves no checkpoint that only looks whole."""
+    synced, whole, fsync, replace = {}, [], os.fsync, os.replace
+
+    def note(file):
+        status = os.fstat(file if isinstance(file, int) else file.fileno())
+        synced[status.st_ino] = status.st_mtime_ns
+        fsync(file)
+
+    def check(source, target):
+        checkpoint = Path(target).parent
+        if checkpoint.name.startswith("checkpoint-") and Path(target).name == "manifest.json":
+            whole.append({path.name for path in checkpoint.iterdir()})
+            for path in checkpoint.iterdir():
+                assert synced.get(path.stat().st_ino) == path.stat().st_mtime_ns, path
+            assert checkpoint.stat().st_ino in synced
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", note)
+    monkeypatch.setattr(os, "replace", check)
+    flags = ["--model_addr", folder / "model", "--target_addr", folder / "best.json", "--epochs", 2]
+    learn(folder, tmp_path / "synced", *flags, "--gradient_accumulation_steps", 40)
+    assert len(whole) >= 2 and all(
+        {"adapter_model.safetensors", "optimizer.pt", "tokenizer.json"} <= its for its in whole
+    )
 
 
 class NearWords:

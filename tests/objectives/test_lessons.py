@@ -164,6 +164,43 @@ def test_pairs_and_left_out_questions(tmp_path):
         lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
 
 
+def train_dry(tmp_path, *more):
+    save_tiny_chat(tmp_path / "chat", max_positions=16384)
+    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
+    return train_generator.main(list(map(str, [*words, "--lora_rank", 8, "--dry_run", *more])))
+
+
+@pytest.mark.parametrize("objective", ["sft", "dpo"])
+def test_a_text_that_was_cut_is_not_learnt_as_a_whole_one(tmp_path, capsys, objective):
+    """Cut when it was written, or too long here; nor is an answer that was kept without a score."""
+    ids = [record["id"] for record in RECORDS]
+    best, worst = ({key: [{"output": f"{name} {key}"}] for key in ids} for name in ("best", "worst"))
+    best[ids[0]][0]["truncated"] = worst[ids[1]][0]["truncated"] = True
+    best[ids[2]][0]["output"] = "far too long " * 30
+    best[ids[3]][0]["score"] = None
+    for name, content in (("best", best), ("worst", worst)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    more = ["--objective", objective, "--max_target_length", 80, "--target_addr", tmp_path / "best.json"]
+    train_dry(tmp_path, *more, *(["--worst_addr", tmp_path / "worst.json"] if objective == "dpo" else []))
+    num_cut, printed = 3 if objective == "dpo" else 2, capsys.readouterr().out
+    assert f"test.json: {len(ids) - num_cut - 1} questions; " in printed
+    assert "\n  1 questions with nothing to learn are left out\n" in printed
+    assert f"\n  {num_cut} questions with a text that was cut, or exceeds --max_target_length, are left" in printed
+
+
+def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_path, capsys):
+    is_cut = lambda text: "Your feedback:" in text and RECORDS[0]["narrative"] in text  # noqa: E731
+    how = lambda request: "length" if is_cut(texts_of([request])[0]) else "stop"  # noqa: E731
+    server.reply = lambda request: Reply(default_reply(request).text, how(request))
+    runs.name = "vac"
+    runs.run("--show_fields", "narrative", "--limit", 3)
+    assert [its[0].get("cut_notes") for its in runs.answers.values()] == [["feedback"], None, None]
+    for more, num_cut in ((["--prompt", "feedback"], 1), ([], 0)):
+        train_dry(tmp_path, "--target_addr", runs.output, *more)
+        printed = capsys.readouterr().out
+        assert f"test.json: {3 - num_cut} questions" in printed and printed.count("a text that was cut") == num_cut
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
@@ -184,12 +221,10 @@ def test_flags_that_do_not_go_together(tmp_path, words, problem):
 
 
 def test_a_training_on_no_question_is_refused(tmp_path):
-    save_tiny_chat(tmp_path / "chat", max_positions=16384)
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
-    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
     problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"
     with pytest.raises(UserError, match=problem):
-        train_generator.main(list(map(str, [*words, "--lora_rank", 8, "--target_addr", tmp_path / "nulls.json"])))
+        train_dry(tmp_path, "--target_addr", tmp_path / "nulls.json")
 
 
 def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):
@@ -205,13 +240,17 @@ def test_an_adapter_keeps_its_rank_and_cannot_be_a_teacher(tmp_path):
 
 
 def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
-    save_tiny_chat(tmp_path / "chat", max_positions=16384)
-    words = ["--model_addr", tmp_path / "chat", "--inputs_addr", SAMPLE, "--output_dir", tmp_path / "out", "--unranked"]
-    assert train_generator.main(list(map(str, [*words, "--objective", "distill", "--lora_rank", 8, "--dry_run"]))) == 0
+    assert train_dry(tmp_path, "--objective", "distill") == 0
     printed = capsys.readouterr().out
     assert "0 questions left out, whose profile holds word for word what only the scorer may see" in printed
     assert "= 32 questions a step; 1 steps an epoch" in printed and "GB of weights per GPU; activations" in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_a_training_at_rate_0_is_refused(tmp_path):
+    told = r"0 in every step: --learning_rate 0.0, steps: 1, of warm-up: 0\n  give a higher rate, less warm-up or"
+    with pytest.raises(UserError, match=told):
+        train_dry(tmp_path, "--objective", "distill", "--learning_rate", 0)
 
 
 # The reward

@@ -98,7 +98,7 @@ def without_folder(path):
     return manifest
 
 
-@pytest.mark.parametrize("size", [1000, 50_000])
+@pytest.mark.parametrize("size", [1000, 50_000, 80_000])  # the last stops the tokenizer
 def test_full_disk_keeps_finished_work(size, flags, uninterrupted, zygote, tmp_path):
     whole = uninterrupted
     output = tmp_path / "planner"

@@ -23,12 +23,14 @@ from utils import download_datasets, export_predictions, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
+from utils.files.writing import replace_link
 from utils.generator import beams
 from utils.generator.beams import Room, batches, padded_length, room_of, write
 from utils.generator.encoder_decoder import TransformersEngine, text_model
 from utils.generator.examples import Lesson, build_examples
 from utils.generator.plain_text import Passages, PlainText
 from utils.generator.trainer import load_with_lora
+from utils.runs import answers
 from utils.training.checkpoints import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -260,8 +262,8 @@ def test_a_killed_run_goes_on_to_the_same_losses_and_weights(ending, lines, data
 
 
 def test_patience_ends_a_run_which_is_then_finished(data, warm, tmp_path):
-    """At a learning rate of 0 nothing gets better."""
-    flags = flags_of(data, tmp_path / "generator", learning_rate=0, patience=2, epochs=9)
+    """At a learning rate of almost 0 nothing gets better."""
+    flags = flags_of(data, tmp_path / "generator", learning_rate=1e-30, patience=2, epochs=9)
     printed = learn(warm, flags)
     assert len(figures_of(tmp_path / "generator", "loss")) == 3 * 2  # three epochs: the first, and two no better
     assert "6 steps; best is checkpoint-2" in printed
@@ -555,3 +557,27 @@ def test_another_task_is_refused(name, uninterrupted, adapter, data, tmp_path):
             refused = rf"best: was fine-tuned on {task}\n  .*{name}_dev\.json is of {name}; give a generator for {name}"
             with pytest.raises(UserError, match=refused):
                 baselines.main(["--model_addr", str(model / "best"), *files])
+
+
+def test_a_link_that_moves_while_a_command_loads_changes_nothing(data, tmp_path, monkeypatch):
+    """The answers are of the model whose identity is in the manifest: the link's when the command started."""
+    for seed in (1, 2):
+        save_tiny_t5(tmp_path / f"checkpoint-{seed}", seed=seed)
+    (tmp_path / "best").symlink_to("checkpoint-1")
+
+    def answer_with(name):
+        output = tmp_path / f"{name}.json"
+        words = ["--inputs_addr", data / "LaMP-4_dev.json", "--output_addr", output, "--completions", tmp_path / name]
+        assert baselines.main(list(map(str, [*words, "--max_tokens", 16, "--model_addr", tmp_path / name]))) == 0
+        return read_json(output), read_json(f"{output}.manifest.json")["settings"]["model"]
+
+    first, second = answer_with("checkpoint-1"), answer_with("checkpoint-2")
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+    def identify(*args, identify=answers.identify_model):
+        identity = identify(*args)
+        replace_link(tmp_path / "best", "checkpoint-2")
+        return identity
+
+    monkeypatch.setattr(answers, "identify_model", identify)
+    assert answer_with("best") == first

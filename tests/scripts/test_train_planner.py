@@ -440,6 +440,7 @@ REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "half a model": (["--model_addr", "{0}/half"], "{0}/half/model.safetensors: damaged or incomplete"),
     "too long": (["--max_seq_length", "4097"], "--max_seq_length 4097: the model supports at most 4096"),
     "too short": (["--max_seq_length", "50"], "too small for 2 of 2 questions of {0}/train.json\n"),
+    "rate of 0": (["--max_steps", "1", "--warmup_steps", "1"], "the learning rate would be 0 in every step: "),
     "no template": (["--model_addr", "{0}/untuned"], "{0}/untuned: has no chat template"),
 }
 

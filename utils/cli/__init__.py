@@ -31,4 +31,5 @@ from utils.cli.flags import (
     non_negative_float,
     non_negative_int,
     positive_int,
+    without_link,
 )

@@ -87,6 +87,7 @@ def add_engine_arguments(parser: FlagParser, model_flag: str, model_help: str, r
         help="JSON object with additional parameters for each API request (default: none)")
     add_price_arguments(parser, group)
     parser.decides_nothing(model_flag, "the settings have the model's identity")
+    parser.names_model(model_flag, lambda args: args.openai)
     parser.decides_nothing(
         "--cache_dir --tensor_parallel_size --data_parallel_size --gpu_memory_utilization --enforce_eager",
         "where and how a model is loaded",

@@ -73,6 +73,7 @@ class FlagParser(argparse.ArgumentParser):
         super().__init__(**settings)
         self._rules: list[Rule] = []
         self._words: list[str] = []
+        self._models: dict[str, Condition] = {}
         self.idle: dict[str, str] = {}  # why each of these flags does not affect an output
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
@@ -83,6 +84,10 @@ class FlagParser(argparse.ArgumentParser):
         """Leave these flags (separated by spaces) out of an output's settings."""
         self.idle |= dict.fromkeys(flags.split(), why)
 
+    def names_model(self, flag: str, is_behind_api: Condition = lambda args: False) -> None:
+        """Follow a link to a local model's folder once, before it is identified: training may move it at any time."""
+        self._models[flag.removeprefix("--")] = is_behind_api
+
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
         given = self._given_words()
@@ -90,6 +95,9 @@ class FlagParser(argparse.ArgumentParser):
         # If several rules refuse a flag, the last one is reported: it names the flag to add first.
         if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
             self.refuse(next(iter(refusals.values())))
+        for name, is_behind_api in self._models.items():
+            if not is_behind_api(parsed):
+                setattr(parsed, name, without_link(getattr(parsed, name)))
         return parsed
 
     def _given_words(self) -> set[str]:
@@ -140,6 +148,11 @@ def at_home(word: str) -> str:
     if path.startswith("~") and "/" in path and found == path:
         raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
     return flag + sign + found
+
+
+def without_link(path: str | None) -> str | None:
+    """Return the path that a symbolic link leads to; any other text as it is."""
+    return os.path.realpath(path) if path and os.path.islink(path.rstrip("/")) else path
 
 
 def is_launched() -> bool:

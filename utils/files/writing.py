@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -133,7 +134,7 @@ def replace_link(link: Path, target: str) -> None:
     staged = staged_path(link)
     staged.unlink(missing_ok=True)
     staged.symlink_to(target)
-    staged.replace(link)
+    rename(staged, link)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -186,21 +187,49 @@ def fill_folder(folder: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
     except OSError as error:
         raise UserError(f"{partial}: cannot be created: {error.strerror}; give another --output_dir") from None
-    yield partial
-    partial.rename(folder)
+    with filling(partial):
+        yield partial
+    sync_folder(partial)
+    rename(partial, folder)
+
+
+@contextmanager
+def filling(folder: Path) -> Iterator[None]:
+    """Turn write errors of torch, safetensors and tokenizers into an OSError that names the folder."""
+    try:
+        with naming(folder):
+            yield
+    except OSError:
+        raise
+    except Exception as error:  # tokenizers' are plain ones
+        if found := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from None
+        if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
+            raise
+        problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
+        raise OSError(errno.ENOSPC, problem, str(folder)) from None
 
 
 def rename(staged: Path, path: Path) -> None:
     os.replace(staged, path)
+    with suppress(PermissionError):  # files may be made in the folder, but not listed
+        sync_path(path.parent)  # so that the new name is on disk too
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until all that is in a folder is on disk."""
+    for path in (*folder.rglob("*"), folder):
+        sync_path(path)
+
+
+def sync_path(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of files, is on disk (`sync`)."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        folder = os.open(path.parent, os.O_RDONLY)
-    except PermissionError:  # files may be made in it, but not listed
-        return
-    try:
-        with naming(path.parent):
-            sync(folder)  # so that the new name is on disk too
+        with naming(path):
+            sync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class Lesson:
     target: str = ""  # empty if the model samples its own texts
     rejected: str | None = None  # dpo: the text that is worse than the target
     notes: str | None = None  # distill: what only the teacher sees
+    is_cut: bool = False  # target or rejected text ended at a token limit when it was written
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Example:
     record: Record
     fitted: Fitted
     target: array  # token ids of the reference, then the end-of-text token
-    is_cut: bool  # the reference was longer than an output may be
+    is_cut: bool  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
     rejected: Sequence[int] = ()  # dpo: token ids of the worse text
     teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
 
@@ -76,7 +77,8 @@ def build_examples(
             fitted = model.fit(prompt, items, task.join, **lesson.values)
         if fitted is not None:
             target, is_cut = render_text(lesson.target, model)
-            rejected, _ = render_text(lesson.rejected or "", model)
+            rejected, is_rejected_cut = render_text(lesson.rejected or "", model)
+            is_cut |= is_rejected_cut or lesson.is_cut
             examples.append(Example(record, fitted, target, is_cut, rejected, taught))
     return examples
 

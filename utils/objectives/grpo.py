@@ -3,6 +3,7 @@
 import warnings
 from typing import Any
 
+import torch
 from datasets import Dataset
 from torch.utils.data import DataLoader
 
@@ -16,9 +17,10 @@ with warnings.catch_warnings():
 
 
 class RewardTrainer(Resumable, GRPOTrainer):
-    """GRPO (arXiv 2402.03300) with TRL's defaults: no KL term, one update per batch of samples.
+    """GRPO (arXiv 2402.03300) with TRL's defaults: DAPO's loss, no KL term, one update per batch of samples.
 
-    But without dropout: TRL samples in training mode, so the samples would be those of another policy.
+    But without dropout: TRL samples in training mode, so the samples would be those of another policy. And a sample
+    without a verdict is left out; TRL gives it no advantage, but counts its tokens in the loss's mean.
     """
 
     length_flag = "--max_input_length"
@@ -50,6 +52,18 @@ class RewardTrainer(Resumable, GRPOTrainer):
             its = prompt_ids[start : start + at_once]
             texts += super()._generate_single_turn(its, images, fields, num_generations)[0]
         return texts, None
+
+    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
+        rewards = super()._calculate_rewards(*args)  # (samples of all processes, 1), NaN without a verdict
+        self._is_judged = ~rewards.isnan().all(1)
+        return rewards
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        batch = super()._generate_and_score_completions(inputs)
+        its = self._is_judged[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+        batch["completion_mask"] = batch["completion_mask"] * its[:, None]
+        batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
+        return batch
 
     def _get_train_sampler(self, *args: Any) -> Any:
         sampler = super()._get_train_sampler(*args)

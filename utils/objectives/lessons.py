@@ -137,7 +137,10 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         where = f"{args.target_addr}: id {quote(record['id'])}"
         values = values_for(task, record, prompt, response, where)
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
-        lessons.append(Lesson(record, values, target, worse and task.output.write(worse["output"])))
+        is_cut = any(one.get("truncated") for one in (response, worse or {}))
+        is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
+        rejected = worse and task.output.write(worse["output"])
+        lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
     return lessons, _left_out(records, lessons)
 
 
@@ -184,6 +187,7 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     responses = read_responses(path, task)
     refuse_other_questions(path, responses, records)
     found = {key: its[0] for key, its in responses.items() if all(are_answered([its[0]["output"]]))}
+    found = {key: one for key, one in found.items() if one.get("score", 0) is not None}  # null: selected without one
     if foreign := found.keys() - {record["id"] for record in records}:
         raise UserError(
             f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"

@@ -163,6 +163,10 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
         own = {"reason": NO_ANSWER, **own}
+    # Notes that are a call's whole value, which its token limit cut: a training leaves them out.
+    cut = {its["value"] for _, its in calls if its.get("truncated") and isinstance(its["value"], str)}
+    cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
+    own |= {"cut_notes": cut_notes} if cut_notes else {}
     figures = {
         role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
     }

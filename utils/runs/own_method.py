@@ -107,7 +107,9 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
                 f"--model {role}={addr}@{without_password(own['base_url'])}: add its key, ,api_key_addr=FILE"
             )
         none = dict.fromkeys(("model_id", "price_in", "price_out", "price_cached"))
-        flags[role] = args.replaced(model_addr=addr, openai=args.openai or "base_url" in own, **{**none, **own})
+        openai = args.openai or "base_url" in own
+        addr = addr if openai else cli.without_link(addr)
+        flags[role] = args.replaced(model_addr=addr, openai=openai, **{**none, **own})
     return flags
 
 

@@ -36,6 +36,7 @@ def add_planner_arguments(parser: cli.FlagParser) -> None:
     add("--max_tokens_plan", type=cli.positive_int, default=512,
         help="tokens per plan (%(default)s; more for a thinking planner)")
     parser.decides_nothing("--planner_model --plans_addr", "the settings have their hashes")
+    parser.names_model("--planner_model", lambda args: args.planner_base_url is not None)
     parser.decides_nothing("--planner_target", "the target that was found does")
     parser.without_effect("--max_tokens_plan", lambda args: not args.planner_model, "without --planner_model")
     group = parser.add_argument_group("planner's API")

@@ -309,7 +309,7 @@ def words(task: Task, boards: list[Board]) -> dict[str, str]:
     """Return the words for the template's placeholders."""
     group, _, subgroup = task.group_words
     bars = " and ".join(dict.fromkeys(interval_words(board.systems[0]) for board in boards))
-    bars += "" if bars.startswith("Wilson") else f"; none if a {group} has fewer than two questions"
+    bars += "" if bars.startswith("Wilson") else f"; none if one {group} has fewer than two questions"
     unit = task.first_metric.unit if rubric_parts(task) else "score"
     lower = {"group": group, "subgroup": subgroup, "subgroups": plural(subgroup)}
     return {
@@ -330,7 +330,7 @@ def range_words(task: Task, boards: list[Board]) -> str:
     kinds: dict[str, list[str]] = {}
     for name, metric in {board.metric_name: board.metric for board in boards}.items():
         extent = "at least 0, lower is better" if metric.lower_is_better else "from 0 to 1"
-        over = "over all questions of a {}" if metric.pooled else "the mean over the questions of a {}"
+        over = "over all questions of one {}" if metric.pooled else "the mean over the questions of one {}"
         kinds.setdefault(f"{extent}, {over.format(group)}", []).append(name)
     parts = [f"{', '.join(names)} {kind}" for kind, names in kinds.items()]
     if task.overall or task.has_own_groups:

@@ -35,6 +35,7 @@ def add_data_arguments(parser: cli.FlagParser, model_help: str) -> None:
     # fmt: on
     parser.decides_nothing("--inputs_addr --validation_addr --output_dir --model_addr", "their hashes do")
     parser.decides_nothing("--cache_dir", "where it is kept")
+    parser.names_model("--model_addr")
 
 
 def add_run_arguments(parser: cli.FlagParser) -> None:
@@ -86,11 +87,18 @@ def execute(
 ) -> int:
     """Describe a training (--dry_run), or train or resume it, and return the exit code.
 
+    UserError if its learning rate would be 0 in every step: a warm-up begins at 0.
+
     Args:
         described: a description of the data and the batches.
         learn: trains; takes the model's source, the manifest of every checkpoint, and the run, and returns figures.
         value_bytes: bytes per weight, including gradient and optimizer states if the weight is trained.
     """
+    if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
+        raise UserError(
+            f"the learning rate would be 0 in every step: --learning_rate {args.learning_rate}, steps: "
+            f"{args.max_steps}, of warm-up: {args.warmup_steps}\n  give a higher rate, less warm-up or more steps"
+        )
     if args.dry_run:
         check_run(args, settings)
         check_settings(args)

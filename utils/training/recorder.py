@@ -1,6 +1,7 @@
 """The trainer's callback that writes a run's files and shows its progress."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from transformers import TrainerCallback
 
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import write_folder_manifest
-from utils.files.writing import naming, open_appending, staged_path, write_line
+from utils.files.writing import open_appending, sync_folder, write_atomically, write_line
 from utils.training.checkpoints import (
     Run,
     Selection,
@@ -117,6 +118,7 @@ class Recorder(TrainerCallback):
         folder, checkpoint, best = self._run.folder, self._checkpoint(state.global_step), self.best(state)
         self._save_state(state, checkpoint)
         self._save_state(state, folder)
+        sync_folder(checkpoint)  # a power cut leaves it whole, or without a manifest
         found = {"interim": interim, "unevaluated": unevaluated, "stopped_early": stops}
         marks = {name: True for name, is_so in found.items() if is_so}
         manifest = {**self.manifest, "step": state.global_step, **best, **marks}
@@ -124,11 +126,8 @@ class Recorder(TrainerCallback):
         link_checkpoints(folder, checkpoint)
 
     def _save_state(self, state: Any, folder: Path) -> None:
-        """Write trainer_state.json atomically."""
-        path = folder / "trainer_state.json"
-        with naming(staged_path(path)):
-            state.save_to_json(str(staged_path(path)))
-        staged_path(path).replace(path)
+        """Write trainer_state.json atomically, as `TrainerState.save_to_json` would."""
+        write_atomically(folder / "trainer_state.json", json.dumps(asdict(state), indent=2, sort_keys=True) + "\n")
 
     def best(self, state: Any) -> dict[str, Any]:
         """Return step and figure of the best evaluated checkpoint that is not interim; None without one."""

@@ -3,10 +3,7 @@
 It imports torch, transformers and accelerate.
 """
 
-import errno
 import math
-import os
-import re
 import shutil
 import time
 from argparse import Namespace
@@ -18,13 +15,12 @@ from typing import Any
 
 import torch
 from accelerate.data_loader import SeedableRandomSampler
-from safetensors import SafetensorError
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerState
 
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.writing import naming
+from utils.files.writing import filling
 from utils.models.devices import fitting
 from utils.models.loading import in_short
 from utils.training.checkpoints import STATES, Run, step_of
@@ -243,7 +239,7 @@ class Resumable:
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoint = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
         announce(f"step {self.state.global_step}: saving {checkpoint}")
-        with writing(checkpoint):
+        with filling(checkpoint):
             super()._save_checkpoint(model, trial)
         if self.args.should_save:
             (checkpoint / "README.md").unlink(missing_ok=True)  # PEFT's, an empty template
@@ -284,18 +280,3 @@ def reading(checkpoint: str | Path | None) -> Iterator[None]:
 
 def _cannot_be_read(checkpoint: str | Path | None, why: str) -> UserError:
     return UserError(f"{checkpoint}: damaged: {why}\n  delete it, and the same command continues from the one before")
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn torch's and safetensors' write errors into an OSError that names the folder."""
-    try:
-        with naming(folder):
-            yield
-    except (SafetensorError, RuntimeError) as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from None
-        if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
-            raise
-        problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
-        raise OSError(errno.ENOSPC, problem, str(folder)) from None
