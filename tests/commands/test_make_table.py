@@ -161,6 +161,23 @@ class TestNotes:
         assert notes == [note.format(path=path) for note in told]
 
 
+def test_seeds_are_tested_by_each_questions_mean(three, capsys):
+    """B's means over two seeds are better by 1/2, 1/2 and 1/4 (`P_OF_THREE`), and neither of its seeds is."""
+    seeds = [(1.0, 0.5, 0.5), (0.5, 1.0, 0.5)]
+    files = {f"A{i}": three(f"A{i}.json", *[BASE] * 3) for i in range(2)}
+    files |= {f"B{i}": three(f"B{i}.json", *[its] * 3) for i, its in enumerate(seeds)}
+    words = [*systems_of(files), "--baseline", "A0", "A1", "--seeds", "A", "A0", "A1", "--seeds", "B", "B0", "B1"]
+    main(words)
+    first, _, second = capsys.readouterr().out.partition("| Over seeds | ")
+    assert all(f"| B{i} | **0.6667** | **0.6667** | **0.6667** | " in first for i in range(2))
+    assert "| A | 0.2500 ± 0.0000 | " in second
+    assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
+    assert "Tests here compare each question's mean over a method's seeds, those above single seeds." in second
+    assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
+    main([*words, "--holm"])  # three or four times the p-value of 0.0377 in a group
+    assert "| B | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | " in capsys.readouterr().out
+
+
 def test_means_of_partly_scored_systems_are_over_the_common_questions(score_file, capsys):
     """Alone, A would have 2/3 and B 1/2; over the two questions that both have, A has 1/2."""
     files = {
