@@ -67,11 +67,15 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument_group("collect results").add_argument
     add("--collect", nargs="+", metavar="FILE", help="raters' result files, one or more per rater")
     add("--key_addr", metavar="FILE", help="key file that was written beside the page")
+    add("--score_addr", metavar="FILE",
+        help="verdicts: score file of the same responses, whose judge is compared with the raters (default: none)")
     # fmt: on
     parser.without_effect(
         MAKING, lambda args: args.collect is not None, "with --collect, because the study already exists"
     )
-    parser.without_effect("--key_addr", lambda args: args.collect is None, "without --collect", "give --collect")
+    parser.without_effect(
+        "--key_addr --score_addr", lambda args: args.collect is None, "without --collect", "give --collect"
+    )
     parser.without_effect(
         "--show", lambda args: args.ask != "pairs", "with --ask aspects or verdicts, which need details and aspects"
     )
@@ -113,7 +117,8 @@ def make(args: argparse.Namespace) -> None:
         raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; use --ask pairs")
     systems = [read_system(paths, records) for paths in named.values()]
     asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
-    groups = {i: task.group_of(records[i])["group"] for i in asked if all(i in answers for answers in systems)}
+    places = {i: task.group_of(records[i]) for i in asked if all(i in answers for answers in systems)}
+    groups = {i: place["group"] or place.get("subgroup") for i, place in places.items()}
     if not groups:
         raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
     drawn = rating_study.draw(groups, args.draw, args.seed)
@@ -184,12 +189,17 @@ def describe(args: argparse.Namespace, task: Task, record: Record, answers: list
 
 def collect(args: argparse.Namespace) -> None:
     outputs = [] if args.output_addr is None else [args.output_addr]
-    cli.check_outputs(outputs, [*args.collect, args.key_addr])
+    cli.check_outputs(outputs, [*args.collect, args.key_addr, *filter(None, [args.score_addr])])
     results = raters.read_results(args.collect, raters.read_key(args.key_addr))
+    tables, content = raters.all_tables(results), raters.collected(results)
+    if args.score_addr is not None:
+        pairs = raters.judge_pairs(results, raters.read_judge(args.score_addr, results))
+        tables += raters.judge_tables(results, pairs)
+        content["with_judge"] = pairs
     prepare_derived(outputs, COLLECTING, args.overwrite)
-    print(to_markdown(raters.all_tables(results)), end="")
+    print(to_markdown(tables), end="")
     if outputs:
-        text = json.dumps(raters.collected(results), ensure_ascii=False, indent=2) + "\n"
+        text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
         publish_derived({Path(args.output_addr): text.encode()}, COLLECTING, args)
 
 

@@ -20,6 +20,7 @@ from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import majority
 from utils.tables.formats import signed
 from utils.tables.rating_study import draw, draw_swapped, share_out
+from utils.tables.significance import share_interval
 
 COMMUNITIES = {"rpg": 15, "diy": 30, "law": 45}  # questions, each community of another category
 
@@ -239,6 +240,64 @@ def test_ratings_are_weighted_and_their_disagreements_listed(study, capsys):
     assert len(lines) == sum(
         len({its[i][slot] for its in given.values()}) > 1 for i in key["questions"] for slot in slots
     )
+
+
+def judged(study, verdicts, name="scores.json", **more):
+    """Write a judge's score file of Alpha's answers from {question: verdicts on its two aspects}."""
+    entries = []
+    for record in (one for one in study.records if one["id"] in verdicts):
+        its = verdicts[record["id"]]
+        details = [
+            {"aspect": one["aspect"], "score": score} for one, score in zip(record["rubric_aspects"], its, strict=True)
+        ]
+        score = None if None in its else sum(its) / 4
+        entry = {"id": record["id"], "category": record["category"], "question_sha256": "0", "answered": True}
+        entries.append({**entry, "score": score, "details": details})
+    return study.write(name, {"score": 0.5, "num_unanswered": 0, "per_question_scores": entries, **more})
+
+
+def test_raters_are_compared_with_the_judge_by_aspect(study, capsys):
+    """Against scikit-learn; one aspect has no verdict by the judge."""
+    key = study.make("--draw", 90, ask="verdicts")
+    draw_of = random.Random(0)
+    said = {i: {"0": draw_of.randrange(3), "1": draw_of.randrange(3)} for i in key["questions"]}
+    theirs = {i: [min(2, max(0, its[slot] + draw_of.choice((0, 0, 1)))) for slot in "01"] for i, its in said.items()}
+    first = next(iter(said))
+    theirs[first][1] = None
+    files = [study.result("Ann", said), "--score_addr", judged(study, theirs)]
+    found = study.collect(*files)["with_judge"]
+    assert found == {i: [[its[slot], theirs[i][int(slot)]] for slot in "01"] for i, its in said.items()}
+    pairs = [(i, *pair) for i, its in found.items() for pair in its if pair[1] is not None]
+    same, ours, judges = [float(a == b) for _, a, b in pairs], [a for _, a, _ in pairs], [b for *_, b in pairs]
+    low, high = share_interval(same, [i for i, *_ in pairs])
+    printed = capsys.readouterr().out
+    kappa = cohen_kappa_score(ours, judges, weights="quadratic")
+    row = f"| All | 90 | 179 | {sum(same) / 179:.4f} | [{low:.4f}, {high:.4f}] | {signed(kappa)} | ["
+    assert row in printed and f" | {sum(ours) / 179:.2f} | {sum(judges) / 179:.2f} |" in printed.partition(row)[2]
+    assert f"| {CATEGORIES[0]} | 15 | " in printed
+    counts = [[sum((a, b) == (one, other) for _, a, b in pairs) for other in range(3)] for one in range(3)]
+    missing = [int(one == found[first][1][0]) for one in range(3)]
+    for one in range(3):
+        assert f"| raters {one} | {' | '.join(map(str, [*counts[one], missing[one]]))} |" in printed
+
+
+def test_scores_that_are_not_of_the_rated_answers_are_refused(study):
+    study.make("--draw", 90, ask="verdicts")
+    ids = [record["id"] for record in study.records]
+    result = study.result("Ann", {ids[0]: {"0": 1, "1": 2}})
+    words = ["--collect", result, "--key_addr", study.key_addr, "--score_addr"]
+    scores = judged(study, {ids[0]: [1, 2]})
+    manifest = {"settings": {"responses": "0" * 64}, "output_sha256": file_hash(scores)}
+    study.write("scores.json.manifest.json", manifest)
+    assert "has scores of other responses than the study's" in refusal(*words, scores)
+    means = [{"aspect": one["aspect"], "score": 0.5} for one in study.records[0]["rubric_aspects"]]
+    content = json.loads((study.folder / "scores.json").read_text())
+    content["per_question_scores"][0] |= {"details": means, "score": 0.25}
+    path = study.write("means.json", {**content, "num_verdicts": 2})
+    assert "not a verdict" in refusal(*words, path) or "no written verdicts" in refusal(*words, path)
+    study.make("--overwrite")
+    result = study.result("Ann", {ids[0]: {"choice": 1}})
+    assert "only verdicts compare with a judge's" in refusal(*words[:1], result, *words[2:], scores)
 
 
 def test_verdicts_of_two_raters_are_medians_with_a_seeded_choice(study, capsys):

@@ -12,13 +12,16 @@ from typing import Any, NotRequired, TypedDict
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
 from utils.files.json_files import read_json
-from utils.files.manifest import file_hash, read_manifest
+from utils.files.manifest import file_hash, read_manifest, settings_of
 from utils.parsing.plans import one_line
+from utils.records.scores import read_scores
 from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import describe_sign_test, human_figures
 from utils.tables.formats import Cell, Table, interval_text, number, signed
 from utils.tables.rating_study import SCALES, slots_of
+from utils.tables.significance import share_interval
 
+Pair = tuple[int, int | None]  # the raters' verdict and the judge's, None if it has none
 CHOICES = {1: "first", 2: "second", 0: "tie"}  # for a pair that is not swapped
 PAPER = {  # agreement of the paper's raters
     "pairs": "The paper's two raters: Cohen's kappa 0.726 (section 5.2).",
@@ -282,6 +285,67 @@ def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Itera
         its = coefficient(list(by_question.values()), SCALES[scale]["steps"])
         counts = [str(len(by_question)), str(len(units)), number(same)]
         yield [scale, raters, *counts, name, signed(its.value), interval_text(its.interval)]
+
+
+# The verdicts of raters against a judge's
+
+
+def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:
+    """Return a judge's verdicts by question id and aspect, from the score file of the responses that were rated.
+
+    UserError if the study has other responses or no verdicts, or if a verdict is not 0, 1 or 2.
+    """
+    if results.key["ask"] != "verdicts":
+        raise UserError(f"--score_addr: the study asks for {results.key['ask']}; only verdicts compare with a judge's")
+    scores, rated = read_scores(path), results.key["systems"][0]["responses"]
+    if settings_of(path).get("responses") not in (None, *rated):
+        raise UserError(f"{path}: has scores of other responses than the study's; judge the ones that were rated")
+    found: dict[str, dict[str, int | None]] = {}
+    for entry in scores["per_question_scores"]:
+        for detail in entry["details"]:
+            if "aspect" not in detail or detail["score"] not in (None, *SCALES["covered"]["choices"]):
+                told = "has no written verdicts by aspect; give a file of strategy aspect without --verdicts"
+                raise UserError(f"{path}: question {quote(entry['id'])}: {told}")
+            found.setdefault(entry["id"], {})[detail["aspect"]] = detail["score"]
+    return found
+
+
+def judge_pairs(results: Results, judge: dict[str, dict[str, int | None]]) -> dict[str, list[Pair]]:
+    """Return the raters' and the judge's verdict on every rated aspect, by question id."""
+    found: dict[str, list[Pair]] = {}
+    for one in results.rated:
+        verdict = as_verdict(median(one.values.values()), f"{one.question_id} {one.slot}")
+        its = judge.get(one.question_id, {}).get(one.about)
+        found.setdefault(one.question_id, []).append((verdict, its))
+    return found
+
+
+def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
+    """Return a table of agreement by category, and one of counts: raters' verdicts in rows, the judge's in columns."""
+    group_of = {key: question["group"] or "(no category)" for key, question in results.key["questions"].items()}
+    groups = dict.fromkeys(group_of[key] for key in pairs)
+    rows = []
+    for name in (*groups, *(["All"] if len(groups) > 1 else [])):
+        its = {key: pairs[key] for key in pairs if name in (group_of[key], "All")}
+        both = [(key, one, other) for key in its for one, other in its[key] if other is not None]
+        kappa = cohens_kappa([[pair for pair in its[key] if pair[1] is not None] for key in its], steps=True)
+        same = [float(one == other) for _, one, other in both]
+        figures = [number(fmean(same) if both else None)]
+        figures += [interval_text(share_interval(same, [key for key, *_ in both]), number)]
+        figures += [signed(kappa.value), interval_text(kappa.interval)]
+        figures += [number(fmean(one[side] for one in both) if both else None, 2) for side in (1, 2)]
+        rows.append([name, str(len({key for key, *_ in both})), str(len(both)), *figures])
+    notes = [
+        "Raters' verdict: the median over raters. Same: share of equal verdicts, with a t interval of the logit, "
+        "cluster-robust by question. Kappa: Cohen's, weighted by squared distance; bootstrap over questions.",
+    ]
+    columns = ["Category", "Questions", "Aspects", "Same", "95% interval", "Kappa", "Interval"]
+    agreement = _table([*columns, "Raters' mean", "Judge's mean"], rows, notes)
+    counts = Counter(pair for its in pairs.values() for pair in its)
+    choices = [*SCALES["covered"]["choices"], None]
+    names = ["no verdict" if value is None else f"judge {value}" for value in choices]
+    table = [[f"raters {value}", *(str(counts[value, other]) for other in choices)] for value in choices[:-1]]
+    return [agreement, _table(["Verdicts", *names], table, [])]
 
 
 def disagreements_table(results: Results) -> Table:
