@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
-from utils.cli.errors import quote
+from utils.cli.errors import IN_TROUBLE, quote
+from utils.files.writing import naming
 
 LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmark have 5 million
 
@@ -121,7 +122,8 @@ def read_bytes(path: str | Path) -> bytes:
     path = Path(path)
     try:
         check_readable(path)
-        return path.read_bytes()
+        with naming(path):
+            return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file") from None
     except PermissionError:
@@ -129,4 +131,6 @@ def read_bytes(path: str | Path) -> bytes:
     except MemoryError:
         raise UserError(f"{path}: larger than the free memory") from None
     except OSError as error:
+        if error.errno in IN_TROUBLE:
+            raise
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -13,8 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
-from utils.files import writing
-from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
+from utils.cli.errors import IN_TROUBLE
+from utils.files.writing import (
+    all_staged,
+    check_regular,
+    check_writable,
+    locked,
+    naming,
+    open_whole,
+    real_path,
+    rename,
+    staged_path,
+    write_atomically,
+    write_synced,
+)
 
 # Settings found only during a run, so a later run does not know them yet when it compares.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
@@ -71,7 +83,7 @@ def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
 def file_hash(path: str | Path) -> str:
     """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
     check_regular(Path(path))
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -85,7 +97,7 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
         UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
             another program (allowed by `overwrite`).
     """
-    writing.check_writable(Path(path))
+    check_writable(Path(path))
     finish_interrupted_publish(Path(path))
     return is_made_alike(Path(path), settings, overwrite)
 
@@ -95,7 +107,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
     An output that differs only in the settings `may_change` may be written too.
     """
-    is_staged = is_interrupted(path)  # `prepare_output` finishes that first
+    is_staged = find_interrupted(path)  # `prepare_output` finishes that first
     if not (is_staged or path.exists()):
         return False
     check_regular(path)
@@ -113,7 +125,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 def not_ours(path: str | Path) -> str:
     """Return the problem with an output that has no valid manifest."""
-    manifest = _manifest_path(Path(path))
+    manifest = manifest_path(Path(path))
     return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is missing"
 
 
@@ -123,7 +135,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
     renamed. If the process dies before the renaming, `prepare_output` finishes it.
     """
-    writing.write_synced(staged_path(path), as_json(data))
+    write_synced(staged_path(path), as_json(data))
     publish_staged(path, manifest)
 
 
@@ -136,7 +148,7 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     """Do the rest of `publish` for a file that is complete at `staged_path`."""
     path, staged = Path(path), staged_path(path)
     try:
-        write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
+        write_atomically(manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
     except OSError:
         staged.unlink()  # free the space on a full disk
         raise
@@ -149,38 +161,51 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
     for path, content in contents.items():
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
         # The name of an input may not be valid UTF-8: lone surrogates stay escaped.
-        files |= {_manifest_path(path): text.encode(errors="backslashreplace"), path: content}
-    try:
-        for path, content in files.items():
-            with open_whole(staged_path(path), "wb") as file:
-                file.write(content)
-    except BaseException:
-        for path in files:  # free the space on a full disk
-            staged_path(path).unlink(missing_ok=True)
-        raise
-    for path in files:
-        rename(staged_path(path), path)
+        files |= {manifest_path(path): text.encode(errors="backslashreplace"), path: content}
+    with locked(*contents):
+        try:
+            for path, content in files.items():
+                with open_whole(staged_path(path), "wb") as file:
+                    file.write(content)
+        except BaseException:
+            for path in files:  # free the space on a full disk
+                staged_path(path).unlink(missing_ok=True)
+            raise
+        for path in files:
+            rename(staged_path(path), path)
 
 
 def finish_interrupted_publish(path: Path) -> None:
-    """Rename a finished file if the process died after putting its manifest in place."""
-    if is_interrupted(path):
-        rename(staged_path(path), path)
+    """Rename a finished file if the process died after putting its manifest in place, and delete other leftovers.
+
+    The caller holds the lock, so that no other process is writing them.
+    """
+    if staged := find_interrupted(path):
+        rename(staged, path)
+    for staged in all_staged(path):
+        staged.unlink(missing_ok=True)
 
 
-def is_interrupted(path: Path) -> bool:
-    """Return whether a run died after it wrote the manifest and before it renamed the final file."""
-    staged, manifest = staged_path(path), read_manifest(path)
-    return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
+def find_interrupted(path: Path) -> Path | None:
+    """Return the finished file of a run that died after it wrote the manifest and before it renamed the file."""
+    staged = [one for one in all_staged(path) if one.is_file()]
+    manifest = read_manifest(path) if staged else None
+    if manifest is None:
+        return None
+    return next((one for one in staged if file_hash(one) == manifest["output_sha256"]), None)
 
 
-def _manifest_path(path: Path) -> Path:
-    return path.with_name(path.name + ".manifest.json")
+def manifest_path(path: Path) -> Path:
+    """Return the path of an output's manifest: beside it, or beside the file that it links to."""
+    beside = path.with_name(path.name + ".manifest.json")
+    if beside.exists() or not path.is_symlink():
+        return beside
+    return manifest_path(real_path(path))
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
     """Return the manifest beside an output; None if there is no readable one."""
-    manifest = _read(_manifest_path(Path(path)))
+    manifest = _read(manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
 
@@ -234,6 +259,8 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     except OSError as error:  # a link to itself, or no permission
+        if error.errno in IN_TROUBLE:
+            raise
         raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
         return None

@@ -19,8 +19,8 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.manifest import (
     describe_run,
+    find_interrupted,
     finish_interrupted_publish,
-    is_interrupted,
     is_made_alike,
     publish,
     publish_staged,
@@ -97,7 +97,7 @@ class Output:
             check_free(path)
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
-        if made is None or not (path.exists() or is_interrupted(path)):
+        if made is None or not (path.exists() or find_interrupted(path)):
             return False
         if not overwrite and not self.may_shrink:
             self._there = made.get("pieces", 0)
@@ -106,7 +106,7 @@ class Output:
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        self.finished = is_alike and is_whole and has_tried and not is_interrupted(path)
+        self.finished = is_alike and is_whole and has_tried and find_interrupted(path) is None
         if not (self.finished or overwrite):
             self._check(made)
         return self.finished

@@ -15,7 +15,7 @@ from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import open_whole, rename, staged_path, write_array
+from utils.files.writing import all_staged, open_whole, rename, staged_path, write_array
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.originals import read_originals, table_rows
@@ -162,7 +162,8 @@ def write_with_contexts(
                     shutil.copyfileobj(whole, copy)
             rename(staged_path(beside), beside)
     finally:
-        staged_path(beside).unlink(missing_ok=True)
+        for staged in all_staged(beside):
+            staged.unlink(missing_ok=True)
     return {
         "questions": write_array(staged_path(path), referring, indent=4),
         "contexts": len(list(contexts)),
