@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from utils.cli.errors import (
-    IN_TROUBLE,
+    AWAY,
     REMEDIES,
     EngineDiedError,
     UserError,
@@ -103,16 +103,14 @@ def _exit_code(main: Callable[[], int]) -> int:
     except UserError as error:
         if tells_errors():  # one process prints it for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
-        if isinstance(error, EngineDiedError):
-            return SERVER_FAILED
+        is_passing = isinstance(error, EngineDiedError) or getattr(error.__context__, "errno", None) in AWAY
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
         where = "" if error.filename is None else f"{printable(str(error.filename))}: "
         print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
-        if error.errno in IN_TROUBLE:
-            return SERVER_FAILED
-    return USER_ERROR
+        is_passing = error.errno in AWAY
+    return SERVER_FAILED if is_passing else USER_ERROR
 
 
 def _on_signals(handler: Callable[[int, object], None]) -> None:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError
-from utils.cli.errors import IN_TROUBLE, quote
-from utils.files.writing import naming
+from utils.cli.errors import quote
 
 LONGEST_LINE = 2**28  # bytes of JSON Lines; the longest histories of a benchmark have 5 million
 
@@ -122,8 +121,7 @@ def read_bytes(path: str | Path) -> bytes:
     path = Path(path)
     try:
         check_readable(path)
-        with naming(path):
-            return path.read_bytes()
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path}: no such file") from None
     except PermissionError:
@@ -131,6 +129,4 @@ def read_bytes(path: str | Path) -> bytes:
     except MemoryError:
         raise UserError(f"{path}: larger than the free memory") from None
     except OSError as error:
-        if error.errno in IN_TROUBLE:
-            raise
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None

@@ -13,20 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
-from utils.cli.errors import IN_TROUBLE
-from utils.files.writing import (
-    all_staged,
-    check_regular,
-    check_writable,
-    locked,
-    naming,
-    open_whole,
-    real_path,
-    rename,
-    staged_path,
-    write_atomically,
-    write_synced,
-)
+from utils.files import writing
+from utils.files.writing import all_staged, check_regular, naming, open_whole, rename, staged_path, write_atomically
 
 # Settings found only during a run, so a later run does not know them yet when it compares.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
@@ -97,7 +85,7 @@ def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) 
         UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
             another program (allowed by `overwrite`).
     """
-    check_writable(Path(path))
+    writing.check_writable(Path(path))
     finish_interrupted_publish(Path(path))
     return is_made_alike(Path(path), settings, overwrite)
 
@@ -135,7 +123,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
     The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
     renamed. If the process dies before the renaming, `prepare_output` finishes it.
     """
-    write_synced(staged_path(path), as_json(data))
+    writing.write_synced(staged_path(path), as_json(data))
     publish_staged(path, manifest)
 
 
@@ -162,7 +150,7 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
         # The name of an input may not be valid UTF-8: lone surrogates stay escaped.
         files |= {manifest_path(path): text.encode(errors="backslashreplace"), path: content}
-    with locked(*contents):
+    with writing.locked(*contents):
         try:
             for path, content in files.items():
                 with open_whole(staged_path(path), "wb") as file:
@@ -200,7 +188,7 @@ def manifest_path(path: Path) -> Path:
     beside = path.with_name(path.name + ".manifest.json")
     if beside.exists() or not path.is_symlink():
         return beside
-    return manifest_path(real_path(path))
+    return manifest_path(writing.real_path(path))
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
@@ -259,8 +247,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
     except OSError as error:  # a link to itself, or no permission
-        if error.errno in IN_TROUBLE:
-            raise
         raise UserError(f"{path}: cannot be read: {error.strerror}; move it away, or give another output") from None
     if not isinstance(manifest, dict) or not isinstance(manifest.get("settings"), dict):
         return None

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
-from utils.cli.errors import IN_TROUBLE
+from utils.cli.errors import AWAY
+from utils.cli.progress import announce
 
-LOST = (*IN_TROUBLE, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
+LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
 OWN = secrets.token_hex(4)  # in the names of this process's temporary files, with its pid
 STAGED = "[0-9a-f]" * 16 + ".tmp"  # the end of these names, as a pattern
 PATIENCE = 10  # seconds to wait for another process that is about to finish writing
@@ -47,13 +48,10 @@ def check_could_write(path: Path) -> None:
 
 @contextmanager
 def as_user_error(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError that names `path`, except that of a failing disk."""
+    """Turn an OSError into a UserError that names `path`."""
     try:
-        with naming(path):
-            yield
+        yield
     except OSError as error:
-        if error.errno in IN_TROUBLE:
-            raise
         raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
@@ -268,20 +266,25 @@ class HeldError(UserError):
 
 
 @contextmanager
-def locked(*outputs: str | Path) -> Iterator[None]:
-    """Hold the locks of outputs; HeldError if another process still has one after `PATIENCE` seconds."""
-    end = time.monotonic() + PATIENCE
-    with ExitStack() as stack:
-        for output in sorted(outputs):  # in one order, so that two processes never wait for each other
-            while True:
-                try:
-                    stack.callback(lambda lock: lock.release(), Lock(output))  # a forgotten lock is released
-                    break
-                except HeldError:
-                    if time.monotonic() > end:
-                        raise
-                time.sleep(0.05)
+def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the locks of outputs; HeldError if another process still has one after `patience` seconds."""
+    locks: list[Lock] = []
+    end, told = time.monotonic() + patience, patience <= PATIENCE
+    while len(locks) < len(outputs):
+        try:
+            locks.append(Lock(sorted(outputs)[len(locks)]))  # in one order: no two processes wait for each other
+        except HeldError as error:
+            if time.monotonic() > end:
+                raise
+            if not told:
+                announce(f"note: {error}")
+            told = True
+            time.sleep(0.05)
+    try:
         yield
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 class Lock:

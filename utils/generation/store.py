@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
-from utils.cli.errors import IN_TROUBLE
 from utils.files import manifest
 from utils.files.writing import (
     as_user_error,
@@ -225,8 +224,6 @@ class _Lines:
         try:
             return open(self.path, "rb", buffering=buffering)
         except OSError as error:
-            if error.errno in IN_TROUBLE:
-                raise
             raise UserError(f"{self.path}: cannot be read: {describe_os_error(error)}") from None
 
     def _refuse(self) -> None:
