@@ -7,7 +7,9 @@ import socket
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from api_server import Reply, running
@@ -263,7 +265,9 @@ def test_server_that_is_not_there(server, flags, output, questions, quick):
         ({"retry-after": "-3"}, 0),
         ({"retry-after": "7", "retry-after-ms": "20"}, 0.02),
         ({"retry-after": "7", "retry-after-ms": "soon"}, 7),
-        ({"retry-after": "86400"}, LONGEST_WAIT),
+        ({"retry-after": str(LONGEST_WAIT)}, LONGEST_WAIT),
+        ({"retry-after": "86400"}, 0),
+        ({"retry-after": "inf"}, 0),
         ({"retry-after": "later"}, 0),
         ({"retry-after": "nan"}, 0),
         ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0),
@@ -336,3 +340,57 @@ def test_pauses_double_until_a_request_is_answered():
     for _ in range(20):
         refuse_one()
     assert pauses[-1] == refusals.LONGEST_PAUSE
+
+
+@pytest.mark.parametrize("named", ["600", "31536000", "-31536000", None])
+def test_an_api_that_refuses_everything_does_not_hold_a_run_for_days(monkeypatch, named):
+    """32 requests are tried 16 times each, one after the other, by a clock that the pauses move."""
+    now = [0.0]
+    monkeypatch.setattr(refusals.time, "monotonic", lambda: now[0])
+    throttle, headers = Throttle(1), {} if named is None else {"retry-after": named}
+    for _ in range(32 * 16):
+        now[0] = max(now[0], throttle._quiet_until)
+        [entered] = enter(throttle, 1)
+        throttle.refused(entered, read_retry_after(headers))
+        throttle.leave()
+    assert refusals.PATIENCE <= now[0] < 2 * refusals.PATIENCE
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Sends a body without an end to every request, or redirects there."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        is_moved = self.path.startswith("/moved")
+        self.send_response(307 if is_moved else 200)
+        for name, value in (("Location", "/v1/models"), ("Transfer-Encoding", "chunked")):
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):  # the client leaves
+            while self.server.sent < 2**28:
+                self.server.sent += self.wfile.write(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
+            self.wfile.write(b"0\r\n\r\n")
+
+    do_GET = do_POST
+
+    def log_message(self, *_):
+        """Silence."""
+
+
+@pytest.fixture
+def endless():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    server.daemon_threads, server.sent = True, 0
+    with running(server):
+        yield server
+
+
+@pytest.mark.parametrize("path", ["v1", "moved"])
+def test_a_reply_without_an_end_is_given_up(endless, flags, output, path):
+    """Also the list of models, which is asked for first."""
+    address = f"http://127.0.0.1:{endless.server_port}/{path}"
+    with pytest.raises(UserError, match="sends a reply of more than 16 MiB; check --base_url"):
+        run(flags, output, "--base_url", address, "--max_retries", 0)
+    assert endless.sent < 2**28

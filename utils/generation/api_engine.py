@@ -29,7 +29,7 @@ from utils.cli import UserError
 from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.generation.chat import Rendered
-from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
+from utils.generation.refusals import LONGEST_PAUSE, Asked, LongReplyError, MalformedError, Refusals, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
@@ -202,6 +202,8 @@ class APIEngine:
         except openai.APIStatusError as error:
             raise self._explain(error) from None
         except openai.APIConnectionError as error:  # also time-outs
+            if isinstance(error.__cause__, LongReplyError):
+                raise UnavailableError(f"the {self.device} {error.__cause__}; check --base_url") from None
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
     def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
@@ -318,7 +320,9 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     """
 
     async def ask() -> object:
-        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), max_retries=2, timeout=ROOT_SECONDS)
+        http = ThrottledClient(1, ROOT_SECONDS, lambda note: None)
+        more = {"max_retries": 2, "timeout": ROOT_SECONDS, "http_client": http}
+        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), **more)
         async with client, asyncio.timeout(3 * ROOT_SECONDS):
             return await client.get("/models", cast_to=object)
 
