@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     scores = {path: read_scores(path) for path in args.score_addr}
     best = choose(scores)
     check_writable(link.parent / "manifest.json", links=True)
-    replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[best]), link.parent))
+    replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[best]), os.path.realpath(link.parent)))
     for number, (folder, its) in enumerate(zip(args.model_addr, scores.values(), strict=True)):
         print(f"{its['score']:.4f}  {folder}{'  <- ' + args.link_addr if number == best else ''}")
     return 0
