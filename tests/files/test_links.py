@@ -13,6 +13,7 @@ from utils.cli import UserError
 from utils.files.manifest import manifest_of, publish
 from utils.files.writing import Lock, replace_link
 from utils.records.datasets import read_dataset
+from utils.runs.own_method import named_model
 
 PERSONAMEM = Path(__file__).parents[1] / "data/mini_personamem"
 
@@ -81,3 +82,10 @@ def test_a_file_has_one_lock_and_one_manifest_under_all_its_names(tmp_path, out)
         Lock(tmp_path / "a.json")
     lock.release()
     assert sorted(path.name for path in out.iterdir()) == ["b.json", "b.json.manifest.json"]
+
+
+def test_an_at_sign_is_part_of_a_path_where_the_file_is_there(tmp_path, monkeypatch):
+    (tmp_path / "model@best").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert named_model("critic=model@best")[:2] == ("critic", "model@best")
+    assert named_model("critic=m@http://host/v1")[1:] == ("m", {"base_url": "http://host/v1"})
