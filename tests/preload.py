@@ -16,35 +16,24 @@ SOURCE = r"""
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
+#define REAL(type, name) ((type (*)())dlsym(RTLD_NEXT, name))
 static int setting(const char *name) { const char *text = getenv(name); return text ? atoi(text) : 0; }
-
 static int is_lost(int fd) {
     static int calls = 0;
-    char name[64], path[4096];
+    char name[64], path[4096] = "";
     const char *folder = getenv("LOST_FOLDER");
-    if (!folder) return 0;
     snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(name, path, sizeof path);
-    if (length < (ssize_t)strlen(folder) || strncmp(path, folder, strlen(folder))) return 0;
-    if (++calls <= setting("LOST_AFTER")) return 0;
+    if (!folder || readlink(name, path, sizeof path - 1) < 0 || strncmp(path, folder, strlen(folder))) return 0;
     errno = setting("LOST_ERRNO");
-    return 1;
+    return ++calls > setting("LOST_AFTER");
 }
-
-int flock(int fd, int how) {
-    if ((errno = setting("FLOCK_ERRNO"))) return -1;
-    return ((int (*)(int, int))dlsym(RTLD_NEXT, "flock"))(fd, how);
+int flock(int fd, int how) { return (errno = setting("FLOCK_ERRNO")) ? -1 : REAL(int, "flock")(fd, how); }
+int fsync(int fd) { return is_lost(fd) ? -1 : REAL(int, "fsync")(fd); }
+ssize_t pwrite64(int fd, const void *data, size_t size, off_t at) {
+    return is_lost(fd) ? -1 : REAL(ssize_t, "pwrite64")(fd, data, size, at);
 }
-
 ssize_t write(int fd, const void *data, size_t size) {
-    if (is_lost(fd)) return -1;
-    return ((ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write"))(fd, data, size);
-}
-
-int fsync(int fd) {
-    if (is_lost(fd)) return -1;
-    return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(fd);
+    return is_lost(fd) ? -1 : REAL(ssize_t, "write")(fd, data, size);
 }
 """
 
@@ -52,20 +41,17 @@ int fsync(int fd) {
 @pytest.fixture(scope="session")
 def library(tmp_path_factory):
     """Return the path of the library; its effects are set by environment variables."""
-    folder = tmp_path_factory.mktemp("preload")
-    (folder / "faults.c").write_text(SOURCE)
-    command = ["cc", "-shared", "-fPIC", "-o", folder / "faults.so", folder / "faults.c", "-ldl"]
+    path = tmp_path_factory.mktemp("preload") / "faults.so"
+    path.with_suffix(".c").write_text(SOURCE)
     try:
-        subprocess.run(command, check=True)
+        subprocess.run(["cc", "-w", "-shared", "-fPIC", "-o", path, path.with_suffix(".c"), "-ldl"], check=True)
     except FileNotFoundError:
         pytest.skip("no C compiler here")
-    return folder / "faults.so"
+    return path
 
 
 def start(library, words, **faults):
     """Start a script with these faults; its output and errors are read by `communicate`."""
     environment = {**os.environ, "LD_PRELOAD": str(library), **{name: str(value) for name, value in faults.items()}}
-    return subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=ROOT, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, words)], cwd=ROOT, env=environment, **pipes)

@@ -11,15 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from utils.cli.errors import (
-    AWAY,
-    REMEDIES,
-    EngineDiedError,
-    UserError,
-    describe_missing,
-    describe_os_error,
-    printable,
-)
+from utils.cli.errors import AWAY, REMEDIES, EngineDiedError, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, tells_errors
 
 # Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.

@@ -10,14 +10,14 @@ import math
 import re
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import openai
-from httpx2 import AsyncByteStream, ReadError, ReadTimeout
+from httpx2 import ReadError, ReadTimeout
 
 from utils.cli import UserError
 from utils.generation.requests import FORMATS, LIMITS, Completion
@@ -259,26 +259,16 @@ class LongReplyError(ReadError):
     """A server's reply does not end within the limit."""
 
 
-class _Limited(AsyncByteStream):
-    """The body of a reply up to a limit; LongReplyError beyond it."""
-
-    def __init__(self, body: AsyncByteStream, most: int):
-        self._body, self._most = body, most
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        async for piece in self._body:
-            size += len(piece)
-            if size > self._most:
-                raise LongReplyError(f"sends a reply of more than {self._most >> 20} MiB")
-            yield piece
-
-    async def aclose(self) -> None:
-        await self._body.aclose()
-
-
-async def _limit(response: Any) -> None:
-    response.stream = _Limited(response.stream, FILE_BYTES if FILE.search(response.url.path) else MOST_BYTES)
+async def _read(response: Any) -> None:
+    """Read a reply's body up to its limit; LongReplyError beyond it."""
+    most = FILE_BYTES if FILE.search(response.url.path) else MOST_BYTES
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise LongReplyError(f"sends a reply of more than {most >> 20} MiB")
+    response._content = b"".join(parts)  # as `response.aread` does
 
 
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
@@ -286,8 +276,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
     def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
         """`seconds` limits a request from its first byte to the last one of its answer, whatever trickles in."""
-        # Without compression, so that the limit of a reply holds in memory too.
-        super().__init__(event_hooks={"response": [_limit]}, headers={"Accept-Encoding": "identity"})
+        super().__init__(event_hooks={"response": [_read]})
         self._throttle = Throttle(most)
         self._seconds, self._note = seconds, note
 
