@@ -187,10 +187,8 @@ def find_interrupted(path: Path) -> Path | None:
 
 def manifest_path(path: Path) -> Path:
     """Return the path of an output's manifest: beside it, or beside the file that it links to."""
-    beside = path.with_name(path.name + ".manifest.json")
-    if beside.exists() or not path.is_symlink():
-        return beside
-    return manifest_path(writing.real_path(path))
+    beside, real = (one.with_name(f"{one.name}.manifest.json") for one in (path, writing.real_path(path)))
+    return beside if beside.exists() else real
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
