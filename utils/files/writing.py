@@ -279,7 +279,7 @@ def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
             if not told:
                 announce(f"note: {error}")
             told = True
-            time.sleep(0.05)
+            time.sleep(0.1)
     try:
         yield
     finally:

@@ -222,11 +222,8 @@ class BatchEngine(APIEngine):
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
         """Read a finished batch's answers to these requests; an expired batch has only some."""
         its, completed = self._its, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
-        files = {
-            field_of(batch, f"{name}_file_id", str): number for name, number in (("output", completed), ("error", 0))
-        }
-        for file_id, number in files.items():
-            if file_id is None:
+        for name, number in (("output", completed), ("error", 0)):
+            if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
                 continue
             content = await self._insist(lambda: self._whole_file(file_id, number))  # noqa: B023
             for line in _read_lines(content, "custom_id"):
