@@ -144,7 +144,7 @@ def prepare(args: Arguments) -> Command:
         print_dry_run(args, source, len(keys))
 
     def work(_: list[list[Output]]) -> int:
-        store = ModelStore(output.parent / "orders", args.model_name if pooling else args.ranker, settings)
+        store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
         with writing([ranked]), closing(store):
             store.check_writable()
             counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}

@@ -7,6 +7,7 @@ import email
 import email.policy
 import hashlib
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ class BatchServer(ChatServer):
         polls: how often the client polls a batch until it ends.
         held: batches don't end.
         lose: number of following batches that are created, but whose reply the client never gets.
+        cut: number of following files that end in the middle, and have no length.
         invalid: the error in every file, None for none.
         room: maximum number of requests in the queue.
         batches, files: all batches in order, and files by id.
@@ -35,7 +37,7 @@ class BatchServer(ChatServer):
         super().__init__(lambda body: self.answer(body, reply(body)), port)
         self.RequestHandlerClass = _BatchHandler
         self.outcome: Callable[[int, dict[str, Any]], Reply] = lambda number, body: reply(body)
-        self.polls, self.lose, self.held = 2, 0, False
+        self.polls, self.lose, self.held, self.cut = 2, 0, False, 0
         self.invalid: str | None = None
         self.room = 1_000_000
         self.has_interface = True
@@ -43,6 +45,7 @@ class BatchServer(ChatServer):
         self.files: dict[str, bytes] = {}
         self.paid: Counter[str] = Counter()
         self._looks: Counter[str] = Counter()
+        self.looking = threading.Lock()
 
     def answer(self, body: dict[str, Any], reply: Reply) -> Reply:
         if reply.status == 200 and reply.code is None:
@@ -140,12 +143,17 @@ class _BatchHandler(_Handler):
                 return self._send(404, {"error": {"message": "No such File object"}})
             self.send_response(200)
             self.send_header("Content-Type", "application/octet-stream")
-            self.send_header("Content-Length", str(len(content)))
+            if is_cut := self.server.cut > 0:
+                self.server.cut -= 1
+                self.close_connection = True
+            else:
+                self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            return self.wfile.write(content)
+            return self.wfile.write(content[: len(content) // 2] if is_cut else content)
         if len(parts) == 2:
             [batch] = [batch for batch in self.server.batches if batch["id"] == parts[1]]
-            return self._send(200, self.server.look(batch))
+            with self.server.looking:  # two clients may look at once
+                return self._send(200, self.server.look(batch))
         newest, asked = self.server.batches[::-1], parse_qs(place.query)
         ids = [batch["id"] for batch in newest]
         begin = ids.index(asked["after"][0]) + 1 if "after" in asked else 0

@@ -27,10 +27,11 @@ from utils.benchmarks import tasks
 from utils.building.reading_page import make_page
 from utils.building.steps import format_counts
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.derived_files import prepare_derived
-from utils.files.manifest import describe_run, file_hash, manifest_of, noted_settings, publish, publish_staged
+from utils.files.manifest import describe_run, file_hash, noted_settings, publish, publish_staged, settings_of
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.files.writing import staged_path, write_synced
+from utils.files.writing import Lock, staged_path, write_synced
 from utils.generation.calls import TOKEN_COUNTS, describe_cost, total
 from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.engines import print_machine
@@ -153,7 +154,9 @@ class Building:
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(self.prompts.values())}
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
-        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, may_shrink=True)
+        wanted = partial(_refuse_other, Path(path), {key for (key,) in keys})
+        settings = self.args.settings() | settings
+        return Output(path, settings, keys, _collect, UNITS[name], self.args, may_shrink=True, check=wanted)
 
     def _wanted(self) -> list[str]:
         """Return the names of the wanted steps' files, in order."""
@@ -280,9 +283,10 @@ def assemble(args: cli.Arguments) -> None:
         if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
             raise UserError(f"{folder / name}.json: was made from a different {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
-    if all(path.exists() and manifest_of(path)["settings"] == its for path in paths):
+    if all(path.exists() and settings_of(path) == its for path in paths):
         print(f"{table}: already finished, left alone")
         return
+    locks = [Lock(path) for path in paths]
     run = {**describe_run(vars(args), {}, None), "settings": its}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
     rows: list[assembly.Row] = []
@@ -295,6 +299,8 @@ def assemble(args: cli.Arguments) -> None:
     publish(validity, figures, run)
     write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
     publish_staged(page, run)
+    for lock in locks:
+        lock.release()
     print(
         describe(figures)
         + ("\nthese figures include the questions that the filter drops" if args.filter_questions else "")
@@ -308,6 +314,13 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
         return lambda texts: list(map(chat.count, texts))
     tokenizer, _ = load_tokenizer(addr, args.cache_dir)
     return lambda texts: [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]] if texts else []
+
+
+def _refuse_other(path: Path, wanted: set[str], made: dict[str, Any]) -> None:
+    """Raise UserError if a file has records that this command does not make, such as those of other personas."""
+    if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
+        told = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
+        raise UserError(f"{told}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
 
 
 def _collect(pieces: Pieces) -> dict[str, Any]:

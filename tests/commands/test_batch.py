@@ -3,7 +3,10 @@
 import hashlib
 import json
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from api_server import Reply
@@ -16,6 +19,13 @@ from utils.cli import UserError
 from utils.generation import batches, engines
 
 KEY = "sk-never-shown"
+ROOT = Path(__file__).resolve().parents[2]
+SETUP = f"""
+import os
+os.environ['OPENAI_API_KEY'] = '{KEY}'
+from utils.generation import batches
+batches.POLLS = (0.01, 0.02)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -218,9 +228,7 @@ def test_no_batch_exceeds_the_limits(monkeypatch):
 
 def begin(zygote, server, inputs, output, setup=""):
     """Start a run in a new process."""
-    code = f"import os\nos.environ['OPENAI_API_KEY'] = '{KEY}'\n"
-    code += "from utils.generation import batches\nbatches.POLLS = (0.01, 0.02)\n"
-    return zygote.start("utils.batch", ["baselines.py", *flags(server, inputs, output)], do=code + setup)
+    return zygote.start("utils.batch", ["baselines.py", *flags(server, inputs, output)], do=SETUP + setup)
 
 
 KILLED = """
@@ -253,3 +261,56 @@ def test_prompts_that_the_api_refuses_have_no_answer(server, tmp_path):
     asked = len(server.requests), len(server.batches)
     assert answer(server, inputs, output, "--overwrite") == 0
     assert (len(server.requests), len(server.batches)) == asked
+
+
+NO_LOCKS = """
+import fcntl
+def refuse(*_): raise OSError(38, "no locks")
+fcntl.flock = refuse
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("setup", ["", NO_LOCKS], ids=["locks", "no locks"])
+@pytest.mark.parametrize("names", [("out.json", "out.json"), ("out.json", "other.json")])
+def test_two_processes_at_once_pay_for_no_request_twice(server, tmp_path, names, setup, monkeypatch):
+    """While one uploads, the other waits; it reads the same batch, or is told that the output is being written."""
+    inputs, keep = make_questions(tmp_path / "in.json", 30), server.keep
+    monkeypatch.setattr(server, "keep", lambda content: (time.sleep(0.5), keep(content))[1])
+    server.outcome = usable
+    code = SETUP + setup + "import sys\nfrom utils import batch, cli\ncli.run_script(lambda: batch.main(sys.argv[1:]))"
+    for number in range(3):
+        server.batches.clear(), server.paid.clear(), server.files.clear()
+        words = [["baselines.py", *flags(server, inputs, tmp_path / f"{number}" / name)] for name in names]
+        runs = [
+            subprocess.Popen([sys.executable, "-c", code, *its], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+            for its in words
+        ]
+        errors = [run.communicate()[1] for run in runs]
+        for run, error in zip(runs, errors, strict=True):
+            assert run.returncode == 0 or (run.returncode == 2 and "is writing it; wait" in error), error
+        assert 0 in [run.returncode for run in runs]
+        assert set(server.paid.values()) == {1} and sizes_of(server) == [30]
+
+
+def test_a_batch_that_was_not_noted_is_found_among_the_failures_of_another(warm_api, server, tmp_path):
+    """The run dies after the second batch is made, and requests of the first one have failed."""
+    server.outcome = lambda number, body: (
+        Reply("Oh.", status=500) if number == 0 and drawn(body) % 2 else usable(0, body)
+    )
+    inputs, output = make_questions(tmp_path / "in.json", 20), tmp_path / "out.json"
+    create = "batches.MOST_REQUESTS = 10\n" + KILLED.replace("len(sent) == STEPS", "'/batches' in request.url.path "
+             "and request.method == 'POST' and sum(one.method == 'POST' for one in sent) == 4")  # fmt: skip
+    run = begin(warm_api, server, inputs, output, create)
+    assert run.wait() == -signal.SIGKILL and sizes_of(server) == [10, 10]
+    again = begin(warm_api, server, inputs, output, "batches.MOST_REQUESTS = 10\n")
+    assert again.wait() == 0, again.errors
+    failed = 10 - server.batches[0]["request_counts"]["completed"]
+    assert 0 < failed < 10 and sizes_of(server) == [10, 10, failed] and set(server.paid.values()) == {1}
+
+
+def test_a_result_file_that_is_cut_short_is_read_again(server, tmp_path, monkeypatch):
+    """Without a length, the end of a connection looks like the end of the file."""
+    server.cut, server.outcome = 1, usable
+    assert answer(server, make_questions(tmp_path / "in.json", 12), tmp_path / "out.json") == 0
+    assert server.cut == 0 and sizes_of(server) == [12] and set(server.paid.values()) == {1}

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,8 +119,37 @@ print("done", flush=True)
 """
 
 
-def test_only_one_of_racing_processes_has_the_lock(path):
-    with start(RACE, path, 200) as first, start(RACE, path, 200) as second:
+WITHOUT = """
+import fcntl
+def refuse(file, how):
+    raise OSError(38, "Function not implemented")
+fcntl.flock = refuse
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_without_file_locks_the_lock_file_itself_is_one(path, end, monkeypatch):
+    """That of an ended process is taken over on the same host; elsewhere nobody can tell whether it has ended."""
+
+    def refuse(file, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with start(WITHOUT + HOLD, path) as holder:
+        told = f"wait for that process, or delete {lock_of(path)} if it has ended"
+        assert message(Lock, path) == in_use(path, holder.pid).replace("wait for that process, or stop it", told)
+        holder.send_signal(end) if end else holder.communicate("\n")
+        holder.wait()
+        lock_of(path).with_name("other").write_text('{"host": "node7", "pid": 1}')
+        write(path)
+    assert not lock_of(path).exists()
+    lock_of(path).with_name("other").rename(lock_of(path))
+    assert "process 1 on node7 is writing it" in message(Lock, path) and lock_of(path).exists()
+
+
+@pytest.mark.parametrize("without", ["", WITHOUT], ids=["locks", "no locks"])
+def test_only_one_of_racing_processes_has_the_lock(path, without):
+    with start(without + RACE, path, 200) as first, start(without + RACE, path, 200) as second:
         for process in (first, second):
             process.stdin.write("\n")
             process.stdin.flush()
@@ -127,12 +157,31 @@ def test_only_one_of_racing_processes_has_the_lock(path):
     assert names_in(path.parent) == set()
 
 
-def test_without_file_locks_nobody_is_blocked(path, monkeypatch):
-    def refuse(file, how):
-        raise OSError(errno.ENOLCK, "No locks available")
+KILLED = """
+import sys
+from utils.cli import UserError
+from utils.files.writing import locked
+print("ready", flush=True)
+while True:
+    with locked(sys.argv[1]):
+        open(sys.argv[1] + ".inside", "x").close()
+        __import__("os").unlink(sys.argv[1] + ".inside")
+"""
 
-    monkeypatch.setattr("fcntl.flock", refuse)
-    lock, other = Lock(path), Lock(path)
-    lock.release()
-    other.release()
-    assert not lock_of(path).exists()
+
+@pytest.mark.parametrize("without", ["", WITHOUT], ids=["locks", "no locks"])
+def test_a_lock_is_free_after_a_kill_at_any_moment(path, without):
+    """Except, without locks, between the making of the lock file and the writing of its holder's name."""
+    inside, empty = Path(f"{path}.inside"), 0
+    for number in range(20):
+        with start(without + KILLED, path) as process:
+            time.sleep(number / 500)
+            process.kill()
+            process.wait()
+        inside.unlink(missing_ok=True)
+        if without and lock_of(path).exists() and not lock_of(path).read_text():
+            empty += 1
+            lock_of(path).unlink()
+        with start(without + HOLD, path):
+            pass
+    assert empty < 10

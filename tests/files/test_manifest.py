@@ -25,6 +25,8 @@ SETTINGS = {"model": "small", "temperature": 0.1}
         ("https://user:se@cret@host/v1", "https://host/v1"),
         ("http://host/v1/user@place", "http://host/v1/user@place"),
         ("http://host?mail=a@b", "http://host?mail=a@b"),
+        ("m@http://host/v1?api-version=1&Api_Key=a%2Fb&n=1", "m@http://host/v1?api-version=1&Api_Key=***&n=1"),
+        ("what?key=value", "what?key=value"),
         ("someone@host.org", "someone@host.org"),
         ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct"),
         (8000, 8000),

@@ -266,7 +266,7 @@ def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
     half.mkdir()
     if older:
         publish(half / "answers.json", older[0], {"settings": older[1]})
-    (half / "answers.json.tmp").write_text('"newer te')
+    (half / f"answers.json.{'0' * 16}.tmp").write_text('"newer te')
     for folder in [half, *folders]:
         path = folder / "answers.json"
         seen.add(path.read_text() if path.exists() else None)

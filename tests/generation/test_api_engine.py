@@ -263,7 +263,9 @@ def test_server_that_is_not_there(server, flags, output, questions, quick):
         ({"retry-after": "-3"}, 0),
         ({"retry-after": "7", "retry-after-ms": "20"}, 0.02),
         ({"retry-after": "7", "retry-after-ms": "soon"}, 7),
-        ({"retry-after": "86400"}, LONGEST_WAIT),
+        ({"retry-after": str(LONGEST_WAIT)}, LONGEST_WAIT),
+        ({"retry-after": "86400"}, 0),
+        ({"retry-after": "inf"}, 0),
         ({"retry-after": "later"}, 0),
         ({"retry-after": "nan"}, 0),
         ({"retry-after": formatdate(time.time() - 60, usegmt=True)}, 0),
@@ -336,3 +338,29 @@ def test_pauses_double_until_a_request_is_answered():
     for _ in range(20):
         refuse_one()
     assert pauses[-1] == refusals.LONGEST_PAUSE
+
+
+@pytest.mark.parametrize("named", ["600", "31536000", "-31536000", None])
+def test_an_api_that_refuses_everything_does_not_hold_a_run_for_days(monkeypatch, named):
+    """32 requests are tried 16 times each, one after the other, by a clock that the pauses move."""
+    now = [0.0]
+    monkeypatch.setattr(refusals.time, "monotonic", lambda: now[0])
+    throttle, headers = Throttle(1), {} if named is None else {"retry-after": named}
+    for _ in range(32 * 16):
+        now[0] = max(now[0], throttle._quiet_until)
+        [entered] = enter(throttle, 1)
+        throttle.refused(entered, read_retry_after(headers))
+        throttle.leave()
+    assert refusals.PATIENCE <= now[0] < 2 * refusals.PATIENCE
+
+
+def test_a_reply_that_is_too_long_is_given_up(server, flags, output, quick):
+    """Also the list of models, which is asked for first."""
+    padding = " " * refusals.MOST_BYTES
+    server.list_models = lambda: (200, {"data": [{"id": "m", "root": "read"}], "more": padding})
+    server.faults, server.body = lambda body, times: "other JSON", lambda right: {**right, "more": padding}
+    with pytest.raises(UserError, match="sends a reply of more than 16 MiB; check --base_url"):
+        run(flags, output, "--max_retries", 0)
+    server.faults = lambda body, times: None
+    run(flags, output)
+    assert "(read)" not in json.dumps(read_manifest(output)["settings"])

@@ -287,3 +287,21 @@ def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, caps
         build_personamem.main(flags(out, server.url, *steps))
     for name in ("conversations.json", "small_talk.json"):
         assert (out / name).read_bytes() == (built[0] / name).read_bytes()
+
+
+def test_files_of_other_personas_and_an_edited_table_are_kept(built, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(built[0], out)
+    before = files_of(out)
+    with serve(unsteady) as server:
+        for more in (["--n_persona", 1], ["--s_persona", 1], ["--n_persona", 1, "--step", "questions"]):
+            with pytest.raises(UserError, match="that this command does not make, such as '"):
+                build_personamem.main(flags(out, server.url, *more))
+        assert files_of(out) == before
+        (out / ASSEMBLED[0]).write_text("edited")
+        with pytest.raises(UserError, match="or was changed since"):
+            build_personamem.main(flags(out, server.url))
+        assert build_personamem.main(flags(out, server.url, "--overwrite")) == 0
+        assert files_of(out) == before
+        assert build_personamem.main(flags(out, server.url, "--n_persona", 1, "--overwrite")) == 0
+    assert {key.partition("/")[0] for key in made(out, "questions.json")} == {"0"}

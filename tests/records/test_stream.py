@@ -67,7 +67,7 @@ def test_each_record_is_found_again(tmp_path, monkeypatch, name, write, chunk):
     assert [dataset[number] for number in order] == [scanned[number] for number in order]
 
 
-@pytest.mark.parametrize("change", ["shorter", "another record there", "gone"])
+@pytest.mark.parametrize("change", ["shorter", "another record there", "another profile", "gone"])
 def test_a_file_that_is_changed_meanwhile_is_refused(tmp_path, change):
     path = tmp_path / "d.json"
     as_array(None)(path, make_records(9))
@@ -77,6 +77,9 @@ def test_a_file_that_is_changed_meanwhile_is_refused(tmp_path, change):
         path.write_text("[]")
     elif change == "gone":
         path.unlink()
+    elif change == "another profile":  # of the same length, in a file that replaces this one
+        path.with_name("new").write_text(path.read_text().replace('"text"', '"next"'))
+        path.with_name("new").replace(path)
     else:
         path.write_text(path.read_text().replace('"q8"', '"x8"'))
     with pytest.raises(UserError, match="changed while it was read"):

@@ -214,6 +214,15 @@ def watch_texts(monkeypatch, stop_at=None):
     return embedded
 
 
+def test_the_orders_of_an_encoder_are_found_under_another_name(tmp_path, encoder_folder, monkeypatch):
+    source = write(tmp_path / "in.json", make_records())
+    rank(source, tmp_path / "out.json", "--model_name", encoder_folder)
+    (tmp_path / "other").symlink_to(encoder_folder)
+    monkeypatch.setattr("retrieval.rank_dataset.open_encoder", None)
+    rank(source, tmp_path / "again.json", "--model_name", tmp_path / "other")
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "out.json").read_bytes()
+
+
 def test_an_interrupted_ranking_resumes_with_the_missing_questions(tmp_path, encoder_folder, monkeypatch):
     source, output = write(tmp_path / "in.json", many_records(8)), tmp_path / "out.json"
     options = ["--model_name", encoder_folder, "--device", "cpu"]

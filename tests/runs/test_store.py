@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from utils.cli import UserError
+from utils.files import writing
 from utils.generation import store as module
 from utils.generation.store import ModelStore, line_of
 
@@ -183,7 +184,9 @@ def test_two_processes_that_create_a_folder_at_once(folder, monkeypatch):
         fsync(file)
         if not turns:
             turns.append("other")
-            stores[1].add(key_of(1), {"text": "other"})
+            with monkeypatch.context() as patch:
+                patch.setattr(writing, "OWN", "0" * 8)  # of the other process
+                stores[1].add(key_of(1), {"text": "other"})
 
     monkeypatch.setattr(os, "fsync", fsync_late)
     stores[0].add(key_of(0), {"text": "first"})

@@ -102,6 +102,7 @@ REPLIES = {
     "a server in trouble": refusal(503),
     "an error of text": lambda path, sent: (403, {"Content-Type": "text/plain"}, f"You sent {sent}"),
     "an error with status 200": lambda path, sent: as_json(200, {"error": {"message": sent}}),
+    "a path that is repeated": lambda path, sent: as_json(404, {"error": {"message": f"no such path: {path}"}}),
     "broken JSON": lambda path, sent: (200, {"Content-Type": "application/json"}, f'{{"{sent}'),
     "a redirect": lambda path, sent: (307, {"Location": f"http://{KEY}:{KEY}@127.0.0.1:9/v1"}, sent),
 }
@@ -323,6 +324,8 @@ def test_pickled_weights_and_adapters_are_refused_and_never_run(folder, run, mod
         ("a completion", "info", "flag"),
         ("a refused prompt", "warning", "environment"),
         ("a refused key", "debug", "proxy"),
+        ("a completion", "debug", "query"),
+        ("a path that is repeated", "debug", "query"),
     ],
 )
 def test_a_password_in_an_address_is_shown_nowhere(folder, run, name, level, place):
@@ -332,9 +335,11 @@ def test_a_password_in_an_address_is_shown_nowhere(folder, run, name, level, pla
             "flag": (["--base_url", f"{url}/v1"], {}),
             "environment": ([], {"OPENAI_BASE_URL": f"{url}/v1"}),
             "proxy": (["--base_url", "http://api.invalid/v1"], {"HTTP_PROXY": url, "http_proxy": url}),
+            "query": (["--base_url", f"{url}/v1?api-version=1&Subscription-Key={PASSWORD}"], {}),
         }[place]
         arguments = ["--openai", *COMMANDS["baselines.py"], *flags, "--log_level", level, "--max_retries", "0"]
         _, shown = run("baselines.py", arguments, OPENAI_API_KEY=KEY, **environment)
         assert place != "proxy" or SECRETS["user and password, as they are sent"] in server.sent[0]
+        assert place != "query" or f"/v1/chat/completions?api-version=1&Subscription-Key={PASSWORD}" in server.sent[-1]
         assert server.sent
     assert leaks(folder, shown) == []

@@ -3,8 +3,10 @@
 All inputs are added in one transaction, so a killed run starts over.
 """
 
+import errno
 import hashlib
 import json
+import os
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,6 +64,7 @@ class PostIndex:
             if version != LAYOUT:
                 self._clear()
         except sqlite3.DatabaseError as error:
+            raise_trouble(error, path)
             problem = f"{one_line(str(error))}; move it away, or give another --output_dir"
             raise UserError(f"{path}: cannot be used as the posts index: {problem}") from None
 
@@ -75,7 +78,8 @@ class PostIndex:
             return
         if there:
             announce(f"{self._path}: was made from other inputs, rebuilding it")
-        self._clear()
+        with self._telling():
+            self._clear()
         with self._telling(), self._file:  # rolls back after an error
             self._file.execute("BEGIN")
             for place, path in enumerate(paths):
@@ -166,7 +170,14 @@ class PostIndex:
         except sqlite3.ProgrammingError:
             raise
         except sqlite3.DatabaseError as error:  # a full disk, a lock of another process, or damage
+            raise_trouble(error, self._path)
             raise UserError(f"{self._path}: cannot be read or written: {one_line(str(error))}\n  {_REMEDY}") from None
+
+
+def raise_trouble(error: sqlite3.DatabaseError, path: Path) -> None:
+    """Raise an OSError instead of SQLite's error if the disk fails."""
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_IOERR:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from None
 
 
 def digest(words: list[str]) -> bytes | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files.derived_files import is_own, prepare_derived
-from utils.files.manifest import describe_run, manifest_of, publish_staged
+from utils.files.manifest import describe_run, manifest_of, manifest_path, publish_staged
 from utils.files.writing import staged_path
 
 Counts = Mapping[str, int]
@@ -44,7 +44,7 @@ class Steps:
         if path.exists() and is_own(path, self.script):
             print(f"note: {path}: deleted, because this run has no questions for it", file=sys.stderr)
             path.unlink()
-            path.with_name(f"{path.name}.manifest.json").unlink()
+            manifest_path(path).unlink()
 
 
 def format_counts(counts: Counts) -> str:

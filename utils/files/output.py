@@ -20,8 +20,8 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.manifest import (
     describe_run,
+    find_interrupted,
     finish_interrupted_publish,
-    is_interrupted,
     is_made_alike,
     publish,
     publish_staged,
@@ -95,7 +95,8 @@ class Output:
         """
         if not self.is_shard:
             check_could_write(Path(self.path))
-            check_free(Path(self.path))
+            if self._lock is None:
+                check_free(Path(self.path))
             self.finished = self._is_there()
         return self.finished
 
@@ -104,7 +105,7 @@ class Output:
         path, overwrite = Path(self.path), self.args.overwrite
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
-        if made is None or not (path.exists() or is_interrupted(path)):
+        if made is None or not (path.exists() or find_interrupted(path)):
             return False
         if not overwrite and not self.may_shrink:
             self._there = made.get("pieces", 0)
@@ -113,7 +114,7 @@ class Output:
         is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        is_finished = is_alike and is_whole and has_tried and not (overwrite or is_interrupted(path))
+        is_finished = is_alike and is_whole and has_tried and not (overwrite or find_interrupted(path))
         if not (is_finished or overwrite):
             self._check(made)
         return is_finished

@@ -5,41 +5,51 @@
 
 import errno
 import fcntl
+import glob
 import json
 import os
 import re
 import secrets
 import shutil
 import socket
+import time
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
 
 from utils.cli import UserError, describe_os_error
+from utils.cli.errors import AWAY
+from utils.cli.progress import announce
 
-LOST = (errno.EIO, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
+LOST = (*AWAY, errno.ENOSPC, errno.EDQUOT)  # errors that mean that data was not saved
+OWN = secrets.token_hex(4)  # in the names of this process's temporary files, with its pid
+STAGED = "[0-9a-f]" * 16 + ".tmp"  # the end of these names, as a pattern
+PATIENCE = 10  # seconds to wait for another process that is about to finish writing
 PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
 
 
 def check_writable(path: Path, links: bool = False) -> None:
     """Make the folder of `path`; UserError if `path`, or with `links` a symbolic link, could not be written there."""
-    with _as_user_error(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with as_user_error(path):
+        real_path(path).parent.mkdir(parents=True, exist_ok=True)
         probe_folder(path, links)
 
 
 def check_could_write(path: Path) -> None:
     """Raise UserError if `path` could not be written. Creates nothing, so a dry run may call it."""
-    with _as_user_error(path):
+    with as_user_error(path):
         if path.parent.exists():
             path.parent.mkdir(exist_ok=True)  # no effect on a folder; fails on a file, as it would in a run
         probe_folder(path)
 
 
 @contextmanager
-def _as_user_error(path: Path) -> Iterator[None]:
+def as_user_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`."""
     try:
         yield
     except OSError as error:
@@ -55,8 +65,8 @@ def probe_folder(path: Path, links: bool = False) -> Path:
     """
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give a file")
-    path.with_name(f"{path.name}.manifest.json.tmp").exists()  # fails if the longest derived name is too long
-    folder = next(folder for folder in path.absolute().parents if folder.exists())
+    staged_path(path.with_name(f"{path.name}.manifest.json")).exists()  # fails if the longest derived name is too long
+    folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
     probe = folder / f".probe-{secrets.token_hex(8)}"
     try:
         with open_appending(probe) as file:
@@ -71,8 +81,7 @@ def probe_folder(path: Path, links: bool = False) -> Path:
                 told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
                 raise UserError(f"{folder}: {told}") from None
     finally:
-        for left in (probe, staged_path(probe)):
-            left.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
     return folder
 
 
@@ -94,14 +103,15 @@ def check_regular(path: Path) -> None:
         raise UserError(f"{path}: not a regular file; move it away, or give another output")
 
 
-def open_appending(path: Path) -> IO[bytes]:
+def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
     """Open a file for reading and appending, without a buffer, so that failed writes are not repeated later.
 
+    With `is_new`, the file must be new (FileExistsError) or exist (FileNotFoundError); else it is made if necessary.
     UserError if the path is not a regular file, or is a symbolic link: its target is not ours to write to.
     """
     check_regular(path)
     try:
-        file = open(path, "a+b", buffering=0, opener=_open_no_link)  # noqa: SIM115 (the caller's)
+        file = open(path, "a+b", buffering=0, opener=partial(_open_no_link, is_new))  # noqa: SIM115 (the caller's)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
@@ -109,8 +119,9 @@ def open_appending(path: Path) -> IO[bytes]:
     return file
 
 
-def _open_no_link(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+def _open_no_link(is_new: bool | None, name: str, flags: int) -> int:
+    flags |= os.O_NOFOLLOW | (os.O_EXCL if is_new else 0)
+    return os.open(name, flags & ~os.O_CREAT if is_new is False else flags, 0o666)
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
@@ -125,16 +136,21 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
 
 def write_atomically(path: str | Path, text: str) -> None:
     """Write a text file under a temporary name and rename it, so that readers see the old file or the new one."""
-    write_synced(staged_path(path), text)
-    rename(staged_path(path), Path(path))
+    staged = staged_path(path)
+    write_synced(staged, text)
+    try:
+        rename(staged, Path(path))
+    except BaseException:
+        staged.unlink(missing_ok=True)
+        raise
 
 
 def replace_link(link: Path, target: str) -> None:
     """Point a symbolic link to `target`; readers see the old link or the new one."""
-    staged = staged_path(link)
-    staged.unlink(missing_ok=True)
+    staged = _staged(link)
     staged.symlink_to(target)
-    rename(staged, link)
+    os.replace(staged, link)  # not `rename`, which would replace what the link leads to
+    sync_path(link.parent)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -181,16 +197,19 @@ def fill_folder(folder: Path) -> Iterator[Path]:
     UserError, which names --output_dir, if it cannot be made.
     """
     partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        if partial.exists():  # left over from an interrupted run
-            shutil.rmtree(partial)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{partial}: cannot be created: {error.strerror}; give another --output_dir") from None
-    with filling(partial):
-        yield partial
-    sync_folder(partial)
-    rename(partial, folder)
+    with ExitStack() as stack:
+        try:
+            partial.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder))
+            if partial.exists():  # left over from an interrupted run
+                shutil.rmtree(partial)
+            partial.mkdir()
+        except OSError as error:
+            raise UserError(f"{partial}: cannot be created: {error.strerror}; give another --output_dir") from None
+        with filling(partial):
+            yield partial
+        sync_folder(partial)
+        rename(partial, folder)
 
 
 @contextmanager
@@ -211,6 +230,8 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 def rename(staged: Path, path: Path) -> None:
+    """Put a complete file in the place of `path`, or of the file that `path` links to."""
+    path = real_path(path)
     os.replace(staged, path)
     with suppress(PermissionError):  # files may be made in the folder, but not listed
         sync_path(path.parent)  # so that the new name is on disk too
@@ -244,31 +265,73 @@ def naming(path: str | Path) -> Iterator[None]:
 
 
 def staged_path(path: str | Path) -> Path:
-    """Return the temporary name under which a file is written."""
-    path = Path(path)
-    return path.with_name(path.name + ".tmp")
+    """Return the temporary name, this process's own, under which a file (or the file it links to) is written."""
+    return _staged(real_path(path))
+
+
+def _staged(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{os.getpid():08x}{OWN}.tmp")
+
+
+def all_staged(path: str | Path) -> list[Path]:
+    """Return the temporary files of all processes for a file and for its manifest."""
+    path = real_path(path)
+    names = [f"{glob.escape(path.name)}{kind}.{STAGED}" for kind in ("", ".manifest.json")]
+    return [found for name in names for found in sorted(path.parent.glob(name))]
+
+
+def real_path(path: str | Path) -> Path:
+    """Return the path, or the one that it links to, so that a link that is an output stays a link."""
+    return Path(os.path.realpath(path) if os.path.islink(path) else path)
 
 
 def check_free(output: str | Path) -> None:
     """Raise UserError if another process holds the lock. Creates no lock file, so a dry run may call it."""
-    if Path(f"{output}.lock").exists():
+    if Path(f"{real_path(output)}.lock").exists():
         Lock(output).release()
+
+
+class HeldError(UserError):
+    """Another process holds the lock."""
+
+
+@contextmanager
+def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
+    """Hold the locks of outputs; HeldError if another process still has one after `patience` seconds."""
+    locks: list[Lock] = []
+    end, told = time.monotonic() + patience, patience <= PATIENCE
+    while len(locks) < len(outputs):
+        try:
+            locks.append(Lock(sorted(outputs)[len(locks)]))  # in one order: no two processes wait for each other
+        except HeldError as error:
+            if time.monotonic() > end:
+                raise
+            if not told:
+                announce(f"note: {error}")
+            told = True
+            time.sleep(0.1)
+    try:
+        yield
+    finally:
+        for lock in locks:
+            lock.release()
 
 
 class Lock:
     """Reserves an output for this process while this object exists.
 
-    The kernel releases the lock however the process ends; the next run takes over a leftover lock file.
+    The kernel releases the lock however the process ends; the next run takes over a leftover lock file. On a file
+    system without locks, the process that made the lock file has it, until it deletes it or ends on the same host.
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock; UserError, naming host and pid, if another process holds it."""
-        path = Path(f"{output}.lock")
+        """Take the lock; HeldError, naming host and pid, if another process holds it."""
+        path = Path(f"{real_path(output)}.lock")
         file = _open_locked(path, Path(output))
         try:
             file.truncate(0)
-            with naming(path):
-                file.write(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode() + b"\n")
+            holder = {"host": socket.gethostname(), "pid": os.getpid()}
+            write_line(file, json.dumps(holder).encode() + b"\n", path)
         except OSError:
             _let_go(file, path, os.getpid())
             raise
@@ -278,31 +341,67 @@ class Lock:
 
 
 def _open_locked(path: Path, output: Path) -> IO[bytes]:
-    while True:
-        file = open_appending(path)
+    for is_new in cycle((True, False)):
+        try:
+            file, remedy = open_appending(path, is_new), None
+        except FileExistsError:
+            continue
+        except FileNotFoundError:  # another process deleted it; or there is no folder
+            if is_new:
+                raise
+            continue
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    return file
         except BlockingIOError:
-            raise UserError(f"{output}: {_holder(file)} is writing it; wait for that process, or stop it") from None
-        except OSError:  # a file system without locks
-            return file
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            remedy = "stop it"
+        except OSError as error:  # a file system without locks
+            if error.errno in LOST:
+                raise
+            if is_new:
                 return file
+            if not _take_over(file, path):
+                remedy = f"delete {path} if it has ended"
+        holder = _holder(file)
         file.close()  # another process deleted it between opening and locking
+        if remedy:
+            told = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+            raise HeldError(f"{output}: {told} is writing it; wait for that process, or {remedy}")
+
+
+def _take_over(file: IO[bytes], path: Path) -> bool:
+    """Delete the lock file of a process that has ended on this host; return whether the lock may be free now."""
+    holder = _holder(file)
+    if holder is None or holder["host"] != socket.gethostname():
+        return False
+    with suppress(PermissionError):  # another user's process
+        try:
+            os.kill(holder["pid"], 0)
+        except ProcessLookupError:
+            taken = _staged(path)
+            with suppress(FileNotFoundError):
+                path.rename(taken)
+                with open(taken, "rb") as moved:
+                    is_other = _holder(moved) != holder  # another process took it over first
+                taken.rename(path) if is_other else taken.unlink()
+            return True
+    return False
 
 
 def _let_go(file: IO[bytes], path: Path, pid: int) -> None:
     if os.getpid() == pid:  # not a fork of the holder
         with suppress(OSError):  # the folder may be read-only by now; the next run takes over the file
             path.unlink()
-    file.close()
+    with suppress(OSError):
+        file.close()
 
 
-def _holder(file: IO[bytes]) -> str:
-    """Describe the holder of a lock."""
+def _holder(file: IO[bytes]) -> dict[str, Any] | None:
+    """Return host and pid of the process that has a lock; None if it has not written them yet."""
     file.seek(0)
-    with suppress(ValueError, TypeError, KeyError):  # its holder has not written it yet
+    with suppress(ValueError, TypeError, KeyError):
         holder = json.loads(file.read())
-        return f"process {holder['pid']} on {holder['host']}"
-    return "another process"
+        return {"host": str(holder["host"]), "pid": int(holder["pid"])}
+    return None

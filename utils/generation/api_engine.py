@@ -29,8 +29,9 @@ from httpx2 import Response
 from utils.cli import UserError
 from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
+from utils.files.manifest import KEY_IN_QUERY
 from utils.generation.chat import Rendered
-from utils.generation.refusals import LONGEST_PAUSE, Asked, MalformedError, Refusals, ThrottledClient
+from utils.generation.refusals import LONGEST_PAUSE, Asked, LongReplyError, MalformedError, Refusals, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
@@ -84,7 +85,7 @@ class APIEngine:
             timeout=openai.Timeout(args.request_timeout, connect=min(CONNECT_SECONDS, args.request_timeout)),
             http_client=ThrottledClient(args.max_concurrency, args.request_timeout, self._note),
         )
-        self._secrets = find_secrets(api_key, str(self._client.base_url))
+        self._secrets = find_secrets(api_key, args.base_url or "")
         self.concurrency = args.max_concurrency
         self.device = f"API at {self._client.base_url.host}"
         if proxy := proxy_before(str(self._client.base_url)):
@@ -202,6 +203,8 @@ class APIEngine:
         except openai.APIStatusError as error:
             raise self._explain(error) from None
         except openai.APIConnectionError as error:  # also time-outs
+            if isinstance(error.__cause__, LongReplyError):
+                raise UnavailableError(f"the {self.device} {error.__cause__}; check --base_url") from None
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
     def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
@@ -320,7 +323,9 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
     """
 
     async def ask() -> object:
-        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), max_retries=2, timeout=ROOT_SECONDS)
+        http = ThrottledClient(1, ROOT_SECONDS, lambda note: None)
+        more = {"max_retries": 2, "timeout": ROOT_SECONDS, "http_client": http}
+        client = openai.AsyncOpenAI(api_key=api_key, **address_of(base_url), **more)
         async with client, asyncio.timeout(3 * ROOT_SECONDS):
             return await client.get("/models", cast_to=object)
 
@@ -392,7 +397,9 @@ def _written(usage: dict[str, Any] | None) -> int | None:
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:
     """Return the texts that must not be printed: the key, and credentials in the URLs of server and proxies."""
-    secrets = [api_key]
+    query = urlsplit(base_url).query
+    values = [value.partition("=")[2] for value in query.split("&") if KEY_IN_QUERY.search(f"?{value}")]
+    secrets = [api_key, *values, *map(unquote, values)]
     for address in (base_url, *getproxies().values()):
         login = unquote(urlsplit(address).netloc.rpartition("@")[0])
         if login:

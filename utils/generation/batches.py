@@ -8,6 +8,7 @@ found in the API's list by the hash of its content.
 import asyncio
 import hashlib
 import json
+import math
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Awaitable, Collection, Iterator
@@ -22,7 +23,7 @@ import openai
 from utils.cli import UserError
 from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
-from utils.files.writing import open_appending, sync, write_line
+from utils.files.writing import locked, open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
 from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
@@ -94,26 +95,38 @@ class BatchEngine(APIEngine):
         """Get answers to the collected requests: from batches sent earlier, then from new batches."""
         its, left = self._its, dict(sorted(self._its.noted.items()))  # sorted: the same requests give the same content
         its.noted.clear()
-        for batch_id, requests in self._sent().items():
-            if batch_id not in its.read and (found := requests & left.keys()):
-                announce(f"{batch_id}: already sent by an earlier run")
-                with suppress(AbsentError):  # the API keeps files for 30 days
-                    await self._take(await self._ended(batch_id, len(requests)), found)
-                its.read.add(batch_id)
-        for part in parts_of({key: left[key] for key in left if key not in its.answers and its.tries[key] < ROUNDS}):
+        await self._take_sent(left)
+        rest, parts = self._unanswered(left), []
+        for requests in self._begun():
+            if rest.keys() >= set(requests):
+                parts.append({key: rest.pop(key) for key in requests})
+        for part in parts + parts_of(rest):
             await self._ask_for(part)
         its.answering |= {left[key]["model"] for key in left if isinstance(its.answers.get(key), bytes)}
+
+    def _unanswered(self, requests: dict[str, Fields]) -> dict[str, Fields]:
+        """Return the requests that may be sent in a batch."""
+        its = self._its
+        return {key: requests[key] for key in requests if key not in its.answers and its.tries[key] < ROUNDS}
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
         """Get answers to these requests from one batch, or from smaller ones if the API's queue is full."""
         shared = {"method": "POST", "url": "/v1/chat/completions"}
         content = b"".join(_encode({"custom_id": key, **shared, "body": part[key]}) + b"\n" for key in part)
-        batch_id = await self._insist(lambda: self._submit(content, list(part)))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(self._path, patience=math.inf):
+            is_new = not self._unread(part)
+            batch_id = await self._insist(lambda: self._submit(content, list(part))) if is_new else None
+        if not is_new:  # another process has just sent some of them
+            await self._take_sent(part)
+            left = self._unanswered(part)
+            return await self._ask_for(left) if left else None
         size = f"{len(part)} requests, {len(content) / 1e6:.1f} MB"
         announce(f"{batch_id}: {size}; if you stop now, run the same command again to wait for it")
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
         if TOO_MUCH in [field_of(error, "code", str) for error in errors] and len(part) > 1:
+            self._its.read.add(batch_id)
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
@@ -124,9 +137,17 @@ class BatchEngine(APIEngine):
             await self._take(batch, part.keys())
             self._its.read.add(batch_id)
 
+    async def _take_sent(self, left: dict[str, Fields]) -> None:
+        """Read the answers to these requests from batches that are already sent, once they have ended."""
+        for batch_id, requests in self._unread(left).items():
+            announce(f"{batch_id}: already sent by an earlier run")
+            with suppress(AbsentError):  # the API keeps files for 30 days
+                await self._take(await self._ended(batch_id, len(requests)), requests & left.keys())
+            self._its.read.add(batch_id)
+
     async def _submit(self, content: bytes, requests: list[str]) -> str:
-        """Send a batch with this content, or find it at the API if it was not recorded; return its id."""
-        digest, known = hashlib.sha256(content).hexdigest(), self._sent()
+        """Send a batch with this content, or find it at the API if its id was not recorded; return its id."""
+        digest, known = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
 
         async def find() -> list[str]:
             batches = [batch.model_dump(warnings=False) async for batch in self._client.batches.list(limit=100)]
@@ -145,25 +166,38 @@ class BatchEngine(APIEngine):
             return [batch.id]
 
         try:
-            batch_id = (await self._explained(find()) or await self._explained(send()))[0]
+            found = await self._explained(find())
+            if not found:
+                self._record({"sha256": digest, "requests": requests})
+                found = await self._explained(send())
         except AbsentError as error:
             hint = "\n  this API may not support batches; then run the command without utils/batch.py"
             raise UserError(f"{error}{hint}") from None
-        if not isinstance(batch_id, str):
+        if not isinstance(found[0], str):
             raise UnavailableError(f"the {self.device} returned a batch without an id")
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open_appending(self._path) as file:
-            line = _encode({"id": batch_id, "sha256": digest, "requests": requests})
-            write_line(
-                file, b"\n" + line + b"\n", self._path
-            )  # the first line break ends a line cut by a killed process
-            sync(file)
-        return batch_id
+        self._record({"id": found[0], "sha256": digest, "requests": requests})
+        return found[0]
 
-    def _sent(self) -> dict[str, set[str]]:
-        """Return the requests of each recorded batch, by its id."""
+    def _record(self, line: Fields) -> None:
+        with open_appending(self._path) as file:
+            # The first line break ends a line cut by a killed process.
+            write_line(file, b"\n" + _encode(line) + b"\n", self._path)
+            sync(file)
+
+    def _recorded(self) -> list[Fields]:
         content = self._path.read_bytes() if self._path.exists() else b""
-        return {line["id"]: set(line["requests"]) for line in _read_lines(content, "id")}
+        return [line for line in _read_lines(content, "sha256") if isinstance(line.get("requests"), list)]
+
+    def _unread(self, left: dict[str, Fields]) -> dict[str, set[str]]:
+        """Return the requests of each sent batch that is not read yet and has some of these, by its id."""
+        sent = {line["id"]: set(line["requests"]) for line in self._recorded() if "id" in line}
+        return {batch_id: its for batch_id, its in sent.items() if batch_id not in self._its.read and its & left.keys()}
+
+    def _begun(self) -> list[list[str]]:
+        """Return the requests of each batch that a process may have sent before it died, in their order."""
+        lines = self._recorded()
+        sent = {line["sha256"] for line in lines if "id" in line}
+        return [line["requests"] for line in lines if line["sha256"] not in sent]
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
         """Wait until a batch of `number` requests has ended, and return it."""
@@ -187,10 +221,12 @@ class BatchEngine(APIEngine):
 
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
         """Read a finished batch's answers to these requests; an expired batch has only some."""
-        its = self._its
-        for file_id in filter(None, (field_of(batch, f"{name}_file_id", str) for name in ("output", "error"))):
-            found = await self._insist(lambda: self._explained(self._client.files.content(file_id)))  # noqa: B023
-            for line in _read_lines(found.content, "custom_id"):
+        its, completed = self._its, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
+        for name, number in (("output", completed), ("error", 0)):
+            if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
+                continue
+            content = await self._insist(lambda: self._whole_file(file_id, number))  # noqa: B023
+            for line in _read_lines(content, "custom_id"):
                 key, response = line["custom_id"], field_of(line, "response", dict)
                 status, body = field_of(response, "status_code", int), field_of(response, "body", dict)
                 if key not in requests or status is None:  # None: the request expired
@@ -205,6 +241,15 @@ class BatchEngine(APIEngine):
                     its.tries[key] = ROUNDS
         if batch["status"] != "failed":  # a failed batch never began
             its.tries.update(key for key in requests if key not in its.answers)
+
+    async def _whole_file(self, file_id: str, number: int) -> bytes:
+        """Return the content of a file of at least `number` lines; UnavailableError if it is cut short."""
+        content = (await self._explained(self._client.files.content(file_id))).content
+        last = content.rpartition(b"\n")[2]
+        lines = content.count(b"\n") + len(list(_read_lines(last, "custom_id")))
+        if lines < number:
+            raise UnavailableError(f"the {self.device} returned {lines} of {number} answers of {printable(file_id)}")
+        return content
 
     async def _explained(self, asked: Awaitable[Any]) -> Any:
         """Like `APIEngine._explained`; also UnavailableError if the client library cannot read the answer."""

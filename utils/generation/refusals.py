@@ -17,7 +17,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import openai
-from httpx2 import ReadTimeout
+from httpx2 import ReadError, ReadTimeout
 
 from utils.cli import UserError
 from utils.generation.requests import FORMATS, LIMITS, Completion
@@ -32,7 +32,11 @@ _ALLOWED = re.compile(
 
 Asked = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
 LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, our tries follow after 5, 25, 125, 300, ...
-LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; the library waits two minutes at most
+LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; a longer one counts as none
+PATIENCE = 1800.0  # seconds of nothing but refusals, after which requests no longer pause, so that their tries end
+MOST_BYTES = 2**24  # of a reply; the longest ones are lists of models
+FILE = re.compile(r"/files(/[^/]+/content)?$")  # paths of uploads and of batches' results
+FILE_BYTES, FILE_SECONDS = 2**31, 3600
 RISE_AFTER = 10  # answers per allowed request before the limit rises
 
 
@@ -202,6 +206,7 @@ class Throttle:
         self.limit = self._most = most  # requests that may be under way now
         self._under_way = 0
         self._answered = 0  # answers since the lowered limit last rose
+        self._refused_since: float | None = None  # the first refusal after the last answer
         self._freed = asyncio.Event()
         self._quiet_until = self._wave_began = -math.inf
         self._floor = 1  # the lowest limit in this wave
@@ -226,7 +231,7 @@ class Throttle:
 
     def accepted(self) -> None:
         """Record that a request was answered."""
-        self._next_pause = 0.0
+        self._next_pause, self._refused_since = 0.0, None
         if self.limit == self._most:
             return
         self._answered += 1
@@ -244,9 +249,26 @@ class Throttle:
             self._wave_began, self._floor = now, max(1, self.limit // 2)
             self._pause, self._next_pause = self._next_pause, min(max(1.0, 2 * self._next_pause), LONGEST_PAUSE)
         self.limit = max(self._floor, self.limit - 1)
-        pause = named or self._pause
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        pause = (named or self._pause) if now - self._refused_since < PATIENCE else 0.0
         self._quiet_until = max(self._quiet_until, now + pause)
         return pause
+
+
+class LongReplyError(ReadError):
+    """A server's reply does not end within the limit."""
+
+
+async def _read(response: Any) -> None:
+    """Read a reply's body up to its limit; LongReplyError beyond it."""
+    most = FILE_BYTES if FILE.search(response.url.path) else MOST_BYTES
+    parts, size = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise LongReplyError(f"sends a reply of more than {most >> 20} MiB")
+    response._content = b"".join(parts)  # as `response.aread` does
 
 
 class ThrottledClient(openai.DefaultAsyncHttpxClient):
@@ -254,14 +276,14 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
     def __init__(self, most: int, seconds: float, note: Callable[[str], None]):
         """`seconds` limits a request from its first byte to the last one of its answer, whatever trickles in."""
-        super().__init__()
+        super().__init__(event_hooks={"response": [_read]})
         self._throttle = Throttle(most)
         self._seconds, self._note = seconds, note
 
     async def send(self, request: Any, **options: Any) -> Any:
         entered = await self._throttle.enter()
         try:
-            async with asyncio.timeout(None if "/files" in request.url.path else self._seconds):
+            async with asyncio.timeout(FILE_SECONDS if FILE.search(request.url.path) else self._seconds):
                 response = await super().send(request, **options)
             if response.is_success:
                 self._throttle.accepted()
@@ -277,7 +299,7 @@ class ThrottledClient(openai.DefaultAsyncHttpxClient):
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the seconds that a refusal asks to wait, at most `LONGEST_WAIT`; 0 if it names no time.
+    """Return the seconds that a refusal asks to wait; 0 if it names no time, or more than `LONGEST_WAIT`.
 
     `Retry-After` holds seconds or a date (RFC 9110, section 10.2.3); OpenAI also sends `retry-after-ms`.
     """
@@ -287,5 +309,5 @@ def read_retry_after(headers: Mapping[str, str]) -> float:
         ("retry-after", lambda text: parsedate_to_datetime(text).timestamp() - time.time()),
     ):
         with suppress(KeyError, ValueError, OverflowError):
-            return min(max(0.0, read(headers[name])), LONGEST_WAIT)  # NaN gives 0
+            return seconds if 0 < (seconds := read(headers[name])) <= LONGEST_WAIT else 0.0  # also for NaN
     return 0.0

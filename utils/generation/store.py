@@ -24,14 +24,14 @@ from typing import IO, Any
 from utils.cli import UserError, describe_os_error
 from utils.files import manifest
 from utils.files.writing import (
+    as_user_error,
     check_could_write,
     check_regular,
     naming,
     open_appending,
-    rename,
     sync,
+    write_atomically,
     write_line,
-    write_synced,
 )
 
 KEY_START, KEY_END = 8, 40  # a line's key: {"key":"<32 hex digits>",...
@@ -127,15 +127,10 @@ class ModelStore:
         known = _read_model(path)["servers"]
         servers = [*known, *({self.server} - {None, *known})]
         described = self.described | ({"servers": servers} if servers else {})
-        try:
+        with as_user_error(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             if servers != known or not path.exists():
-                # All tasks of an array may start at once, so each writes its own temporary file.
-                staged = path.with_name(f"{path.name}.{secrets.token_hex(8)}.tmp")
-                write_synced(staged, json.dumps(described, indent=2) + "\n")
-                rename(staged, path)
-        except OSError as error:
-            raise UserError(f"{self.folder}: cannot be written: {describe_os_error(error)}") from None
+                write_atomically(path, json.dumps(described, indent=2) + "\n")
 
     def _append(self, key: str, fields: dict[str, Any]) -> int:
         """Write a line and return its place. If only a part can be written, the part is removed."""
@@ -250,7 +245,7 @@ def _read_model(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return content | {"servers": [*content.get("servers", [])]}
-    except (OSError, ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError):
         raise UserError(f"{path}: is damaged; delete it") from None
 
 

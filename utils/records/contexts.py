@@ -23,7 +23,7 @@ from utils.benchmarks.task import Item, Record
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.json_files import read_lines
-from utils.files.writing import open_whole
+from utils.files.writing import open_whole, real_path
 
 UNITS = ("message", "session")
 CARD = "system"  # the role of the messages that open a session
@@ -103,7 +103,7 @@ class Profile(Sequence):
 
     def reordered(self, order: Sequence[int], folder: Path) -> dict[str, Any]:
         """Return the reference to these items in another order, for a dataset in `folder`."""
-        contexts = os.path.relpath(self._file.path, folder)
+        contexts = os.path.relpath(os.path.realpath(self._file.path), os.path.realpath(folder))
         return {
             **self.reference,
             "contexts": contexts,
@@ -152,7 +152,8 @@ class Profile(Sequence):
 def open_profile(record: Record, dataset: Path) -> Profile:
     """Return the profile that a record of this dataset refers to; UserError if its context is missing or invalid."""
     reference, where = record["profile"], f"{dataset}: id {quote(record['id'])}: field 'profile'"
-    file = _contexts_file(dataset.absolute().parent / reference["contexts"])
+    beside = [path.parent / reference["contexts"] for path in (real_path(dataset).absolute(), dataset.absolute())]
+    file = _contexts_file(beside[0] if beside[0].exists() else beside[1])  # a link may have its own copy beside it
     if reference.get("sha256", file.sha256) != file.sha256:
         raise UserError(f"{file.path}: not the file that {dataset} was made with; restore that file")
     if reference["context"] not in file:
@@ -180,7 +181,7 @@ def with_unit(record: Record, unit: str | None, dataset: str | Path) -> Record:
 def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> list[Item] | dict[str, Any]:
     """Return the profile with its items in this order, in the form that `dataset` stores: a list or a reference."""
     if isinstance(profile, Profile):
-        return profile.reordered(order, dataset.absolute().parent)
+        return profile.reordered(order, real_path(dataset).absolute().parent)
     return [profile[number] for number in order]
 
 

@@ -6,6 +6,7 @@ records' fields; unknown fields are kept.
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations
 from pathlib import Path
@@ -38,12 +39,14 @@ class DatasetFile:
         self.task: Task | None = None  # set by `scan`
         self._needs: tuple[str, ...] = ()  # set by `scan`
         self._places: list[tuple[int, int]] = []  # each record's offset and length in bytes
+        self._version: list[int] = []  # of the file; set by `scan`
 
     def scan(self, needs: Iterable[str] = ()) -> Iterator[Record]:
         """Yield every record, checked as by `read_dataset`; afterwards, each can be read again by its number."""
         self.ids, self._places, self._needs = [], [], tuple(needs)
         numbers: dict[str, int] = {}
         announce_file("reading", self.path)
+        self._version = _version(self.path) if self.path.is_file() else []
         for number, (record, *place) in enumerate(stream_records(self.path)):
             check_record(record, f"{self.path}: record {number}", self._needs)
             if record["id"] in numbers:
@@ -68,12 +71,18 @@ class DatasetFile:
             with open(self.path, "rb") as file:
                 file.seek(offset)
                 record = json.loads(file.read(length).decode())
-            record["id"] = str(record["id"])
+                record["id"] = str(record["id"]) if _version(file.fileno()) == self._version else None
         except (OSError, ValueError, TypeError, KeyError):
             record = {"id": None}
         if record["id"] != self.ids[number]:
             raise UserError(f"{self.path}: changed while it was read; run the same command again")
         return with_profile(record, self.path, self._needs)
+
+
+def _version(file: Path | int) -> list[int]:
+    """Return what tells a file from one that replaces it, or from itself when it is written again."""
+    status = os.stat(file)
+    return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
 
 
 def read_questions(path: str | Path, needs: Iterable[str], num_items: int | None = None) -> list[Record]:

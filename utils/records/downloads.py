@@ -15,7 +15,7 @@ from utils.cli.errors import quote
 from utils.cli.progress import announce_file
 from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import open_whole, rename, staged_path, write_array
+from utils.files.writing import all_staged, open_whole, real_path, rename, staged_path, write_array
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.originals import read_originals, table_rows
@@ -39,7 +39,8 @@ def make_file(
     originals = published.originals(source, split)
     originals = originals._replace(linked=find_linked(source, originals)) if originals.link else originals
     names = [*originals.questions, *filter(None, [originals.outputs, originals.contexts]), *originals.linked.values()]
-    beside = path.with_name(f"{path.stem}_contexts.jsonl") if originals.contexts or originals.link else None
+    stem = real_path(path).with_suffix("")  # of the file that is written, if the path is a link
+    beside = stem.with_name(f"{stem.name}_contexts.jsonl") if originals.contexts or originals.link else None
     name = "a folder" if source.is_folder else source.name  # a folder is identified by its content alone
     settings: dict[str, Any] = {"dataset_name": name, "commit": source.commit, **published.identity, "split": split}
     settings |= {"skip_invalid": True} if skip_invalid else {}
@@ -162,7 +163,8 @@ def write_with_contexts(
                     shutil.copyfileobj(whole, copy)
             rename(staged_path(beside), beside)
     finally:
-        staged_path(beside).unlink(missing_ok=True)
+        for staged in all_staged(beside):
+            staged.unlink(missing_ok=True)
     return {
         "questions": write_array(staged_path(path), referring, indent=4),
         "contexts": len(list(contexts)),

@@ -289,7 +289,7 @@ def named_model(text: str) -> tuple[str, str, dict[str, Any]]:
     """Parse a value of --model, NAME=MODEL[@URL][,FLAG=VALUE...], into the role, the model, and its own flags."""
     role, rest = named(text)
     rest, *parts = re.split(f",(?=(?:{'|'.join(ROLE_FLAGS)})=)", rest)
-    model, _, url = rest.partition("@")
+    model, _, url = (rest, "", "") if Path(cli.at_home(rest)).exists() else rest.partition("@")
     own = {"base_url": cli.api_address(url)} if url else {}
     for name, _, value in (part.partition("=") for part in parts):
         try:

@@ -42,10 +42,11 @@ draw() { # its script has no --dry_run
     GPUS=0 IS_DRAWN=1 step "$@"
 }
 
-words() { # COMMAND...: as it can be pasted, without the password of an address
+words() { # COMMAND...: as it can be pasted, without the password of an address and the keys in its query
     local text
     text=$(printf '%q ' "$@")
-    sed -E 's#://[^/?\# ]*@#://#g' <<<"${text% }"
+    sed -E -e 's#://[^/?\# ]*@#://#g' \
+        -e 's#([?&][^=& ]*(key|token|secret|pass|sig|auth|code)[^=& ]*=)([^ &\]|\\[^&])*#\1***#gI' <<<"${text% }"
 }
 
 submit() { # NAME "NAMES" COMMAND...

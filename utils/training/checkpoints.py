@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
-from utils.files.writing import Lock, check_could_write, check_free, check_writable, replace_link, staged_path
+from utils.files.writing import STAGED, Lock, check_could_write, check_free, check_writable, replace_link
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 
@@ -88,7 +88,8 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
     if lock is not None and whole:
         # The run may have been killed right after its newest checkpoint was complete.
-        staged_path(folder / "trainer_state.json").unlink(missing_ok=True)
+        for staged in folder.rglob(f"*.{STAGED}"):
+            staged.unlink(missing_ok=True)
         link_checkpoints(folder, whole[-1])
     return Run(folder, whole[-1] if whole else None, lock, replaced=[])
 
