@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.cli.errors import first_five
 from utils.tables.dataset_counts import Column, read_columns
-from utils.tables.formats import Cell, Table, counted, plural, to_latex, to_markdown
+from utils.tables.formats import Cell, Table, counted, to_latex, to_markdown
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,15 +96,11 @@ def _count_notes(column: Column) -> Iterator[str]:
 
 def _group_notes(column: Column) -> Iterator[str]:
     task, group_of = column.task, column.group_of
-    group_word, _, subgroup_word = task.group_words
     communities = sorted(group_of)
     if unknown := [name for name in communities if group_of[name] is None]:
-        yield (
-            f"unknown {group_word} for {first_five(unknown)}, which will be missing from tables; "
-            f"{task.facts} lists the {plural(subgroup_word)} of each {group_word}."
-        )
+        yield f"not in {task.facts}, so each is a column of tables: {first_five(unknown)}."
     if elsewhere := [name for name in communities if column.group and group_of[name] not in (None, column.group)]:
-        yield f"{task.facts} has another {group_word} for {first_five(elsewhere)}."
+        yield f"{task.facts} has another {task.group_words[0]} for {first_five(elsewhere)}."
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def test_of_errors_the_lowest_is_best(tmp_path, capsys):
         errors = [abs(rating - target) for rating in its]
         assert chosen(best)[record["id"]] == (errors.index(min(errors)), min(errors))
         assert chosen(worst)[record["id"]] == (errors.index(max(errors)), max(errors))
-    assert "by the scores of MAE, which saw the reference (target)" in capsys.readouterr().out
+    assert "by the scores of MAE, which saw target" in capsys.readouterr().out
 
 
 def test_a_sample_is_a_response_file(samples):

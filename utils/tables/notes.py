@@ -113,10 +113,9 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
 
 def describe_selection(by: dict[str, Any]) -> str:
     """Describe responses that utils/select_responses.py selected, from `selected_by` in their manifest."""
-    scorer, shown = (by["judge"], "rubric") if by["judge"] else (by["strategy"], "reference")
-    which = f"the {by['which']} of {by['samples']} by the scores of {scorer}"
+    which = f"the {by['which']} of {by['samples']} by the scores of {by['judge'] or by['strategy']}"
     unscored = f"; {counted(by['unscored'], 'sample')} had no score" if "unscored" in by else ""
-    return f"each response is {which}, which saw the {shown} ({', '.join(by['saw'])}){unscored}"
+    return f"each response is {which}, which saw {', '.join(by['saw'])}{unscored}"
 
 
 # The wording of the prompts behind score files, and constrained decoding, both according to manifests. Some prompts are
