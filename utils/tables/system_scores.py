@@ -282,7 +282,7 @@ def _subgroup(entry: Entry) -> str | None:
 def add_groups_argument(parser: argparse.ArgumentParser) -> None:
     """Add the flag --groups, with a value for `read_boards`."""
     what = "columns that join LaMP-QA's communities, or categories of your own (default: one per category)"
-    parser.add_argument("--groups", nargs="+", type=_group, default=[], metavar="NAME=A,B,...", help=what)
+    parser.add_argument("--groups", nargs="+", type=_group, metavar="NAME=A,B,...", help=what)
 
 
 def _group(text: str) -> tuple[str, list[str]]:
@@ -292,10 +292,10 @@ def _group(text: str) -> tuple[str, list[str]]:
     return one_line(name), list(map(str.strip, names.split(",")))
 
 
-def joined_by(groups: list[tuple[str, list[str]]]) -> dict[str, str]:
+def joined_by(groups: list[tuple[str, list[str]]] | None) -> dict[str, str]:
     """Return the group of each name in --groups; UserError if one is in two."""
     found: dict[str, str] = {}
-    for group, names in groups:
+    for group, names in groups or ():
         for name in names:
             if found.setdefault(name, group) != group:
                 raise UserError(f"--groups: {quote(name)} is in {found[name]} and in {group}; give it once")
