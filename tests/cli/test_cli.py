@@ -365,7 +365,8 @@ WITHOUT_EFFECT = [
     ("utils/human_evaluation.py", "--collect f",
      "--ask pairs --inputs_addr d --system s --show details --draw 4 --raters r --overlap 2 --seed 3",
      "with --collect, because the study already exists\n  leave {} out"),
-    ("utils/human_evaluation.py", "", "--key_addr k", "without --collect\n  give --collect, or leave {} out"),
+    ("utils/human_evaluation.py", "", "--key_addr k --score_addr s",
+     "without --collect\n  give --collect, or leave {} out"),
     ("utils/human_evaluation.py", "--ask verdicts", "--show aspects",
      "with --ask aspects or verdicts, which need details and aspects\n  leave {} out"),
     ("utils/human_evaluation.py", "", "--overwrite", NO_OUTPUT),
@@ -374,7 +375,8 @@ WITHOUT_EFFECT = [
      "with --split_dir, which selects nothing\n  leave out --split_dir, or leave {} out"),
     *(("utils/make_figures.py", f"--figure {other}", flags, f"except in figure {figures}\n  leave {{}} out")
       for other, flags, figures in (
-          ("4", "--system x --allow_partial --unscored_as_zero", "2, 3, 16, groups"), ("3", "--agreement_addr a", "4"),
+          ("4", "--system x --allow_partial --unscored_as_zero --groups a=b", "2, 3, 16, groups"),
+          ("3", "--agreement_addr a", "4"),
           ("3", "--inputs_addr a", "5"), ("3", "--training_dir a", "training"), ("3", "--by a", "groups"))),
 ]  # fmt: skip
 
