@@ -150,7 +150,7 @@ def replace_link(link: Path, target: str) -> None:
     staged = _staged(link)
     staged.symlink_to(target)
     os.replace(staged, link)  # not `rename`, which would replace what the link leads to
-    sync_path(link.parent)
+    _sync_names(link.parent)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -233,8 +233,13 @@ def rename(staged: Path, path: Path) -> None:
     """Put a complete file in the place of `path`, or of the file that `path` links to."""
     path = real_path(path)
     os.replace(staged, path)
-    with suppress(PermissionError):  # files may be made in the folder, but not listed
-        sync_path(path.parent)  # so that the new name is on disk too
+    _sync_names(path.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Wait until a folder's new names are on disk, unless files may be made in it but not listed."""
+    with suppress(PermissionError):
+        sync_path(folder)
 
 
 def sync_folder(folder: Path) -> None:
