@@ -274,7 +274,7 @@ fcntl.flock = refuse
 @pytest.mark.parametrize("setup", ["", NO_LOCKS], ids=["locks", "no locks"])
 @pytest.mark.parametrize("names", [("out.json", "out.json"), ("out.json", "other.json")])
 def test_two_processes_at_once_pay_for_no_request_twice(server, tmp_path, names, setup, monkeypatch):
-    """While one uploads, the other waits; it reads the same batch, or is told that the output is being written."""
+    """While one uploads, the other waits, and then reads the same batch. With the same output, it may be refused."""
     inputs, keep = make_questions(tmp_path / "in.json", 30), server.keep
     monkeypatch.setattr(server, "keep", lambda content: (time.sleep(0.5), keep(content))[1])
     server.outcome = usable
