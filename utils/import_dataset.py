@@ -101,8 +101,9 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
         its.append((time_of(post, where, -math.inf), file.tell(), file.write(json.dumps(post).encode())))
     seen: dict[str, str] = {}
     for where, record in questions:
-        if "profile" in record:
-            raise UserError(f"{where}: --posts gives the profile; rename this column: --columns NAME=profile")
+        if clash := {"profile", "task"} & record.keys():
+            name = min(clash)
+            raise UserError(f"{where}: column {name!r} has a meaning in datasets; rename it: --columns NAME={name}")
         if "rubric_aspects" in record:
             record["rubric_aspects"] = read_aspects(record["rubric_aspects"], where)
         check_record(record, where, TASK.fields.keys() & record.keys())

@@ -35,8 +35,10 @@ p7,bob,Ha: It rains a   lot. Yes,2024-05-01,2
 p8,bob,That day,2024-05-03,2
 p9,bob, which: Which "tent"?,2024-05-01,2
 """
-COLUMNS = "id=qid author=user question=title narrative=details category=topic date=asked rubric_aspects=rubric"
-POST_COLUMNS = "id=pid author=user text=body"
+COLUMNS = (
+    "--columns id=qid author=user question=title narrative=details category=topic date=asked rubric_aspects=rubric"
+)
+POST_COLUMNS = "--post_columns id=pid author=user text=body"
 RECORDS = [
     {
         "id": "q1", "question": "How do I store herbs?", "author": "ann", "narrative": "I have no fridge.",
@@ -65,23 +67,21 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def write(name, rows):
-    """Write rows, given as CSV, in the format of the name, and return it."""
-    rows = list(csv.reader(io.StringIO(rows)))
-    objects = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+def write(name, text):
+    """Write a CSV text in the format that the file's name says, and return the name."""
+    header, *rows = csv.reader(io.StringIO(text))
+    objects = [dict(zip(header, row, strict=True)) for row in rows]
     with open(name, "w", encoding="utf-8-sig", newline="") as file:
         if name.endswith("sv"):
-            csv.writer(file, delimiter="\t" if name.endswith(".tsv") else ",").writerows(rows)
+            csv.writer(file, delimiter="\t" if name.endswith(".tsv") else ",").writerows([header, *rows])
         else:
-            json_lines = "\n".join(map(json.dumps, objects))
-            file.write(json_lines if name.endswith(".jsonl") else json.dumps(objects))
+            file.write("\n".join(map(json.dumps, objects)) if name.endswith(".jsonl") else json.dumps(objects))
     return name
 
 
 def run(questions="questions.csv", posts="posts.csv", columns=COLUMNS, post_columns=POST_COLUMNS):
-    flags = [*(["--columns", *columns.split()] if columns else [])]
-    flags += ["--post_columns", *post_columns.split()] if post_columns else []
-    assert main(["--questions", questions, "--posts", posts, "--output_addr", "own.json", *flags]) == 0
+    flags = f"--questions {questions} --posts {posts} --output_addr own.json {columns} {post_columns}"
+    assert main(flags.split()) == 0
     return json.loads(Path("own.json").read_text())
 
 
@@ -112,7 +112,7 @@ def test_without_dates_a_profile_has_all_posts_but_the_question(capsys):
 
 def test_users_of_json_may_be_numbers(capsys):
     Path("q.jsonl").write_text('{"id": 5, "author": 7, "question": "Why?"}\n{"id": 6, "author": 8, "question": "Who?"}')
-    records = run("q.jsonl", write("posts.csv", "author,text\n7,Because\n"), None, None)
+    records = run("q.jsonl", write("posts.csv", "author,text\n7,Because\n"), "", "")
     assert records == [
         {"id": "5", "author": 7, "question": "Why?", "profile": [{"text": "Because"}]},
         {"id": "6", "author": 8, "question": "Who?", "profile": []},
@@ -125,26 +125,18 @@ def test_users_of_json_may_be_numbers(capsys):
     [  # the header is row 1
         ("questions", "qid,", "key,", "row 2: no column 'qid', only key, user, title, details, topic, asked, rubric, "
          "device\n  name columns by --columns id=COLUMN question=COLUMN author=COLUMN"),
-        ("posts", "body,", "text,", "row 2: no column 'body', only pid, user, text, date, likes\n"
-         "  name columns by --post_columns author=COLUMN text=COLUMN"),
+        ("questions", "topic", "theme", "row 2: no column 'topic', only qid, user,"),
         ("questions", "q2,", "q1,", "row 2 and questions.csv: row 3: both have id 'q1'; ids must be unique"),
-        ("questions", "How do I store herbs?", "  ", "row 2 (id 'q1'): field 'question': Expected `str` that is not "
-         "empty"),
-        ("questions", "I have no fridge.", " ", "row 2 (id 'q1'): field 'narrative': Expected `str` that is not empty"),
+        ("questions", "How do I store herbs?", " ", "row 2 (id 'q1'): field 'question': Expected `str` that is not"),
         ("questions", "q1,ann", "q1,", "row 2: field 'author': Expected `str` that is not empty"),
-        ("questions", "q1,ann", ",ann", "row 2: field 'id' is an empty text; every question needs a unique id"),
-        ("questions", "2024-05-03T10", "3 May 2024 10", "row 3: field 'date' is the text '3 May 2024 10:00:00+02:00'; "
-         "give 2024-05-31 or 2024-05-31T18:30:00Z (ISO 8601)"),
-        ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required "
-         "field `aspect`"),
-        ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "
-         "{\"aspect\": \"Cheap\"}]'; give a JSON list, such as [\"price\"] or [{\"aspect\": \"price\"}]"),
-        ("questions", "device", "profile", "row 2: --posts gives the profile; rename this column: --columns "
-         "NAME=profile"),
+        ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; give 2024-05-31"),
+        ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required"),
+        ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "),
+        ("questions", "device", "task", "row 2: column 'task' has a meaning in datasets; rename it: --columns"),
         ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; give 2024-05-31 or"),
         ("posts", "Too late", "", "row 6: field 'text': Expected `str` that is not empty"),
         ("posts", ",9", ",9,9", "row 6: its number of columns differs from the header's"),
-        ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "line 6: not valid in CSV: ',' expected after '\"'"),
+        ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "line 6: not valid in CSV: ',' expected after"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_by_file_and_row(file, old, new, told, folder):
@@ -159,16 +151,12 @@ def test_a_mistake_is_named_by_file_and_row(file, old, new, told, folder):
 
 def test_a_file_that_cannot_be_a_table_or_an_output_is_refused():
     write("questions.csv", QUESTIONS)
-    for content, told in (
-        (None, "cannot be read: No such file"),
-        (b"", "has no rows"),
-        (b"author,text\n", "has no rows"),
-        (b"author,text\nan\xe9,x", "not UTF-8 text, after line 0; save the table as UTF-8"),
-    ):
-        if content is not None:
-            Path("posts.csv").write_bytes(content)
+    with pytest.raises(UserError, match=r"^posts\.csv: cannot be read: No such file"):
+        run()
+    for content, told in ((b"author,text\n", "has no rows"), (b"author\nan\xe9", "not UTF-8 text, after line 1; save")):
+        Path("posts.csv").write_bytes(content)
         with pytest.raises(UserError, match=rf"^posts\.csv: {told}"):
-            run(post_columns=None)
+            run()
     with pytest.raises(UserError, match=r"^own\.jsonl: the dataset is a JSON array; give a name that ends in \.json$"):
         main(["--questions", "questions.csv", "--posts", "posts.csv", "--output_addr", "own.jsonl"])
 
@@ -176,16 +164,14 @@ def test_a_file_that_cannot_be_a_table_or_an_output_is_refused():
 def test_a_table_given_as_a_dataset_is_sent_to_this_command():
     """By commands that read all of a dataset, only its questions, or one record at a time."""
     path = write("questions.csv", QUESTIONS)
-    for read in (
-        lambda: baselines.main(["--model_addr", "m", "--inputs_addr", path, "--output_addr", "a.json"]),
-        lambda: report.main(["--inputs_addr", path, "--output_addr", "a.html", "--system", "A", "a.json"]),
-        lambda: dataset_statistics.main(["--inputs_addr", path]),
-        lambda: rank_dataset.main(
-            ["--ranker", "bm25", "--input_dataset_addr", path, "--output_dataset_addr", "r.json"]
-        ),
+    for script, words in (
+        (baselines, f"--model_addr m --inputs_addr {path} --output_addr a.json"),
+        (report, f"--inputs_addr {path} --output_addr a.html --system A a.json"),
+        (dataset_statistics, f"--inputs_addr {path}"),
+        (rank_dataset, f"--ranker bm25 --input_dataset_addr {path} --output_dataset_addr r.json"),
     ):
         with pytest.raises(UserError) as error:
-            read()
+            script.main(words.split())
         assert str(error.value) == (
             "questions.csv: is a table, but a dataset is JSON; convert it: python utils/import_dataset.py "
             "--questions questions.csv --posts FILE --output_addr questions.json"
@@ -194,15 +180,12 @@ def test_a_table_given_as_a_dataset_is_sent_to_this_command():
 
 def test_from_csv_to_a_table_with_own_groups_and_a_report(capsys):
     """Rank, answer with two systems, judge, compare. The judge prefers answers that had posts."""
-    rows = [["id", "author", "question", "narrative", "category", "rubric_aspects", "date"]]
-    for i in range(12):
-        category, aspects = ("ice", "ice", "sea")[i % 3], '["warm", "dry"]'
-        rows.append([f"q{i}", f"u{i % 4}", f"Why {i}?", f"I need {i}.", category, aspects, "2024-05-01"])
-    posts = [["author", "text", "date"], *([f"u{i % 4}", f"Secret {i}: why?", "2024-04-01"] for i in range(12))]
-    for name, its in (("questions.csv", rows), ("posts.csv", posts)):
-        with open(name, "w", newline="") as file:
-            csv.writer(file).writerows(its)
-    run(columns=None, post_columns=None)
+    rows = [f"q{i},u{i % 4},Why {i}?,I need {i}.,{('ice', 'ice', 'sea')[i % 3]},2024-05-01" for i in range(12)]
+    rows = "\n".join(
+        ["id,author,question,narrative,category,date,rubric_aspects", *(f'{row},"[""a""]"' for row in rows)]
+    )
+    posts = "\n".join(["author,text,date", *(f"u{i % 4},Secret {i}: why?,2024-04-01" for i in range(12))])
+    run(write("questions.csv", rows), write("posts.csv", posts), "", "")
     Path("key.txt").write_text("sk-test")
 
     def do(script, words):
