@@ -123,8 +123,10 @@ def test_the_core_imports_no_extras():
     assert {name for name in core if name.startswith(EXTRAS)} == set()
 
 
-# The builder makes datasets in LaMP-QA's form, and some methods make training data from its fields.
-BUILDER = ("utils.benchmarks.lampqa", "utils.build_dataset", "utils.building", "utils.methods")
+# The builder and the import make datasets in LaMP-QA's form, and some methods make training data from its fields.
+BUILDER = (
+    "utils.benchmarks.lampqa", "utils.build_dataset", "utils.building", "utils.import_dataset", "utils.methods",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if not name.startswith(BUILDER)])

@@ -92,6 +92,16 @@ def test_the_sample_replaces_the_dataset(tmp_path):
     assert (tmp_path / key).read_text().strip()
 
 
+def test_flags_that_save_time_come_before_the_sample_and_are_accepted():
+    before = README.partition("DATA=demo/")[0].rpartition("```\n")[2]
+    assert "over an hour" in before
+    flags = dict(zip(("baselines.py", "planpers.py", "evaluate_responses.py", "train_planner.py"),
+                     re.findall("`(--[^`]+)`", before), strict=True))  # fmt: skip
+    commands = {words[0]: words for block in reversed(COMMANDS) if block in README for words in commands_of(block)}
+    parsed = {name: parser_of(name).parse_args([*commands[name][1:], *its.split()]) for name, its in flags.items()}
+    assert parsed["train_planner.py"].eval_generate == 0  # generated plans take most of its time
+
+
 def test_api_commands_work_with_the_mock_server(tmp_path):
     (sample,) = (block for block in BLOCKS if block.startswith("DATA=demo/"))
     found = re.findall(

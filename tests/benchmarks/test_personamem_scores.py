@@ -247,7 +247,7 @@ def test_a_bad_table_is_refused(rows, message, dataset, tmp_path):
     with pytest.raises(UserError, match=message):
         score(dataset, path, tmp_path / "scores.json")
     torn = write(tmp_path / "torn.csv", results(bad()[:10]).rstrip()[:-2])
-    with pytest.raises(UserError, match="record 9: its number of columns differs from the header's"):
+    with pytest.raises(UserError, match="row 11: its number of columns differs from the header's"):
         score(dataset, torn, tmp_path / "scores.json", "--allow_partial")
     assert not (tmp_path / "scores.json").exists()
 

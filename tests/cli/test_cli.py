@@ -114,7 +114,7 @@ def shared_parser():
 DERIVED = [
     f"utils/{name}.py"
     for name in (
-        "compare_evaluators", "export_predictions", "human_evaluation",
+        "compare_evaluators", "export_predictions", "human_evaluation", "import_dataset",
         "make_controls",
         "make_figures", "make_table", "report", "select_responses",
     )

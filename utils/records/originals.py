@@ -20,7 +20,7 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, kind, quote
 from utils.files.json_files import check_readable, read_json
 from utils.records.datasets import check_record
-from utils.records.stream import stream_parquet, stream_records
+from utils.records.stream import DELIMITERS, is_table, stream_parquet, stream_records
 
 MOST_IN_FIELD = 10**7  # characters in a table's field
 
@@ -45,7 +45,7 @@ def read_originals(
     """
     golds = None if outputs_addr is None else read_golds(task, outputs_addr)
     files = [questions_addr] if isinstance(questions_addr, str | Path) else questions_addr
-    rows = ((f"{file}: record {number}", row) for file in files for number, row in enumerate(_rows(Path(file))))
+    rows = ((f"{file}: record {number}", row) for file in files for number, row in enumerate(rows_of(Path(file))))
     seen: dict[str, str] = {}
     for number, (where, row) in enumerate(rows):
         if not isinstance(row, dict):
@@ -109,10 +109,13 @@ def _with_gold(row: dict[str, Any], golds: Mapping[str, Any], where: str, output
     return {**row, "output": golds[str(row["id"])]}
 
 
-def _rows(path: Path) -> Iterator[Any]:
-    """Yield the rows of a table, a JSON array, or the `golds` that LaMP's builder of emails wraps test questions in."""
-    if path.suffix in (".parquet", ".csv"):
-        yield from _parquet_rows(path) if path.suffix == ".parquet" else table_rows(path)
+def rows_of(path: Path) -> Iterator[Any]:
+    """Yield the rows of a table, the records of JSON Lines or a JSON array, or the `golds` of LaMP's builder of emails.
+
+    The builder wraps its test questions in an object. UserError if the file is invalid.
+    """
+    if path.suffix == ".parquet" or is_table(path):
+        yield from table_rows(path) if is_table(path) else _parquet_rows(path)
         return
     if not is_wrapped(path):
         yield from (row for row, *_ in stream_records(path))
@@ -132,22 +135,28 @@ def is_wrapped(path: Path) -> bool:
 
 
 def table_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield a CSV file's rows as dicts keyed by its header; UserError if a row has more or fewer columns."""
+    """Yield the rows of CSV or TSV as dicts keyed by its header; UserError if a row has more or fewer columns."""
     csv.field_size_limit(MOST_IN_FIELD)
     try:
         check_readable(path)  # a pipe would be waited for
         with open(path, encoding="utf-8-sig", newline="") as text:
-            table = csv.DictReader(text, strict=True)
+            table = csv.DictReader(text, delimiter=DELIMITERS.get(path.suffix.lower(), ","), strict=True)
             names = table.fieldnames or []
             if len(set(names)) < len(names):
                 raise UserError(f"{path}: two columns have the same name; names must be unique")
-            for number, row in enumerate(table):
+            for number, row in enumerate(table, 2):  # the header is row 1, as in a spreadsheet
                 if None in row or None in row.values():
                     told = "its number of columns differs from the header's; is the file incomplete?"
-                    raise UserError(f"{path}: record {number}: {told}")
+                    raise UserError(f"{path}: row {number}: {told}")
                 yield row
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a readable CSV file: {error}") from None
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path}: not UTF-8 text, after line {table.reader.line_num}; save the table as UTF-8"
+        ) from None
+    except csv.Error as error:
+        raise UserError(f"{path}: line {table.reader.line_num}: not valid in CSV: {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Any]:

@@ -13,6 +13,11 @@ from utils.cli.progress import LARGE
 from utils.files.json_files import LongLineError, read_json, read_json_lines, read_lines, refuse_repeated_names
 
 CHUNK = 1 << 20  # bytes read at a time
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+
+
+def is_table(path: str | Path) -> bool:
+    return Path(path).suffix.lower() in DELIMITERS
 
 
 def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
@@ -24,6 +29,9 @@ def stream_records(path: Path) -> Iterator[tuple[Any, int, int]]:
     try:
         if not path.is_file():  # opening a pipe would block
             raise FileNotFoundError(path)
+        if is_table(path):
+            command = f"python utils/import_dataset.py --questions {path} --posts FILE --output_addr {path.stem}.json"
+            raise UserError(f"{path}: is a table, but a dataset is JSON; convert it: {command}")
         with open(path, "rb") as file:
             for record, start, length in stream_places(file, path.suffix):
                 end = start + length

@@ -1,0 +1,223 @@
+"""import_dataset.py: records written by hand, refusals, and the way from CSV to a table and a report."""
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from api_server import Reply, serve
+
+import baselines
+import evaluate_responses
+from retrieval import rank_dataset
+from utils import dataset_statistics, make_table, report
+from utils.cli import UserError
+from utils.files.manifest import read_manifest
+from utils.import_dataset import main
+from utils.records.datasets import read_dataset
+
+QUESTIONS = """qid,user,title,details,topic,asked,rubric,device
+q1,ann,How do I store herbs?,I have no fridge.,kitchen,2024-05-03,"[""No fridge"", {""aspect"": ""Cheap""}]",phone
+q2,bob,"Which ""tent"", if any?","It rains
+a lot.",,2024-05-03T10:00:00+02:00,,
+"""
+POSTS = """pid,user,body,date,likes
+p3,ann,Third,2024-05-02T23:00:00Z,3
+p2,ann,Second,2024-05-02T12:00:00,0
+p1,ann,First,2024-05-01,1
+q1,ann,The question,2024-04-01,0
+p4,ann,Too late,2024-05-03,9
+p5,bob,How do I store herbs?,2024-05-03T07:59:59Z,2
+p6,bob,Eight o'clock,2024-05-03T08:00:00Z,2
+p7,bob,Ha: It rains a   lot. Yes,2024-05-01,2
+p8,bob,That day,2024-05-03,2
+p9,bob, which: Which "tent"?,2024-05-01,2
+"""
+COLUMNS = (
+    "--columns id=qid author=user question=title narrative=details category=topic date=asked rubric_aspects=rubric"
+)
+POST_COLUMNS = "--post_columns id=pid author=user text=body"
+RECORDS = [
+    {
+        "id": "q1", "question": "How do I store herbs?", "author": "ann", "narrative": "I have no fridge.",
+        "category": "kitchen", "date": "2024-05-03", "device": "phone",
+        "rubric_aspects": [{"aspect": "No fridge"}, {"aspect": "Cheap"}],
+        "profile": [
+            {"id": "p1", "text": "First", "date": "2024-05-01", "likes": "1"},
+            {"id": "p2", "text": "Second", "date": "2024-05-02T12:00:00", "likes": "0"},
+            {"id": "p3", "text": "Third", "date": "2024-05-02T23:00:00Z", "likes": "3"},
+        ],
+    },
+    {
+        "id": "q2", "question": 'Which "tent", if any?', "author": "bob", "narrative": "It rains\na lot.",
+        "date": "2024-05-03T10:00:00+02:00", "device": "",
+        "profile": [
+            {"id": "p9", "text": ' which: Which "tent"?', "date": "2024-05-01", "likes": "2"},
+            {"id": "p5", "text": "How do I store herbs?", "date": "2024-05-03T07:59:59Z", "likes": "2"},
+        ],
+    },
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(name, text):
+    """Write a CSV text in the format that the file's name says, and return the name."""
+    header, *rows = csv.reader(io.StringIO(text))
+    objects = [dict(zip(header, row, strict=True)) for row in rows]
+    with open(name, "w", encoding="utf-8-sig", newline="") as file:
+        if name.endswith("sv"):
+            csv.writer(file, delimiter="\t" if name.endswith(".tsv") else ",").writerows([header, *rows])
+        else:
+            file.write("\n".join(map(json.dumps, objects)) if name.endswith(".jsonl") else json.dumps(objects))
+    return name
+
+
+def run(questions="questions.csv", posts="posts.csv", columns=COLUMNS, post_columns=POST_COLUMNS):
+    flags = f"--questions {questions} --posts {posts} --output_addr own.json {columns} {post_columns}"
+    assert main(flags.split()) == 0
+    return json.loads(Path("own.json").read_text())
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl", "json"])
+def test_a_question_gets_its_users_earlier_posts(form, capsys):
+    assert run(write(f"questions.{form}", QUESTIONS), write(f"posts.{form}", POSTS)) == RECORDS
+    assert read_dataset("own.json", ["profile", "direct"]) == RECORDS
+    assert capsys.readouterr().out == (
+        "own.json: 2 questions, 5 posts in profiles, 2 posts left out that are their question, 3 posts left out that "
+        "are not before their question\n"
+    )
+    assert {*read_manifest("own.json")["settings"]["inputs"]} == {f"questions.{form}", f"posts.{form}"}
+
+
+def test_without_dates_a_profile_has_all_posts_but_the_question(capsys):
+    undated = COLUMNS.replace(" date=asked", "")
+    records = run(write("questions.csv", QUESTIONS), write("posts.csv", POSTS), undated)
+    assert [[post["id"] for post in record["profile"]] for record in records] == [
+        ["p1", "p2", "p3", "p4"],  # by date
+        ["p9", "p5", "p6", "p8"],
+    ]
+    assert capsys.readouterr().out.endswith("2 questions without a date\n")
+    write("posts.csv", POSTS.replace(",date,", ",written,"))
+    records = run()
+    assert [post["id"] for post in records[0]["profile"]] == ["p3", "p2", "p1", "p4"]  # in the order of the file
+    assert ", 10 posts without a date, " in capsys.readouterr().out
+
+
+def test_users_of_json_may_be_numbers(capsys):
+    Path("q.jsonl").write_text('{"id": 5, "author": 7, "question": "Why?"}\n{"id": 6, "author": 8, "question": "Who?"}')
+    records = run("q.jsonl", write("posts.csv", "author,text\n7,Because\n"), "", "")
+    assert records == [
+        {"id": "5", "author": 7, "question": "Why?", "profile": [{"text": "Because"}]},
+        {"id": "6", "author": 8, "question": "Who?", "profile": []},
+    ]
+    assert "1 posts in profiles, 1 posts without a date, 1 questions without posts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "told"),
+    [  # the header is row 1
+        ("questions", "qid,", "key,", "row 2: no column 'qid', only key, user, title, details, topic, asked, rubric, "
+         "device\n  name columns by --columns id=COLUMN question=COLUMN author=COLUMN"),
+        ("questions", "topic", "theme", "row 2: no column 'topic', only qid, user,"),
+        ("questions", "q2,", "q1,", "row 2 and questions.csv: row 3: both have id 'q1'; ids must be unique"),
+        ("questions", "How do I store herbs?", " ", "row 2 (id 'q1'): field 'question': Expected `str` that is not"),
+        ("questions", "q1,ann", "q1,", "row 2: field 'author': Expected `str` that is not empty"),
+        ("questions", "2024-05-03T", "3 May", "row 3: field 'date' is the text '3 May10:00:00+02:00'; give 2024-05-31"),
+        ("questions", '""aspect""', '""title""', "row 2 (id 'q1'): field 'rubric_aspects[1]': Object missing required"),
+        ("questions", '""No fridge"",', "No fridge,", "row 2: field 'rubric_aspects' is the text '[No fridge, "),
+        ("questions", "device", "task", "row 2: column 'task' has a meaning in datasets; rename it: --columns"),
+        ("posts", "2024-05-03,9", "2024-05-32,9", "row 6: field 'date' is the text '2024-05-32'; give 2024-05-31 or"),
+        ("posts", "Too late", "", "row 6: field 'text': Expected `str` that is not empty"),
+        ("posts", ",9", ",9,9", "row 6: its number of columns differs from the header's"),
+        ("posts", "p4,ann,Too late", 'p4,ann,"Too" late', "line 6: not valid in CSV: ',' expected after"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_by_file_and_row(file, old, new, told, folder):
+    texts = {"questions": QUESTIONS, "posts": POSTS}
+    assert texts[file].count(old) == 1
+    for name, text in (texts | {file: texts[file].replace(old, new)}).items():
+        Path(f"{name}.csv").write_text(text)
+    with pytest.raises(UserError, match=re.escape(f"{file}.csv: {told}")):
+        run()
+    assert sorted(path.name for path in folder.iterdir()) == ["posts.csv", "questions.csv"]
+
+
+def test_a_file_that_cannot_be_a_table_or_an_output_is_refused():
+    write("questions.csv", QUESTIONS)
+    with pytest.raises(UserError, match=r"^posts\.csv: cannot be read: No such file"):
+        run()
+    for content, told in ((b"author,text\n", "has no rows"), (b"author\nan\xe9", "not UTF-8 text, after line 1; save")):
+        Path("posts.csv").write_bytes(content)
+        with pytest.raises(UserError, match=rf"^posts\.csv: {told}"):
+            run()
+    with pytest.raises(UserError, match=r"^own\.jsonl: the dataset is a JSON array; give a name that ends in \.json$"):
+        main(["--questions", "questions.csv", "--posts", "posts.csv", "--output_addr", "own.jsonl"])
+
+
+def test_a_table_given_as_a_dataset_is_sent_to_this_command():
+    """By commands that read all of a dataset, only its questions, or one record at a time."""
+    path = write("questions.csv", QUESTIONS)
+    for script, words in (
+        (baselines, f"--model_addr m --inputs_addr {path} --output_addr a.json"),
+        (report, f"--inputs_addr {path} --output_addr a.html --system A a.json"),
+        (dataset_statistics, f"--inputs_addr {path}"),
+        (rank_dataset, f"--ranker bm25 --input_dataset_addr {path} --output_dataset_addr r.json"),
+    ):
+        with pytest.raises(UserError) as error:
+            script.main(words.split())
+        assert str(error.value) == (
+            "questions.csv: is a table, but a dataset is JSON; convert it: python utils/import_dataset.py "
+            "--questions questions.csv --posts FILE --output_addr questions.json"
+        )
+
+
+def test_from_csv_to_a_table_with_own_groups_and_a_report(capsys):
+    """Rank, answer with two systems, judge, compare. The judge prefers answers that had posts."""
+    rows = [f"q{i},u{i % 4},Why {i}?,I need {i}.,{('ice', 'ice', 'sea')[i % 3]},2024-05-01" for i in range(12)]
+    rows = "\n".join(
+        ["id,author,question,narrative,category,date,rubric_aspects", *(f'{row},"[""a""]"' for row in rows)]
+    )
+    posts = "\n".join(["author,text,date", *(f"u{i % 4},Secret {i}: why?,2024-04-01" for i in range(12))])
+    run(write("questions.csv", rows), write("posts.csv", posts), "", "")
+    Path("key.txt").write_text("sk-test")
+
+    def do(script, words):
+        assert script.main(words.split()) == 0
+
+    def reply(request):
+        prompt = json.dumps(request["messages"])
+        if "match_score" not in prompt:
+            return Reply(json.dumps({"personalized_answer": "with posts" if "Secret" in prompt else "without"}))
+        number = int(re.search(r"Why (\d+)", prompt)[1])
+        score = 2 * (number != 5) if "with posts" in prompt else 1 * (number == 6)
+        return Reply(json.dumps({"match_score": score}))
+
+    do(rank_dataset, "--ranker bm25 --input_dataset_addr own.json --output_dataset_addr ranked.json")
+    with serve(reply) as server:
+        api = f"--openai --base_url {server.url} --api_key_addr key.txt"
+        do(baselines, f"{api} --model_addr m --inputs_addr own.json --output_addr none.json")
+        do(baselines, f"{api} --model_addr m --rag --inputs_addr ranked.json --output_addr rag.json")
+        files = "--response_addr none.json rag.json --score_addr none_s.json rag_s.json"
+        do(evaluate_responses, f"{api} --evaluator_llm m --inputs_addr own.json {files}")
+    systems = "--system None none_s.json --system RAG rag_s.json --baseline None"
+    capsys.readouterr()
+    do(make_table, f"{systems} --format csv")
+    table = {row.pop("System"): row for row in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    columns = ["ice", "sea", "Average (macro)", "All questions"]
+    assert list(table["RAG"])[:4] == columns
+    # Of 8 questions of ice and 4 of sea, only question 6 (ice) scores 1/2 without posts, and all but 5 (sea) 1 with.
+    for system, scores in (("None", [0.5 / 8, 0, 0.5 / 16, 0.5 / 12]), ("RAG", [1, 3 / 4, 7 / 8, 11 / 12])):
+        assert [float(table[system][column]) for column in columns] == pytest.approx(scores)
+    do(make_table, f"{systems} --format latex --output_addr table.tex")
+    latex = Path("table.tex").read_text()
+    assert "& {ice} & {sea} & {Average} & {All questions} &" in latex and r"{\textbf{1.0000}$^{\dag}$}" in latex
+    pages = "--system None none.json none_s.json --system RAG rag.json rag_s.json"
+    do(report, f"--inputs_addr ranked.json --output_addr report.html {pages}")
+    assert "Secret 11" in Path("report.html").read_text()
