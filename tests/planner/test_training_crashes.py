@@ -94,7 +94,7 @@ def contents(output):
 
 def without_folder(path):
     manifest = json.loads(path.read_text())
-    del manifest["arguments"]["output_dir"]
+    del manifest["arguments"]["output_dir"], manifest["command"]
     return manifest
 
 
