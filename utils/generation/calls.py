@@ -119,6 +119,8 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
                     break
                 completion = await request(engine, sampling)
         except RefusedError as refusal:
+            if other := await _tries_of_another_plan(request, policy, call.key, read):
+                break
             return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **_spent(tried)}
         tried.append((sampling, completion))
         parsed = read(completion)
@@ -179,7 +181,7 @@ async def _tries_of_another_plan(
                     return [*tried, (sampling, completion)]
                 if last > attempt:
                     tried.append((sampling, completion))
-                    goes_on = not plan.is_last(attempt, is_sampled)
+                    goes_on = not plan.is_last(attempt, _is_sampled(tried))
         if not goes_on:
             return []
 
