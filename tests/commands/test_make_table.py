@@ -174,6 +174,11 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
     assert "Tests here compare each question's mean over a method's seeds, those above single seeds." in second
     assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
+    _, notes = csv_table(capsys, *words)  # which has no table over seeds
+    assert "seeds" not in notes.lower() and notes.count("t-test") == 1
+    main([*words[:14], *words[15:]])  # a method is not compared with its own row
+    third = capsys.readouterr().out.partition("| Over seeds | ")[2]
+    assert "| A | 0.2500 ± 0.0000 | " in third and "†: better than A (" in third and "for 4 comparisons" in third
     main([*words, "--holm"])  # three or four times the p-value of 0.0377 in a group
     assert "| B | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | " in capsys.readouterr().out
 
@@ -219,6 +224,13 @@ class TestOwnGroups:
         head, _, row = capsys.readouterr().out.splitlines()
         assert head.startswith(f"| System | {SOCIETY} | Far north | Average (macro) | All questions | Questions |")
         assert row.startswith("| RAG | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 5 |")
+        main(["--system", "RAG", path, "--groups", f"{ARTS}=ice,ships"])  # with a name of the paper
+        head, _, row = capsys.readouterr().out.splitlines()
+        assert head.startswith(f"| System | {ARTS} | {SOCIETY} | Average (macro) | All questions | Questions |")
+        assert row.startswith("| RAG | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 5 |")
+        with pytest.raises(SystemExit):
+            main(["--system", "RAG", path, "--groups", "North=ice", "--paper", "Qwen 2.5 7B"])
+        assert "--groups: has no effect with --paper, whose columns are the paper's" in capsys.readouterr().err
         for groups, told in (
             (
                 ["North=ice,snow"],
@@ -357,6 +369,8 @@ def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
     files = {"RAG": three("rag.json", *[BASE] * 3), "Ours": three("ours.json", *[UNSURE] * 3)}
     main([*systems_of(files), "--baseline", "RAG", "--intervals"])
     notes = capsys.readouterr().out
+    main([*systems_of({name: three(f"{name}.json", BASE, [], []) for name in "DE"}), "--baseline", "D", "--intervals"])
+    assert f"- E and D, {ARTS}: p of the permutation test is 1, so no" in capsys.readouterr().out  # others have no p
     few = "; ".join(f"Ours and RAG, {group}" for group in CATEGORIES)
     assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
     assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes

@@ -155,10 +155,10 @@ def compare_methods(
 ) -> list[Comparison]:
     """Compare methods over their seeds: a question's score is its mean over the rows of a method, if all have one.
 
-    A method whose rows are all in `baselines` is a baseline; other baselines are single rows. There is no comparison if
+    A method with a row in `baselines` is a baseline; other baselines are single rows. There is no comparison if
     a score is not a mean over questions.
     """
-    whole = [name for name, rows in methods.items() if {*rows} <= {*baselines}]
+    whole = [name for name, rows in methods.items() if {*rows} & {*baselines}]
     single = [row for row in baselines if not any(row in methods[name] for name in whole)]
 
     def over_seeds(board: Board, name: str) -> System:

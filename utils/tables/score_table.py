@@ -269,7 +269,7 @@ def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
     """Yield a note on the comparisons that the permutation test cannot find significant, by their least p."""
     by_flips: dict[int, list[str]] = {}
     for one in comparisons:
-        if one.flips and 2 / one.flips >= ALPHA:
+        if one.p_values.get(PERMUTATION) is not None and one.flips and 2 / one.flips >= ALPHA:
             by_flips.setdefault(one.flips, []).append(f"{one.system} and {one.baseline}, {one.column}")
     for flips, names in sorted(by_flips.items()):
         least = "1" if flips == 1 else f"at least {number(2 / flips)}"

@@ -196,9 +196,8 @@ def read_boards(
         if not allow_partial:
             _check_same_questions(systems)
         _check_same_responses(systems)
-    if allow_partial:
-        boards = _among_common(boards)
-    return boards if by is None else [divide(board, by) for board in boards]
+    boards = boards if by is None else [divide(board, by) for board in boards]
+    return _among_common(boards) if allow_partial else boards
 
 
 def _among_common(boards: list[Board]) -> list[Board]:
@@ -247,7 +246,7 @@ def with_own_groups(
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
     if unknown := [name for name in joined if name not in there]:
-        known = ", ".join(quote(name) for name in there if name is not None)
+        known = ", ".join(quote(name) for name in there if name is not None) or "not known"
         raise UserError(
             f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {known}"
         )
@@ -257,7 +256,7 @@ def with_own_groups(
         return joined.get(name) or entry["group"] or name or (ALL if len(there) == 1 else f"(no {word})")
 
     found = dict.fromkeys(map(group_of, entries))
-    if task.overall or found.keys() <= set(task.groups):
+    if task.overall or (not joined and found.keys() <= set(task.groups)):
         return task, dict(files)
     known = [group for group in task.groups if group in found]
     groups = (*known, *(group for group in found if group not in known))
