@@ -371,7 +371,9 @@ def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
     notes = capsys.readouterr().out
     files = {"D": three("D.json", BASE, [1.0], []), "E": three("E.json", BASE, [0.5], [])}
     main([*systems_of(files), "--baseline", "D", "--intervals"])
-    assert f"- E and D, {ARTS}; E and D, {LIFESTYLE}: p of the permutation test is 1, so no" in capsys.readouterr().out  # others have no p
+    assert (
+        f"- E and D, {ARTS}; E and D, {LIFESTYLE}: p of the permutation test is 1, so no" in capsys.readouterr().out
+    )  # others have no p
     few = "; ".join(f"Ours and RAG, {group}" for group in CATEGORIES)
     assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
     assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes

@@ -267,9 +267,10 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     if others:
         told = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
         print(f"note: of {len(asked)} replies, by their own word: {told}, not from the model asked", file=sys.stderr)
+        others["the model asked"] = len(asked) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
-        **({"answered_by": dict(sorted(others.items()))} if others else {}),
+        **({"answered_by": dict(sorted((+others).items()))} if others else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),

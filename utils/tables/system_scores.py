@@ -366,7 +366,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
     if (manifest := manifest_of(path)) is None:
         return {}
     found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # the models that replies named instead
+    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # by replies' word, if not all by the model asked
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
             found[name] = None if without == outputs else f"{found[name]}, but refused for {without} of {outputs}"
