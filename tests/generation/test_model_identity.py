@@ -278,7 +278,7 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
         found = [its[0].get("answered_by") for its in json.loads(output.read_text()).values()]
         assert 0 < mini < NUM_QUESTIONS and found.count("m-mini") == mini and found.count(None) == NUM_QUESTIONS - mini
         assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
-        told = f"note: of {NUM_QUESTIONS} replies, by their own word: {mini} from m-mini, not from the model asked\n"
+        told = f"note: replies name another model than was asked: {mini} from m-mini (of {NUM_QUESTIONS})\n"
         assert told in capsys.readouterr().err
         scores = []
         always = lambda request: replace(answer(request), model="m-mini")  # noqa: E731

@@ -266,7 +266,7 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         told = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
-        print(f"note: of {len(asked)} replies, by their own word: {told}, not from the model asked", file=sys.stderr)
+        print(f"note: replies name another model than was asked: {told} (of {len(asked)})", file=sys.stderr)
         others["the model asked"] = len(asked) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),

@@ -77,7 +77,7 @@ def _excluded(path: str, scores: Scores) -> str | None:
     if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
     if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
-        return _selected(selected[0], scores, judge_of(path))
+        return _selected(selected[0], scores, settings_of(path).get("judge"))
     return SELECTED if scores.get("num_selected") else None
 
 
@@ -85,7 +85,7 @@ def _selected(by: dict[str, Any], scores: Scores, judge: str | None) -> str:
     which = f"{by['which']} by {by['strategy']}"
     if by["strategy"] != strategy_in_words(scores):
         return which
-    if by["judge"] != judge:
+    if by.get("identity") != judge:
         return f"{which}, another judge"
     return f"{'upper' if by['which'] == 'best' else 'lower'} bound, {which}"
 
@@ -366,7 +366,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
     if (manifest := manifest_of(path)) is None:
         return {}
     found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # by replies' word, if not all by the model asked
+    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
             found[name] = None if without == outputs else f"{found[name]}, but refused for {without} of {outputs}"
