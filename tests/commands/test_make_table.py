@@ -218,6 +218,11 @@ class TestOwnGroups:
         main([*systems_of(files), "--format", "csv"])
         assert capsys.readouterr().out.startswith("System,All questions,Questions,")
 
+    def test_a_name_of_another_column_is_refused(self, score_file):
+        path = score_file("a.json", *scored("All questions", 1.0, 0.5), *scored("ice", 0.0))
+        assert refusal("--system", "A", path).startswith("'All questions': one of the groups has this name, which is")
+        main(["--system", "A", path, "--groups", "general=All questions"])
+
     def test_they_can_be_joined(self, score_file, capsys):
         path = score_file("a.json", *scored("ships", 1.0, 0.5), *scored("ice", 0.0), *scored("law", 0.75, 0.25))
         main(["--system", "RAG", path, "--groups", "Far north=ice, ships"])
