@@ -48,11 +48,13 @@ def parse(text, cut):
 def ask(tmp_path):
     """Ask one question; return its record, and the engine's tries, constrained or free."""
 
-    def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions", tries=()):
+    def ask(
+        *usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions", tries=(), cached_only=False
+    ):
         pieces, engine = {}, Engine(usable, tries)
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
         call = Call(("q1", 0), array("l", [1, 2, 3]), parse)
-        completions = Completions(ModelStore(tmp_path / folder, "m", {}), bool(tries) or temperature > 0, False)
+        completions = Completions(ModelStore(tmp_path / folder, "m", {}), bool(tries) or temperature > 0, cached_only)
         model = make_model("m", policy, completions)
         run_calls(lambda: engine, ("generator", model, make_step([call], model, pieces)))
         return pieces["q1", 0], [is_held for _, is_held in engine.asked]
@@ -102,6 +104,12 @@ def test_tries_of_a_server_without_temperature_are_found_by_fewer_retries(ask):
     record, _ = ask(mode="always", tries=tries)
     again, asked = ask(mode="always", max_retries=0, tries=tries)
     assert record["value"] == "good held" and (again, asked) == (record, [])
+
+
+def test_tries_of_another_number_are_not_waited_for(ask, capsys):
+    record, _ = ask(temperature=0.5, max_retries=1)
+    assert record["value"] is None and ask(temperature=0.5, max_retries=1, cached_only=True) == (record, [])
+    assert "checking again" not in capsys.readouterr().err
 
 
 def test_more_retries_ask_only_for_what_is_missing(ask):

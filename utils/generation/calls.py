@@ -103,21 +103,21 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
             return nothing(UNFINISHED)
         return call.parse(completion.text, is_cut(completion.finish_reason))
 
-    async def request(engine: Engine | None, sampling: Sampling) -> Completion:
+    async def request(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Completion:
         told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
-        return await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
+        return await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **told)
 
     other: list[Try] | None = None  # usable tries of another plan, once they were looked for
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(call.key, attempt, _is_sampled(tried)), attempt + 1
         try:
             try:
-                completion = await request(None, sampling)
+                completion = await request(sampling)
             except NotStoredError:
                 other = await _tries_of_another_plan(request, policy, call.key, read) if other is None else other
                 if other:
                     break
-                completion = await request(engine, sampling)
+                completion = await request(sampling, engine, may_wait=True)
         except RefusedError as refusal:
             if other := await _tries_of_another_plan(request, policy, call.key, read):
                 break
@@ -160,7 +160,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
 
 
 async def _tries_of_another_plan(
-    request: Callable[[None, Sampling], Awaitable[Completion]],
+    request: Callable[[Sampling], Awaitable[Completion]],
     policy: Policy,
     key: Key,
     read: Callable[[Completion], Parsed],
@@ -176,7 +176,7 @@ async def _tries_of_another_plan(
             plan = replace(policy, max_retries=last)
             sampling = plan.sampling(key, attempt, is_sampled)
             with suppress(NotStoredError, RefusedError):
-                completion = await request(None, sampling)
+                completion = await request(sampling)
                 if read(completion).value is not None:
                     return [*tried, (sampling, completion)]
                 if last > attempt:
