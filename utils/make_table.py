@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     paper = None if args.paper is None else read_paper_beside(boards, args)
     comparisons = compare(boards, args.baseline, args.intervals, args.holm)
     tables = make_tables(args, boards, comparisons, paper)
-    if seeds:
+    if seeds and args.format != "csv":
         over_seeds = compare_methods(boards, seeds, args.baseline, args.holm) if args.baseline else []
         tables.append(score_table.seeds_table(boards, seeds, over_seeds))
     tables += [score_table.shares_table(shares)] if args.intervals and shares else []
@@ -130,6 +130,7 @@ def build_parser() -> cli.FlagParser:
         help="columns by topic or distance of PersonaMem's questions, for PersonaMem-v2 also by who or updated "
         "(default: by group)")
     add_groups_argument(parser)
+    parser.without_effect("--groups", lambda args: args.paper, "with --paper, whose columns are the paper's")
     add("--format", choices=["markdown", "latex", "csv"], default="markdown",
         help="csv has numbers in full precision, and prints notes to stderr (%(default)s)")
     add_output_arguments(parser, "file for the table (default: stdout)")

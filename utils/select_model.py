@@ -74,12 +74,12 @@ def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
     for path, its in zip(systems, ids, strict=True):
         if its != ids[0]:
             raise UserError(f"{path}: scores of other questions than {first_addr}; judge the same ones")
-    common = set.intersection(*({entry["id"] for entry in scored(system.entries)} for system in systems.values()))
+    common = set.intersection(*({entry["id"] for entry in scored(system.questions)} for system in systems.values()))
     if not common:
         raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")
     found = []
     for system in systems.values():
-        entries = [entry for entry in system.entries if entry["id"] in common]
+        entries = [entry for entry in system.questions if entry["id"] in common]
         strata = strata_of(task, entries)
         average = strata.get(MACRO) or list(strata.values())[-1]
         found.append(mean_score(system.metric, [stratum for stratum in average if stratum]))

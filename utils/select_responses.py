@@ -186,9 +186,10 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
-    """Return the judge, None if the metric needs none, the strategy, and the fields that only the scorer sees."""
+    """Return the judge and its identity (None if the metric needs none), the strategy, and the scorer's fields."""
     return {
         "judge": metric.judge and judge_of(score_addr),
+        "identity": metric.judge and settings_of(score_addr).get("judge"),
         "strategy": strategy_in_words(scores),
         "saw": list(metric.needs),
     }

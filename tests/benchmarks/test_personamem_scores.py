@@ -14,7 +14,7 @@ from test_personamem import LINES, ROWS, download, save
 from test_report import NASTY, content
 
 import evaluate_responses
-from utils import export_predictions, make_table, report, show_answers
+from utils import export_predictions, make_table, report, select_model, show_answers
 from utils.benchmarks import tasks
 from utils.benchmarks.personamem import TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of, evidence_position
@@ -345,3 +345,28 @@ def test_an_unknown_question_type_is_in_no_column():
             task.group_of({"group": group})["group"] for group in (task.groups[1], f"{task.groups[1]}\n", 7, [], None)
         ]
         assert groups == [task.groups[1], None, None, None, None]
+
+
+def test_questions_of_unknown_types_have_a_place_by_topic_and_none_elsewhere(tmp_path, capsys):
+    groups = ["recall_user_shared_facts", None, None, "recall_user_shared_facts"]
+
+    def write(name, rights):
+        entries = []
+        for i, (right, group) in enumerate(zip(rights, groups, strict=False)):
+            entry = {"id": str(i), "score": right, "answered": True, "question_sha256": "0", "group": group}
+            entry["details"] = [{"score": right, "reference": "a", "label": "ba"[right]}]
+            entries.append({**entry, "cluster": f"p{i}", "topic": f"topic {i % 2}"})
+        content = {"score": 0.5, "num_unanswered": 0, "task": "PersonaMem-32k", "strategy": "accuracy"}
+        (tmp_path / f"{name}.json").write_text(json.dumps({**content, "per_question_scores": entries}))
+        (tmp_path / name).mkdir()
+        return tmp_path / f"{name}.json"
+
+    files = [write("one", [1, 0, 1, 1]), write("two", [1, 1, 1, 0]), write("part", [1, 0, 1])]
+    words = ["--system", "one", files[0], "--system", "part", files[2], "--by", "topic", "--allow_partial"]
+    assert run(make_table, *words) == 0
+    printed = capsys.readouterr().out
+    assert all(f"| {name} | **1.0000** | **0.0000** | **0.6667** | 3 |" in printed for name in ("one", "part"))
+    assert "- Means are over the 3 questions that were scored for all systems: part lacks 1 of 4." in printed
+    models = [tmp_path / "one", tmp_path / "two"]
+    assert run(select_model, "--model_addr", *models, "--score_addr", *files[:2], "--link_addr", tmp_path / "best") == 0
+    assert f"1.0000  {models[0]}  <- {tmp_path}/best\n0.5000  " in capsys.readouterr().out  # as in a table by type

@@ -15,11 +15,13 @@ from test_personamem import ask, choose, server, small_model, take_log, with_oth
 import evaluate_responses
 from retrieval import rank_dataset
 from utils import download_datasets, make_table, report
+from utils.benchmarks import tasks
 from utils.benchmarks.personamem_v2 import SECRET_COLUMNS, TYPES, UPDATED
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
+from utils.runs.methods import Question
 
 TABLE, CONTEXTS = "benchmark/text/benchmark.csv", "PersonaMem-v2_32k_contexts.jsonl"
 LINK, LINKED = "chat_history_32k_link", "data/chat_history_32k/"
@@ -77,6 +79,9 @@ def dataset(tmp_path_factory):
 
 def test_records(dataset, tmp_path):
     records = read_dataset(dataset, needs=["profile", "options", "target", "score"])
+    seen = set(Question(records[0], tasks()["PersonaMem-v2-32k"]))  # by a method
+    asked = {"task", "id", "question", "options", "profile", "topic", "topic_query", "persona_id"}
+    assert {name for name in seen if "chat_history" not in name} == asked | {"context_length_in_tokens"}
     assert [record["persona_id"] for record in records] == list("00000111112222")
     for record in records:
         [one] = [one for one in ROWS if one["user_query"] == repr({"role": "user", "content": record["question"]})]

@@ -281,6 +281,19 @@ def test_raters_are_compared_with_the_judge_by_aspect(study, capsys):
         assert f"| raters {one} | {' | '.join(map(str, [*counts[one], missing[one]]))} |" in printed
 
 
+def test_a_category_may_be_called_all_or_be_no_text(study, capsys):
+    for number, record in enumerate(study.records):
+        record["category"] = ["All", "ice", ["rpg"]][number % 3]
+    key = study.make("--draw", 90, ask="verdicts")
+    theirs = {record["id"]: [1, 2] if record["category"] == "All" else [0, 1] for record in study.records}
+    said = {i: {"0": 1, "1": 2} for i in key["questions"]}
+    study.records = [{**record, "category": "ice"} for record in study.records]  # as `judged` writes them
+    study.collect(study.result("Ann", said), "--score_addr", judged(study, theirs))
+    printed = capsys.readouterr().out
+    assert "| All | 30 | 60 | 1.0000 | " in printed and "| All | 90 | 180 | 0.3333 | " in printed
+    assert "| ice | 30 | 60 | 0.0000 | " in printed and "| (no category) | 30 | 60 | 0.0000 | " in printed
+
+
 def test_scores_that_are_not_of_the_rated_answers_are_refused(study):
     study.make("--draw", 90, ask="verdicts")
     ids = [record["id"] for record in study.records]

@@ -174,6 +174,11 @@ def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     assert "| B | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 0.6667 ± 0.0000† | 2 |" in second
     assert "Tests here compare each question's mean over a method's seeds, those above single seeds." in second
     assert "†: better than A (two-sided paired t-test, p < 0.05, not corrected for 4 comparisons)." in second
+    _, notes = csv_table(capsys, *words)  # which has no table over seeds
+    assert "seeds" not in notes.lower() and notes.count("t-test") == 1
+    main([*words[:14], *words[15:]])  # a method is not compared with its own row
+    third = capsys.readouterr().out.partition("| Over seeds | ")[2]
+    assert "| A | 0.2500 ± 0.0000 | " in third and "†: better than A (" in third and "for 4 comparisons" in third
     main([*words, "--holm"])  # three or four times the p-value of 0.0377 in a group
     assert "| B | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | 0.6667 ± 0.0000 | " in capsys.readouterr().out
 
@@ -213,12 +218,24 @@ class TestOwnGroups:
         main([*systems_of(files), "--format", "csv"])
         assert capsys.readouterr().out.startswith("System,All questions,Questions,")
 
+    def test_a_name_of_another_column_is_refused(self, score_file):
+        path = score_file("a.json", *scored("All questions", 1.0, 0.5), *scored("ice", 0.0))
+        assert refusal("--system", "A", path).startswith("'All questions': one of the groups has this name, which is")
+        main(["--system", "A", path, "--groups", "general=All questions"])
+
     def test_they_can_be_joined(self, score_file, capsys):
         path = score_file("a.json", *scored("ships", 1.0, 0.5), *scored("ice", 0.0), *scored("law", 0.75, 0.25))
         main(["--system", "RAG", path, "--groups", "Far north=ice, ships"])
         head, _, row = capsys.readouterr().out.splitlines()
         assert head.startswith(f"| System | {SOCIETY} | Far north | Average (macro) | All questions | Questions |")
         assert row.startswith("| RAG | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 5 |")
+        main(["--system", "RAG", path, "--groups", f"{ARTS}=ice,ships"])  # with a name of the paper
+        head, _, row = capsys.readouterr().out.splitlines()
+        assert head.startswith(f"| System | {ARTS} | {SOCIETY} | Average (macro) | All questions | Questions |")
+        assert row.startswith("| RAG | 0.5000 | 0.5000 | 0.5000 | 0.5000 | 5 |")
+        with pytest.raises(SystemExit):
+            main(["--system", "RAG", path, "--groups", "North=ice", "--paper", "Qwen 2.5 7B"])
+        assert "--groups: has no effect with --paper, whose columns are the paper's" in capsys.readouterr().err
         for groups, told in (
             (
                 ["North=ice,snow"],
@@ -315,7 +332,8 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
 
 
 def selected_by(strategy="aspect", which="best", judge="judge@1"):
-    return {"selected_by": {"strategy": strategy, "which": which, "judge": judge, "samples": 4, "saw": ["narrative"]}}
+    its = {"judge": "judge", "identity": judge}  # another server may have another model by this name
+    return {"selected_by": {"strategy": strategy, "which": which, **its, "samples": 4, "saw": ["narrative"]}}
 
 
 @pytest.mark.parametrize(
@@ -357,6 +375,11 @@ def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
     files = {"RAG": three("rag.json", *[BASE] * 3), "Ours": three("ours.json", *[UNSURE] * 3)}
     main([*systems_of(files), "--baseline", "RAG", "--intervals"])
     notes = capsys.readouterr().out
+    files = {"D": three("D.json", BASE, [1.0], []), "E": three("E.json", BASE, [0.5], [])}
+    main([*systems_of(files), "--baseline", "D", "--intervals"])
+    assert (
+        f"- E and D, {ARTS}; E and D, {LIFESTYLE}: p of the permutation test is 1, so no" in capsys.readouterr().out
+    )  # others have no p
     few = "; ".join(f"Ours and RAG, {group}" for group in CATEGORIES)
     assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
     assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes

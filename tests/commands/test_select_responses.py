@@ -119,7 +119,15 @@ def test_best_and_worst_by_hand(samples, capsys):
     manifest = read_manifest(samples.folder / "best.json")
     assert manifest["counts"] == COUNTS == read_manifest(samples.folder / "worst.json")["counts"]
     saw = ["narrative", "rubric_aspects"]
-    by = {"which": "best", "samples": 4, "judge": "Café", "strategy": "aspect", "saw": saw, "unscored": 5}
+    by = {
+        "which": "best",
+        "samples": 4,
+        "judge": "Café",
+        "identity": "Café@1",
+        "strategy": "aspect",
+        "saw": saw,
+        "unscored": 5,
+    }
     assert manifest["settings"]["selected_by"] == by
     printed = capsys.readouterr().out
     assert "best.json: 5 of 8 questions; each response is the best of 4 by the scores of Café" in printed

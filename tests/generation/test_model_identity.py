@@ -277,14 +277,18 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
         mini = sum(request["seed"] % 2 for request in server.requests)
         found = [its[0].get("answered_by") for its in json.loads(output.read_text()).values()]
         assert 0 < mini < NUM_QUESTIONS and found.count("m-mini") == mini and found.count(None) == NUM_QUESTIONS - mini
-        assert read_manifest(output)["answered_by"] == {"m-mini": mini}
-        told = f"note: of {NUM_QUESTIONS} replies, by their own word: {mini} from m-mini, not from the model asked\n"
+        assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
+        told = f"note: replies name another model than was asked: {mini} from m-mini (of {NUM_QUESTIONS})\n"
         assert told in capsys.readouterr().err
         scores = []
-        for reply in (answer, fallback):
+        always = lambda request: replace(answer(request), model="m-mini")  # noqa: E731
+        for reply in (answer, fallback, always):
             server.reply, scores = reply, [*scores, tmp_path / f"{len(scores)}.json"]
             judge = ["--evaluator_llm", "chat", "--response_addr", output, "--score_addr", scores[-1]]
             judge += ["--completions", tmp_path / f"store {len(scores)}", "--inputs_addr", TEST]
             assert evaluate_responses.main(["--openai", "--base_url", server.url, *map(str, judge)]) == 0
-    with pytest.raises(UserError, match=r"judged differently from .*\n  answered_by \['m-mini'\], not \[\]"):
-        make_table.main(["--system", "A", str(scores[0]), "--system", "B", str(scores[1])])
+    both = r"\['m-mini', 'the model asked'\]"
+    for a, b, told in ((0, 1, rf"{both}, not \[\]"), (1, 2, rf"\['m-mini'\], not {both}")):
+        with pytest.raises(UserError, match=rf"judged differently from .*\n  answered_by {told}"):
+            make_table.main(["--system", "A", str(scores[a]), "--system", "B", str(scores[b])])
+    assert read_manifest(scores[2])["answered_by"].keys() == {"m-mini"}

@@ -9,7 +9,7 @@ from calls import make_model, make_step, run_calls
 from utils.generation.calls import Call
 from utils.generation.completions import Completions, NotStoredError
 from utils.generation.model import Policy
-from utils.generation.requests import Completion
+from utils.generation.requests import Completion, RefusedError
 from utils.generation.store import ModelStore
 from utils.parsing import Parsed
 from utils.parsing.answers import ANSWER_SCHEMA
@@ -22,13 +22,17 @@ class Engine:
 
     device, concurrency = "script", 2
 
-    def __init__(self, usable):
-        self.usable = usable
+    def __init__(self, usable, tries=()):
+        self.usable, self.tries = usable, list(tries)  # `tries` go first: completions, or errors to raise
         self.asked = []  # of each try its seed, and whether it is held
 
     async def complete(self, model, prompt, sampling):
         is_held = sampling.schema is not None
         self.asked.append((sampling.seed, is_held))
+        if self.tries:
+            if isinstance(one := self.tries.pop(0), Exception):
+                raise one
+            return one
         text = f"{'good' if is_held in self.usable else 'bad'} {'held' if is_held else 'free'}"
         return Completion(text, "stop", prompt_tokens=10, cached_tokens=0, completion_tokens=3)
 
@@ -44,11 +48,13 @@ def parse(text, cut):
 def ask(tmp_path):
     """Ask one question; return its record, and the engine's tries, constrained or free."""
 
-    def ask(*usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions"):
-        pieces, engine = {}, Engine(usable)
+    def ask(
+        *usable, temperature=0.0, max_retries=3, mode="fallback", folder="completions", tries=(), cached_only=False
+    ):
+        pieces, engine = {}, Engine(usable, tries)
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
         call = Call(("q1", 0), array("l", [1, 2, 3]), parse)
-        completions = Completions(ModelStore(tmp_path / folder, "m", {}), False, False)
+        completions = Completions(ModelStore(tmp_path / folder, "m", {}), bool(tries) or temperature > 0, cached_only)
         model = make_model("m", policy, completions)
         run_calls(lambda: engine, ("generator", model, make_step([call], model, pieces)))
         return pieces["q1", 0], [is_held for _, is_held in engine.asked]
@@ -80,6 +86,30 @@ def test_what_was_usable_stays_usable_whatever_the_number_of_tries(ask, order, u
     else:
         assert asked == [] and again["raw"] == record["raw"]
     assert ask(usable, **before)[1] == [] and ask(usable, **now) == (again, [])
+
+
+def test_a_refused_try_does_not_replace_what_was_usable(ask):
+    free = Completion("bad free", "stop", prompt_tokens=10, cached_tokens=0, completion_tokens=3)
+    record, _ = ask(temperature=0.5, max_retries=3, tries=[free, RefusedError("filtered")])
+    assert record["value"] is None
+    record, asked = ask(HELD, temperature=0.5, max_retries=1)  # its second and last try is held
+    assert asked == [HELD] and record["value"] == "good held"
+    assert ask(temperature=0.5, max_retries=3) == (record, [])
+
+
+def test_tries_of_a_server_without_temperature_are_found_by_fewer_retries(ask):
+    """It samples at 0, too, so a constrained try is not the last one."""
+    told = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 3, "refused_parameters": ("temperature",)}
+    tries = [Completion(f"{word} held", "stop", **told) for word in ("bad", "good")]
+    record, _ = ask(mode="always", tries=tries)
+    again, asked = ask(mode="always", max_retries=0, tries=tries)
+    assert record["value"] == "good held" and (again, asked) == (record, [])
+
+
+def test_tries_of_another_number_are_not_waited_for(ask, capsys):
+    record, _ = ask(temperature=0.5, max_retries=1)
+    assert record["value"] is None and ask(temperature=0.5, max_retries=1, cached_only=True) == (record, [])
+    assert "checking again" not in capsys.readouterr().err
 
 
 def test_more_retries_ask_only_for_what_is_missing(ask):

@@ -47,8 +47,8 @@ PUBLIC_CODE = {
 def group_of(record: Record) -> dict[str, str | None]:
     """Return the group and subgroup of a record, or of an older score file's entry, which also has its `category`."""
     community = record.get("category")
-    known = isinstance(community, str) and community in COMMUNITIES
-    return {"group": COMMUNITIES[community] if known else None, "subgroup": community}
+    community = community if isinstance(community, str) else None
+    return {"group": COMMUNITIES.get(community), "subgroup": community}
 
 
 class Aspect(msgspec.Struct):

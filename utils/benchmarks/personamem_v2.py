@@ -24,7 +24,7 @@ from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
 from utils.parsing.letters import LETTERS
 
-BENCHMARK = "PersonaMem-v2"
+BENCHMARK, SIZES = "PersonaMem-v2", ("32k", "128k")
 TABLE, OTHER_TABLES = "benchmark.csv", "multimodal"  # a folder for questions on histories with images
 LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 
@@ -32,6 +32,9 @@ LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 TYPES = {"stereotypical_pref": "stereo.", "anti_stereotypical_pref": "anti-st.", "neutral_preferences": "neutral",
          "therapy_background": "therapy", "health_and_medical_conditions": "medical", "sensitive_info": "sensitive",
          "ask_to_forget": "forget"}  # fmt: skip
+# What its makers know about a question, besides the columns that only the scorer needs.
+ANNOTATIONS = (*personamem.ANNOTATIONS, "pref_type", "who", "updated", "conversation_scenario", "sensitive_info",
+               *(f"distance_from_related_snippet_to_query_{size}" for size in SIZES))  # fmt: skip
 UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
 # Columns that reveal the right response. They are never copied to a record, so no prompt can show them.
@@ -108,9 +111,9 @@ def make_task(size: str) -> Task:
         "convert": partial(convert, size),
         "published": lambda: {"": [LinkedHistories(*about)]},
     }
-    own |= {"annotations": (*personamem.ANNOTATIONS, "pref_type", f"distance_from_related_snippet_to_query_{size}")}
+    own |= {"annotations": ANNOTATIONS}
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
     return replace(base, **own, metrics={"accuracy": base.metrics["accuracy"]})
 
 
-TASKS = [make_task(size) for size in ("32k", "128k")]
+TASKS = list(map(make_task, SIZES))

@@ -103,22 +103,24 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
             return nothing(UNFINISHED)
         return call.parse(completion.text, is_cut(completion.finish_reason))
 
-    async def request(engine: Engine | None, sampling: Sampling) -> Completion:
+    async def request(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Completion:
         told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
-        return await model.completions.complete(engine, model.addr, call.prompt, sampling, **told)
+        return await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **told)
 
     other: list[Try] | None = None  # usable tries of another plan, once they were looked for
     for attempt in range(policy.max_retries + 1):
         sampling, attempts = policy.sampling(call.key, attempt, _is_sampled(tried)), attempt + 1
         try:
             try:
-                completion = await request(None, sampling)
+                completion = await request(sampling)
             except NotStoredError:
                 other = await _tries_of_another_plan(request, policy, call.key, read) if other is None else other
                 if other:
                     break
-                completion = await request(engine, sampling)
+                completion = await request(sampling, engine, may_wait=True)
         except RefusedError as refusal:
+            if other := await _tries_of_another_plan(request, policy, call.key, read):
+                break
             return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **_spent(tried)}
         tried.append((sampling, completion))
         parsed = read(completion)
@@ -158,7 +160,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
 
 
 async def _tries_of_another_plan(
-    request: Callable[[None, Sampling], Awaitable[Completion]],
+    request: Callable[[Sampling], Awaitable[Completion]],
     policy: Policy,
     key: Key,
     read: Callable[[Completion], Parsed],
@@ -174,12 +176,12 @@ async def _tries_of_another_plan(
             plan = replace(policy, max_retries=last)
             sampling = plan.sampling(key, attempt, is_sampled)
             with suppress(NotStoredError, RefusedError):
-                completion = await request(None, sampling)
+                completion = await request(sampling)
                 if read(completion).value is not None:
                     return [*tried, (sampling, completion)]
                 if last > attempt:
                     tried.append((sampling, completion))
-                    goes_on = not plan.is_last(attempt, is_sampled)
+                    goes_on = not plan.is_last(attempt, _is_sampled(tried))
         if not goes_on:
             return []
 
@@ -264,10 +266,11 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
         told = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
-        print(f"note: of {len(asked)} replies, by their own word: {told}, not from the model asked", file=sys.stderr)
+        print(f"note: replies name another model than was asked: {told} (of {len(asked)})", file=sys.stderr)
+        others["the model asked"] = len(asked) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
-        **({"answered_by": dict(sorted(others.items()))} if others else {}),
+        **({"answered_by": dict(sorted((+others).items()))} if others else {}),
         "tokens": {
             **{name: total([record.get(name, 0) for record in records]) for name in TOKEN_COUNTS},
             **({THOUGHT_COUNT: thought} if thought else {}),

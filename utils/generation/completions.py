@@ -47,9 +47,17 @@ class Completions:
         self._has_answered = False
 
     async def complete(
-        self, engine: Engine | None, model: str, prompt: Rendered, sampling: Sampling, **told: Any
+        self,
+        engine: Engine | None,
+        model: str,
+        prompt: Rendered,
+        sampling: Sampling,
+        may_wait: bool = True,
+        **told: Any,
     ) -> Completion:
         """Return the stored completion of this request, or request and store a new one with the fields in `told`.
+
+        Without `may_wait`, --cached_only does not wait for it.
 
         Raises:
             RefusedError: the model's server refuses this content, or refused it earlier.
@@ -57,7 +65,7 @@ class Completions:
         """
         key = self._key(prompt, sampling)
         async with _Turn(self._under_way, key):
-            if (found := await self._find(key)) is not None:
+            if (found := await self._find(key, may_wait)) is not None:
                 if "refused" in found:
                     raise RefusedError(found["refused"])
                 return _read(found)
@@ -97,10 +105,10 @@ class Completions:
             self._keep(key, told | asdict(scored))
             return scored
 
-    async def _find(self, key: str) -> dict[str, Any] | None:
+    async def _find(self, key: str, may_wait: bool = True) -> dict[str, Any] | None:
         """Return the stored fields, or None; with --cached_only, read the store once more first."""
         found = self._refused.get(key) or self.store.get(key)
-        if found is None and self.cached_only:
+        if found is None and self.cached_only and may_wait:
             await self._look_again()
             found = self.store.get(key)
         if found is not None:

@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import Any
 
 from utils.benchmarks.task import ALL, Metric, Task
+from utils.cli import UserError
 from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
@@ -44,6 +45,8 @@ def strata_of(
         by_group[group_of(question)].append(question)
     strata = {group: [its] for group, its in by_group.items()}
     if len(by_group) > 1:
+        if taken := [name for name in (MACRO, ALL) if name in by_group]:
+            raise UserError(f"{taken[0]!r}: one of the groups has this name, which is a column's; give it another name")
         groups = list(by_group.values())
         whole = [list(chain.from_iterable(groups))]
         strata |= {task.overall: whole} if task.overall else {MACRO: groups}
@@ -155,10 +158,10 @@ def compare_methods(
 ) -> list[Comparison]:
     """Compare methods over their seeds: a question's score is its mean over the rows of a method, if all have one.
 
-    A method whose rows are all in `baselines` is a baseline; other baselines are single rows. There is no comparison if
+    A method with a row in `baselines` is a baseline; other baselines are single rows. There is no comparison if
     a score is not a mean over questions.
     """
-    whole = [name for name, rows in methods.items() if {*rows} <= {*baselines}]
+    whole = [name for name, rows in methods.items() if {*rows} & {*baselines}]
     single = [row for row in baselines if not any(row in methods[name] for name in whole)]
 
     def over_seeds(board: Board, name: str) -> System:

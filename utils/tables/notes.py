@@ -65,11 +65,12 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         )
     all_ids = set().union(*(system.scored_ids for system in systems))
     lacking = {system.name: len(all_ids) - len(system.scored_ids) for system in systems}
-    if parts := ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count):
-        if systems[0].among is None:
-            yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
-        else:
-            yield f"Means are over the {len(systems[0].among)} questions that were scored for all systems: {parts}."
+    parts = ", ".join(f"{name} lacks {count} of {len(all_ids)}" for name, count in lacking.items() if count)
+    if (among := systems[0].among) is None and parts:
+        yield f"Warning: no question was scored for all systems, so their numbers are not comparable: {parts}."
+    elif among is not None and all_ids - among:
+        parts = parts or f"of {len(all_ids)}, by all metrics"
+        yield f"Means are over the {len(among)} questions that were scored for all systems: {parts}."
 
 
 def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:

@@ -324,9 +324,9 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
     """Return a table of agreement by category, and one of counts: raters' verdicts in rows, the judge's in columns."""
     group_of = {key: question["group"] or "(no category)" for key, question in results.key["questions"].items()}
     groups = dict.fromkeys(group_of[key] for key in pairs)
+    parts = [(name, {key: pairs[key] for key in pairs if group_of[key] == name}) for name in groups]
     rows = []
-    for name in (*groups, *(["All"] if len(groups) > 1 else [])):
-        its = {key: pairs[key] for key in pairs if name in (group_of[key], "All")}
+    for name, its in parts + [("All", pairs)] * (len(groups) > 1):
         both = [(key, one, other) for key in its for one, other in its[key] if other is not None]
         kappa = cohens_kappa([[pair for pair in its[key] if pair[1] is not None] for key in its], steps=True)
         same = [float(one == other) for _, one, other in both]

@@ -267,13 +267,13 @@ def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table
 
 def _too_few(comparisons: list[Comparison]) -> Iterator[str]:
     """Yield a note on the comparisons that the permutation test cannot find significant, by their least p."""
-    by_flips: dict[int, list[str]] = {}
+    by_least: dict[float, list[str]] = {}
     for one in comparisons:
-        if one.flips and 2 / one.flips >= ALPHA:
-            by_flips.setdefault(one.flips, []).append(f"{one.system} and {one.baseline}, {one.column}")
-    for flips, names in sorted(by_flips.items()):
-        least = "1" if flips == 1 else f"at least {number(2 / flips)}"
-        yield f"{'; '.join(names)}: p of the permutation test is {least}, so no difference can be significant."
+        if one.p_values.get(PERMUTATION) is not None and one.flips and 2 / one.flips >= ALPHA:
+            by_least.setdefault(min(1, 2 / one.flips), []).append(f"{one.system} and {one.baseline}, {one.column}")
+    for least, names in sorted(by_least.items(), reverse=True):
+        told = "1" if least == 1 else f"at least {number(least)}"
+        yield f"{'; '.join(names)}: p of the permutation test is {told}, so no difference can be significant."
 
 
 # Notes on the tables' cells

@@ -77,7 +77,7 @@ def _excluded(path: str, scores: Scores) -> str | None:
     if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
     if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
-        return _selected(selected[0], scores, judge_of(path))
+        return _selected(selected[0], scores, settings_of(path).get("judge"))
     return SELECTED if scores.get("num_selected") else None
 
 
@@ -85,7 +85,7 @@ def _selected(by: dict[str, Any], scores: Scores, judge: str | None) -> str:
     which = f"{by['which']} by {by['strategy']}"
     if by["strategy"] != strategy_in_words(scores):
         return which
-    if by["judge"] != judge:
+    if by.get("identity") != judge:
         return f"{which}, another judge"
     return f"{'upper' if by['which'] == 'best' else 'lower'} bound, {which}"
 
@@ -196,9 +196,8 @@ def read_boards(
         if not allow_partial:
             _check_same_questions(systems)
         _check_same_responses(systems)
-    if allow_partial:
-        boards = _among_common(boards)
-    return boards if by is None else [divide(board, by) for board in boards]
+    boards = boards if by is None else [divide(board, by) for board in boards]
+    return _among_common(boards) if allow_partial else boards
 
 
 def _among_common(boards: list[Board]) -> list[Board]:
@@ -247,7 +246,7 @@ def with_own_groups(
     if joined and task.overall:
         raise UserError(f"--groups: not supported for {task.name}; use --by")
     if unknown := [name for name in joined if name not in there]:
-        known = ", ".join(quote(name) for name in there if name is not None)
+        known = ", ".join(quote(name) for name in there if name is not None) or "not known"
         raise UserError(
             f"--groups: no question has the {subword} {quote(unknown[0])}; the {plural(subword)} are {known}"
         )
@@ -257,7 +256,7 @@ def with_own_groups(
         return joined.get(name) or entry["group"] or name or (ALL if len(there) == 1 else f"(no {word})")
 
     found = dict.fromkeys(map(group_of, entries))
-    if task.overall or found.keys() <= set(task.groups):
+    if task.overall or (not joined and found.keys() <= set(task.groups)):
         return task, dict(files)
     known = [group for group in task.groups if group in found]
     groups = (*known, *(group for group in found if group not in known))
@@ -367,7 +366,7 @@ def _judge_settings(path: str) -> dict[str, Any]:
     if (manifest := manifest_of(path)) is None:
         return {}
     found = {name: manifest["settings"].get(name) for name in JUDGE_SETTINGS}
-    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # the models that replies named instead
+    found["answered_by"] = sorted(manifest.get("answered_by", ()))  # empty if all by the model asked
     for name, (without, outputs) in (manifest.get("refused_parameters") or {}).items():
         if name in JUDGE_SETTINGS and name not in LIMITS:
             found[name] = None if without == outputs else f"{found[name]}, but refused for {without} of {outputs}"
