@@ -359,6 +359,7 @@ WITHOUT_EFFECT = [
     ("utils/download_datasets.py", "", "--skip_invalid", "for this dataset\n  leave {} out"),
     ("utils/download_datasets.py", "", "--source_url u", "for files on the hub\n  leave {} out"),
     ("utils/make_table.py", "", "--paper_table 3", "without --paper\n  give --paper, or leave {} out"),
+    ("utils/make_table.py", "--paper p", "--groups a=b", "with --paper, whose columns are the paper's\n  leave {} out"),
     ("utils/make_table.py", "", "--overwrite", NO_OUTPUT),
     ("utils/make_table.py", "", "--holm", "without --baseline\n  give --baseline, or leave {} out"),
     ("utils/compare_evaluators.py", "", "--overwrite", NO_OUTPUT),
