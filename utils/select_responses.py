@@ -25,11 +25,11 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, publish_all, settings_of
+from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.tables.notes import describe_selection
-from utils.tables.system_scores import check_same_judge, few, judge_of
+from utils.tables.system_scores import check_same_judge, few
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # in floats, 0.6 - 0.4 is slightly less than 0.2
@@ -187,9 +187,11 @@ def reason_to_drop(scores: list[float], args: argparse.Namespace) -> str | None:
 
 def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str, Any]:
     """Return the judge and its identity (None if the metric needs none), the strategy, and the scorer's fields."""
+    made = manifest_of(score_addr)
+    identity = metric.judge and made["settings"].get("judge")
     return {
-        "judge": metric.judge and judge_of(score_addr),
-        "identity": metric.judge and settings_of(score_addr).get("judge"),
+        "judge": metric.judge and (made["arguments"].get("evaluator_llm") or identity),
+        "identity": identity,
         "strategy": strategy_in_words(scores),
         "saw": list(metric.needs),
     }

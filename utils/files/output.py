@@ -11,7 +11,7 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,13 @@ NUM_REASONS = 3  # reasons to print if most pieces are unusable
 def is_failed(piece: Piece) -> bool:
     """Return whether the model gave nothing usable; False for a missing answer's verdict, which has `answered`."""
     return piece["value"] is None and "answered" not in piece
+
+
+def refuse_other_source(before: Sequence[str], now: Sequence[str]) -> None:
+    """Raise UserError, without the output's path, if it was made from other files than it would be made from now."""
+    if [*map(os.path.realpath, before)] != [*map(os.path.realpath, now)]:
+        told = f"was made from {', '.join(before)}, not from {', '.join(now)}"
+        raise UserError(f"{told}\n  give another output, or --overwrite to replace it")
 
 
 def keys_hash(keys: Iterable[Key]) -> str:
@@ -121,11 +128,9 @@ class Output:
 
     def _check(self, made: dict[str, Any]) -> None:
         before, now = made.get("dataset"), self.dataset
-        is_other = before and now and os.path.realpath(before) != os.path.realpath(now)
-        if is_other and made["settings"].get("inputs") != self.settings["inputs"]:
-            told = f"{self.path}: was made from {before}, not from {now}"
-            raise UserError(f"{told}\n  give another output, or --overwrite to replace it")
         try:
+            if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
+                refuse_other_source([before], [now])
             self.check(made)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None

@@ -230,7 +230,7 @@ def filling(folder: Path) -> Iterator[None]:
 
 
 def rename(staged: Path, path: Path) -> None:
-    """Put a complete file in the place of `path`, or of the file that `path` links to."""
+    """Replace `path`, or the file that it links to, by a complete file."""
     path = real_path(path)
     os.replace(staged, path)
     _sync_names(path.parent)

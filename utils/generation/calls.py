@@ -22,11 +22,18 @@ from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
 Parser = Callable[[str, bool], Parsed]
-Try = tuple[Sampling, Completion]
 TOKEN_COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 CHARACTERS_PER_TOKEN = 4  # about, in English; fewer in most other languages
 PROMPT_SENT = "prompt_tokens_sent"  # an estimate, only in records of prompts that a server cut
 THOUGHT_COUNT = "reasoning_tokens"  # part of completion_tokens; only in records with thoughts
+
+
+class Try(NamedTuple):
+    """One try of a call."""
+
+    sampling: Sampling
+    completion: Completion
+    parsed: Parsed
 
 
 class Prices(NamedTuple):
@@ -96,48 +103,71 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy, tried, parsed = model.policy, [], None
+    policy = model.policy
 
-    def read(completion: Completion) -> Parsed:
-        if completion.unfinished:
-            return nothing(UNFINISHED)
-        return call.parse(completion.text, is_cut(completion.finish_reason))
-
-    async def request(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Completion:
+    async def make(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Try:
         told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
-        return await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **told)
+        completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **told)
+        if completion.unfinished:
+            return Try(sampling, completion, nothing(UNFINISHED))
+        return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
 
-    other: list[Try] | None = None  # usable tries of another plan, once they were looked for
-    for attempt in range(policy.max_retries + 1):
-        sampling, attempts = policy.sampling(call.key, attempt, _is_sampled(tried)), attempt + 1
-        try:
+    async def make_all(engine: Engine | None = None, may_wait: bool = False) -> tuple[list[Try], str | None]:
+        """Make tries up to a usable one; return them, and the reason if the next one was refused."""
+        tried: list[Try] = []
+        for attempt in range(policy.max_retries + 1):
             try:
-                completion = await request(sampling)
-            except NotStoredError:
-                other = await _tries_of_another_plan(request, policy, call.key, read) if other is None else other
-                if other:
-                    break
-                completion = await request(sampling, engine, may_wait=True)
-        except RefusedError as refusal:
-            if other := await _tries_of_another_plan(request, policy, call.key, read):
+                tried.append(await make(policy.sampling(call.key, attempt, _is_sampled(tried)), engine, may_wait))
+            except RefusedError as refusal:
+                return tried, str(refusal)
+            is_sampled, last = _is_sampled(tried), tried[-1]
+            # Greedy decoding would only repeat the same unfinished thought.
+            ends = policy.is_last(attempt, is_sampled) or (last.completion.unfinished and policy.is_greedy(is_sampled))
+            if ends or last.parsed.value is not None:
                 break
-            return {"value": None, "reason": str(refusal), **call.record, "attempts": attempts, **_spent(tried)}
-        tried.append((sampling, completion))
-        parsed = read(completion)
-        # Greedy decoding would only repeat the same unfinished thought.
-        is_sampled = _is_sampled(tried)
-        is_last = policy.is_last(attempt, is_sampled) or (completion.unfinished and policy.is_greedy(is_sampled))
-        if is_last or parsed.value is not None:
-            break
-    if not other and parsed.value is None:
-        other = await _tries_of_another_plan(request, policy, call.key, read)
-    if other:
-        tried, parsed = other, read(other[-1][1])
-    sampling, completion = tried[-1]
+        return tried, None
+
+    tried, refusal = [], None
+    with suppress(NotStoredError):
+        tried, refusal = await make_all()  # from the store alone
+    if refusal is not None or not tried or tried[-1].parsed.value is None:
+        tried, refusal = await _tries_of_another_plan(make, policy, call.key), None
+        if not tried:
+            tried, refusal = await make_all(engine, may_wait=True)
+    if refusal is not None:
+        return {"value": None, "reason": refusal, **call.record, "attempts": len(tried) + 1, **_spent(tried)}
+    return _record(call, tried)
+
+
+async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], policy: Policy, key: Key) -> list[Try]:
+    """Return the tries up to a usable one of a run with another --max_retries, from the store; empty if it has none.
+
+    The last try of such a run may have been constrained where this run's is free, and the other way round.
+    """
+    tried: list[Try] = []
+    for attempt in count():
+        is_sampled, goes_on = _is_sampled(tried), False
+        for last in (attempt + 1, attempt):
+            plan = replace(policy, max_retries=last)
+            with suppress(NotStoredError, RefusedError):
+                its = await make(plan.sampling(key, attempt, is_sampled))
+                if its.parsed.value is not None:
+                    return [*tried, its]
+                if last > attempt:
+                    tried.append(its)
+                    goes_on = not plan.is_last(attempt, _is_sampled(tried))
+        if not goes_on:
+            return []
+
+
+def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
+    """Return the record of a call whose last try counts."""
+    sampling, completion, parsed = tried[-1]
     # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
-    thought = sum(one.reasoning_tokens or 0 for _, one in tried)
+    thought = sum(one.completion.reasoning_tokens or 0 for one in tried)
     told = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
+    cut = [_cut_by_server(call.prompt, one.completion.prompt_tokens) for one in tried]
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
@@ -152,48 +182,21 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
-        **{name: count for _, one in tried for name, count in _cut_by_server(call.prompt, one.prompt_tokens).items()},
+        **{name: number for its in cut for name, number in its.items()},
         **_spent(tried),
         **({THOUGHT_COUNT: thought} if thought else {}),
         **{name: text for name, text in told.items() if text},
     }
 
 
-async def _tries_of_another_plan(
-    request: Callable[[Sampling], Awaitable[Completion]],
-    policy: Policy,
-    key: Key,
-    read: Callable[[Completion], Parsed],
-) -> list[Try]:
-    """Return the tries up to a usable one of a run with another --max_retries, from the store; empty if it has none.
-
-    The last try of such a run may have been constrained where this run's is free, and the other way round.
-    """
-    tried: list[Try] = []
-    for attempt in count():
-        is_sampled, goes_on = _is_sampled(tried), False
-        for last in (attempt + 1, attempt):
-            plan = replace(policy, max_retries=last)
-            sampling = plan.sampling(key, attempt, is_sampled)
-            with suppress(NotStoredError, RefusedError):
-                completion = await request(sampling)
-                if read(completion).value is not None:
-                    return [*tried, (sampling, completion)]
-                if last > attempt:
-                    tried.append((sampling, completion))
-                    goes_on = not plan.is_last(attempt, _is_sampled(tried))
-        if not goes_on:
-            return []
-
-
 def _is_sampled(tried: list[Try]) -> bool:
     """Return whether the server has refused a temperature, so that even 0 is not greedy."""
-    return bool(tried) and "temperature" in tried[-1][1].refused_parameters
+    return bool(tried) and "temperature" in tried[-1].completion.refused_parameters
 
 
 def _spent(tried: list[Try]) -> dict[str, int | None]:
     """Return the token counts of all tries together."""
-    return {name: total([getattr(completion, name) for _, completion in tried]) for name in TOKEN_COUNTS}
+    return {name: total([getattr(one.completion, name) for one in tried]) for name in TOKEN_COUNTS}
 
 
 def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """Everything in evaluate_responses.py except its method: responses, the judge's prompts, and score files."""
 
-import os
 import sys
 from array import array
 from contextlib import closing
@@ -14,7 +13,7 @@ from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import Arguments, UserError
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import file_hash
-from utils.files.output import Key, Output, Pieces
+from utils.files.output import Key, Output, Pieces, refuse_other_source
 from utils.generation.calls import Call, describe_cost, describe_records, prices_of
 from utils.generation.chat import Chat, LocalChat, choose_judge_length, open_chat, render_all
 from utils.generation.completions import Completions
@@ -160,12 +159,8 @@ def refuse_other_responses(addrs: list[str], hashes: Any, made: dict[str, Any]) 
 
     The same response file with other contents is judged again.
     """
-    judged = made["judged"]
-    if made["settings"]["responses"] != hashes and [*map(os.path.realpath, judged)] != [*map(os.path.realpath, addrs)]:
-        raise UserError(
-            f"was made from {', '.join(judged)}, not from {', '.join(addrs)}\n"
-            "  give another output, or --overwrite to replace it"
-        )
+    if made["settings"]["responses"] != hashes:
+        refuse_other_source(made["judged"], addrs)
 
 
 def choose_judge(args: Arguments, judge: Judge) -> Judging:

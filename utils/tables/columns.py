@@ -162,7 +162,7 @@ def compare_methods(
     a score is not a mean over questions.
     """
     whole = [name for name, rows in methods.items() if {*rows} & {*baselines}]
-    single = [row for row in baselines if not any(row in methods[name] for name in whole)]
+    single = [row for row in baselines if row not in chain(*methods.values())]
 
     def over_seeds(board: Board, name: str) -> System:
         rows = [board.system(row) for row in methods[name]]
@@ -207,8 +207,8 @@ def compare_pairs(metric: Metric, strata: Sequence[Sequence[Any]], by_user: bool
         of, test = None, T_TEST
         values = [differences([(one["score"], other["score"]) for one, other in stratum]) for stratum in strata]
         p_values = {T_TEST: significance.t_test(values, clusters)}
-        found = {"flips": significance.all_flips(values, clusters)}
         p_values |= {PERMUTATION: significance.permutation_test(values, clusters)} if intervals else {}
+        found = {"flips": significance.all_flips(values, clusters)} if intervals else {}
     else:
         of, test, found = difference_of(metric.pooled.of), PERMUTATION, {}
         values = [[tuple(map(metric.pooled.value, pair)) for pair in stratum] for stratum in strata]

@@ -1,9 +1,10 @@
 """The systems of a table: read their score files once, and check that they are comparable."""
 
 import argparse
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -73,11 +74,12 @@ def _excluded(path: str, scores: Scores) -> str | None:
 
     They are a bound only if they saw what the scorer sees, or were selected by the metric and judge of these scores.
     """
-    origins = [origin or {} for origin in (manifest_of(path) or {}).get("answers") or []]
+    made = manifest_of(path) or {"settings": {}}
+    origins = [origin or {} for origin in made.get("answers") or []]
     if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
     if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
-        return _selected(selected[0], scores, settings_of(path).get("judge"))
+        return _selected(selected[0], scores, made["settings"].get("judge"))
     return SELECTED if scores.get("num_selected") else None
 
 
@@ -93,12 +95,6 @@ def _selected(by: dict[str, Any], scores: Scores, judge: str | None) -> str:
 def when_seen(origin: dict[str, Any]) -> str | None:
     """Return when a system saw fields of the scorer, "training" or "test"; None if it saw none."""
     return origin.get("saw", {}).get("when")
-
-
-def judge_of(path: str) -> str | None:
-    """Return the judge of a score file by the name that the user gave; None if unknown or if there was none."""
-    manifest = manifest_of(path) or {}
-    return manifest.get("arguments", {}).get("evaluator_llm") or manifest.get("settings", {}).get("judge")
 
 
 @dataclass(eq=False)
@@ -260,10 +256,7 @@ def with_own_groups(
         return task, dict(files)
     known = [group for group in task.groups if group in found]
     groups = (*known, *(group for group in found if group not in known))
-    placed = {
-        path: {**its, "per_question_scores": [{**one, "group": group_of(one)} for one in its["per_question_scores"]]}
-        for path, its in files.items()
-    }
+    placed = {path: _regrouped(its, group_of) for path, its in files.items()}
 
     def place_of(record: dict[str, Any]) -> dict[str, str | None]:
         place = task.group_of(record)
@@ -271,6 +264,11 @@ def with_own_groups(
         return {**place, "group": group if group in groups else None}
 
     return replace(task, groups=groups, has_own_groups=True, group_of=place_of), placed
+
+
+def _regrouped(scores: Scores, group_of: Callable[[Entry], str]) -> Scores:
+    entries = [{**entry, "group": group_of(entry)} for entry in scores["per_question_scores"]]
+    return {**scores, "per_question_scores": entries}
 
 
 def _subgroup(entry: Entry) -> str | None:
@@ -319,13 +317,16 @@ def divide(board: Board, name: str) -> Board:
     groups = (*order, *sorted(found - set(order)))
     divided = replace(task, groups=groups, group_words=(name, plural(name), ""), short={})
 
-    def moved(scores: Scores) -> Scores:
-        entries = [{**entry, "group": entry[name]} for entry in scores["per_question_scores"]]
-        return {**scores, "per_question_scores": entries}
-
-    its_files = {system.name: {path: moved(its) for path, its in system.files.items()} for system in board.systems}
-    among = board.systems[0].among
-    systems = [System(row, divided, board.metric_name, its, among) for row, its in its_files.items()]
+    systems = [
+        System(
+            system.name,
+            divided,
+            board.metric_name,
+            {path: _regrouped(its, itemgetter(name)) for path, its in system.files.items()},
+            system.among,
+        )
+        for system in board.systems
+    ]
     return replace(board, task=divided, systems=systems)
 
 
