@@ -19,16 +19,28 @@ The output is {question id: [{"output": answer, ...}]} in the dataset's order. R
 each completion is saved in `completions/` beside the output as soon as it arrives.
 """
 
-import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
+from prompts import load_prompt
 from utils import cli
 from utils.benchmarks.task import Record
 from utils.files.output import Piece
 from utils.generation.chat import PAPER_LENGTH
-from utils.runs.answers import add_answer_arguments, add_dataset_arguments, prepare_answers, read_datasets
+from utils.generation.engines import OpenAPI, open_api
+from utils.runs.answers import (
+    add_answer_arguments,
+    add_dataset_arguments,
+    check_flags,
+    check_ranked,
+    choose_generator,
+    read_datasets,
+    stage_of_answers,
+)
 from utils.runs.ask import Ask
-from utils.runs.command import Command, execute
-from utils.runs.own_method import add_method_arguments, answer_by_method, begin_with_fixed_hashes
+from utils.runs.driver import run_stages
+from utils.runs.own_method import add_method_arguments, answer_by_method
+from utils.runs.stage import Stage
 
 
 def build_parser() -> cli.FlagParser:
@@ -50,33 +62,38 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
-    cli.prepare_run(args, args.output_addr, args.inputs_addr)
-    return answer_by_method(args) if args.method else execute(prepare(args), args)
+    args = cli.prepare_run(args, args.output_addr, args.inputs_addr)
+    return answer_by_method(args, open_api) if args.method else run_stages(prepare(args), args, open_api)
 
 
-def prepare(args: cli.Arguments) -> Command:
-    method = "rag" if args.rag else "none"
-    number = args.num_contexts if args.rag else None
+def prepare(args: cli.Arguments) -> list[Stage]:
+    """Return a stage for each dataset."""
+    name, number = ("rag", args.num_contexts) if args.rag else ("none", None)
     needs = ["asked", *(["profile"] if args.rag else []), *(["options"] if args.choose else [])]
     datasets = read_datasets(args, needs, number)
     task = datasets[0].task
+    check_flags(args, task)
+    if args.rag and args.num_contexts:
+        check_ranked(args, datasets)
+    if args.choose:
+        task = replace(task, prompts=task.options.prompts, values=task.options.values)
 
     async def answer(record: Record, ask: Ask) -> Piece:
         """Answer the question alone, or with --rag after the asker's best posts (paper, figures 13 and 14)."""
         if args.choose:
-            return await ask.record(method, items=task.best_items(record, number), options=task.options.texts(record))
+            return await ask.record(name, items=task.best_items(record, number), options=task.options.texts(record))
         if args.trim_items:  # as LaMP's code does
-            return await ask.record(method, items=task.best_entries(record, number), trimmed=True)
+            return await ask.record(name, items=task.best_entries(record, number), trimmed=True)
         # Some benchmarks vary the prompt for further answers, for example by shuffling the options.
         variant = task.vary(record, ask.key[1], args.seed or 0) if task.vary and ask.key[1] else None
-        return await ask.record(method, items=task.best_items(record, number), variant=variant)
+        return await ask.record(name, items=task.best_items(record, number), variant=variant)
 
-    return prepare_answers(args, datasets, answer, method)
+    prompt = load_prompt(task.prompts[name], args.prompts_dir)
+    model = choose_generator(args, datasets, prompt)
+    return [stage_of_answers(args, dataset, task, answer, model, prompt) for dataset in datasets]
 
 
 if __name__ == "__main__":
-    if any(one.startswith("--method") for one in sys.argv):
-        begin_with_fixed_hashes()
     cli.run_script(main)

@@ -19,30 +19,31 @@ which compares two systems in both orders (docs/evaluation.md describes all of t
       --inputs_addr test.json --response_addr planpers.json rag.json --score_addr planpers_rag_pairs.json
 """
 
+from collections.abc import Sequence
+from functools import partial
+
 from utils import cli
 from utils.benchmarks import metric_names, task_of
-from utils.cli import UserError
-from utils.files.output import Output, Piece, Pieces
-from utils.generation.calls import Call, describe_calls, prices_of
+from utils.files.output import Key, Piece
 from utils.generation.chat import VERDICT_TOKENS
-from utils.generation.engines import print_machine
+from utils.generation.engines import OpenAPI, open_api
 from utils.records.datasets import read_questions
+from utils.records.responses import are_answered
 from utils.runs.ask import Ask
-from utils.runs.command import Command, execute, writing
+from utils.runs.driver import run_stages
 from utils.runs.judging import (
-    calls_to,
-    check_verdicts,
+    Request,
     choose_judge,
-    choose_metric,
-    compute_verdicts,
-    load_judge,
+    choose_strategy,
+    count_questions,
+    describe_verdicts,
     note_incomplete,
-    pass_over_unanswered,
-    publish_scores,
     read_systems,
+    requests_to,
+    settings_of_judge,
 )
-from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.stage import Stage
+from utils.scoring.verdicts import expected_value, no_answer
 
 
 def build_parser() -> cli.FlagParser:
@@ -86,59 +87,45 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
-    cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
-    return execute(prepare(args), args)
+    args = cli.prepare_run(args, args.score_addr, [args.inputs_addr, *args.response_addr])
+    return run_stages([prepare(args)], args, open_api)
 
 
-def prepare(args: cli.Arguments) -> Command:
+def prepare(args: cli.Arguments) -> Stage:
+    """Return the stage that judges all systems."""
     records = read_questions(args.inputs_addr, [args.strategy or "score"])
     task = task_of(args.inputs_addr, records)
-    metric = choose_metric(args, task)
-    check_verdicts(args, task, metric.judge and metric.judge.scale)
-    task = task.asking(args.strategy, args.verdicts, args.num_verdicts)
-    chosen = metric.judge and choose_judge(args, metric.judge)
-    if chosen is None and args.num_shards > 1:
-        raise UserError(f"--num_shards: {args.strategy} needs no judge, so it has no shards; leave it out")
-    systems = read_systems(args, task, records, chosen)
-    note_incomplete(args.inputs_addr, systems)
+    strategy = choose_strategy(args, task)
+    task = task.asking(strategy, args.verdicts, args.num_verdicts)
+    metric = task.metrics[strategy]
 
-    async def judge(asked: tuple[Call, Pieces], ask: Ask) -> Piece:
+    def requests() -> dict[Key, Request]:
+        return requests_to(systems, records)
+
+    async def judge(request: Request, ask: Ask) -> Piece:
         """Judge how well the response covers one aspect (Algorithm 1, with the prompt of figure 10)."""
-        call, verdicts = asked
-        verdicts[call.key] = await ask.send("judge", lambda: (ask.model("judge"), call, str))
-        return verdicts[call.key]
+        if not all(answered := are_answered(request.outputs)):
+            return no_answer(answered)
+        if args.verdicts:
+            begin, options = model.options
+            likelihoods = {"begin": begin, "options": options, "expected_value": expected_value}
+            return await ask.messages(model.messages(request), metric.judge.output, **likelihoods)
+        return await ask.messages(model.messages(request), metric.judge.output)
 
-    def describe() -> None:
-        pass_over_unanswered(systems)
-        if chosen is None:
-            return print_machine(args, [], args.score_addr, len(args.score_addr) * len(records))
-        model, asked = calls_to(args, systems, records, load_judge(args, chosen))
-        print(describe_calls([call for call, _ in asked], model.chat, model.policy, prices_of(args)))
-        print_machine(args, [model], args.score_addr, len(args.score_addr) * len(records))
+    async def compute(request: Request, ask: Ask) -> Piece:
+        """Compute a score from the response and the reference."""
+        if not all(answered := are_answered(request.outputs)):
+            return no_answer(answered)
+        return {"value": metric.compute(request.record, *request.outputs)}
 
-    def work(left: list[list[Output]]) -> int:
-        its = [system for system in systems if [system.output] in left]
-        pass_over_unanswered(its)
-        if chosen is None:
-            with writing(system.output for system in its):
-                compute_verdicts(its, records)
-                for system in its:
-                    publish_scores(system, task, args, None, {})
-        else:
-            model, asked = calls_to(args, its, records, load_judge(args, chosen))
-            shared = Shared(task, {"judge": Role(args, model)}, args.seed, num_contexts=0)
-            done = sum(len(system.output.pieces) for system in its)
-            step = Step(judge, lambda: dict(enumerate(asked)), "verdicts", {}, "judge", done=done)
-            with writing(system.output for system in its):
-                device, _ = run_steps([step], shared)
-                for system in its:
-                    publish_scores(system, task, args, device, model.figures)
-        code = max(system.output.report_failed() for system in its)
-        return max(code, cli.report_missing(sum(len(system.output.missing()) for system in its), "verdict"))
-
-    return Command([[system.output] for system in systems], describe, work)
+    model = choose_judge(args, metric.judge, lambda: requests().values()) if metric.judge else None
+    systems = read_systems(args, task, strategy, records, settings_of_judge(args, model) if model else {})
+    note_incomplete(args.inputs_addr, systems)
+    outputs, models = [system.output for system in systems], {"judge": model} if model else {}
+    method, describe = judge if model else compute, partial(describe_verdicts, task)
+    return Stage(task, requests, method, outputs, models, count_questions, describe)
 
 
 if __name__ == "__main__":

@@ -11,23 +11,22 @@ The output is {question id: [{"output": answer, "plan": the plan in its prompt, 
 plans are in <output>.plans.json. Run the same command again to resume either stage.
 """
 
-from functools import partial
+from collections.abc import Sequence
 
+from prompts import digests
 from utils import cli
 from utils.benchmarks.task import Record
-from utils.files.output import Output, Piece, Pieces
-from utils.generation.calls import describe_calls, prices_of
+from utils.files.output import Piece, Pieces
 from utils.generation.chat import PAPER_LENGTH
-from utils.generation.engines import choose_generator, identify_model, print_machine
-from utils.parsing.plans import plan_parser, plan_text
+from utils.generation.engines import OpenAPI, choose_model, open_api
+from utils.parsing.plans import plan_parser, plan_pattern, plan_text, target_settings
 from utils.planner.examples import find_lead_in
-from utils.planner.model import choose_planner, flags_of_planner
+from utils.planner.model import choose_planner
 from utils.runs import planning
 from utils.runs.answers import add_dataset_arguments, check_ranked, check_trained, read_datasets
 from utils.runs.ask import Ask
-from utils.runs.command import Command, calls_of, execute, writing
-from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.driver import run_stages
+from utils.runs.stage import Stage
 
 
 def build_parser() -> cli.FlagParser:
@@ -49,15 +48,16 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
     outputs = [*args.output_addr, *(f"{path}.plans.json" for path in args.output_addr)]
     cli.check_different("--output_addr", outputs)
-    cli.prepare_run(args, outputs, [*args.inputs_addr, *(args.plans_addr or [])])
-    return execute(prepare(args), args)
+    args = cli.prepare_run(args, outputs, [*args.inputs_addr, *(args.plans_addr or [])])
+    return run_stages(prepare(args), args, open_api)
 
 
-def prepare(args: cli.Arguments) -> Command:
+def prepare(args: cli.Arguments) -> list[Stage]:
+    """Return the stages that plan, then those that answer, so that each model is loaded once."""
     needs = ["profile", *(["gold_plan"] if args.gold_plan else [])]
     datasets = read_datasets(args, needs, args.num_contexts)
     task = datasets[0].task
@@ -65,77 +65,35 @@ def prepare(args: cli.Arguments) -> Command:
     if args.num_contexts:
         check_ranked(args, datasets)
     lead_in = find_lead_in(args.planner_target, prompts.get("planner"), args.planner_model, args.plans_addr or [])
-    given = planning.given_plans(args, datasets, lead_in)
-    of_planner = flags_of_planner(args)
-    planner_identity = identify_model(of_planner, args.planner_model) if args.planner_model else None
-    identity = identify_model(args, args.model_addr)
-    pairs = planning.name_outputs(args, datasets, given, prompts, identity, planner_identity, lead_in)
+    planner = choose_planner(args) if args.planner_model else None
+    generator = choose_model(args, wanted_length=PAPER_LENGTH)
+    check_trained(generator, datasets[0], prompts["planpers"], num_contexts=args.num_contexts)
 
     async def plan(record: Record, ask: Ask) -> Piece:
         """Plan the question after the asker's best posts (paper, figure 15)."""
-        return await ask.record("planner", items=task.best_items(record, args.num_contexts), model="planner")
+        posts = task.best_items(record, args.num_contexts)
+        return await ask.record("planner", items=posts, parse=plan_parser(lead_in), schema=plan_pattern(lead_in))
 
     async def answer(plans: Pieces, record: Record, ask: Ask) -> Piece:
         """Answer with the plan of the same number (figure 14); without a usable plan, as RAG does, with the reason.
 
         The prompt gets the plan's raw text if plans have a lead-in, otherwise its titles.
         """
-        its, posts = plans[ask.key], task.best_items(record, args.num_contexts)
-        if not its["value"]:
-            return await ask.record("rag", items=posts, told={"plan": None, "no_plan": its["reason"]})
-        text = plan_text(its["value"]) if lead_in is None else its["raw"]
-        return await ask.record("planpers", items=posts, values={"plan": text}, told={"plan": text})
+        plan, posts = plans[ask.key], task.best_items(record, args.num_contexts)
+        if not plan["value"]:
+            return await ask.record("rag", items=posts, fields={"plan": None, "no_plan": plan["reason"]})
+        text = plan_text(plan["value"]) if lead_in is None else plan["raw"]
+        return await ask.record("planpers", items=posts, values={"plan": text}, fields={"plan": text})
 
-    def load(with_planner: bool) -> Shared:
-        roles = {}
-        if with_planner:
-            roles["planner"] = Role(of_planner, choose_planner(of_planner, planner_identity, lead_in))
-        roles["generator"] = Role(args, choose_generator(args, identity, task.output.schema))
-        generator = roles["generator"].model
-        check_trained(args, generator, task.name, prompts["planpers"], num_contexts=args.num_contexts)
-        readers = {"planner": plan_parser(lead_in)}
-        return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, readers=readers)
-
-    def steps(shared: Shared, left: list[list[Output]]) -> list[Step]:
-        """Return the steps that plan, then those that answer, so that each model is loaded once."""
-        first, then = [], []
-        for dataset, (answers, plans) in zip(datasets, pairs, strict=True):
-            if [answers, plans] not in left:
-                continue
-            if "planner" in shared.roles and (args.dry_run or not plans.finished):
-                done = partial(planning.publish_plans, plans, shared.roles["planner"])
-                first.append(Step(plan, partial(dict, dataset.asked), "plans", plans.pieces, "planner", done))
-            ready = partial(planning.with_plans, dataset.asked, plans.pieces)
-            done = partial(planning.publish_answers, shared, answers)
-            by_plan = partial(answer, plans.pieces)
-            before = next((step for step in first if step.pieces is plans.pieces), None)
-            then.append(Step(by_plan, ready, "answers", answers.pieces, "generator", done, before))
-        return first + then
-
-    def describe() -> None:
-        shared, note = load(with_planner=planner_identity is not None), ""
-        its = steps(shared, pairs)
-        models = [role.model for role in shared.roles.values()]
-        if planner_identity:
-            calls = (call for step in its if step.role == "planner" for call in calls_of(step, shared))
-            print("plans:\n" + describe_calls(calls, models[0].chat, models[0].policy, prices_of(args, "planner_")))
-            for _, plans in pairs:
-                plans.pieces |= {key: {"value": None, "reason": "not made yet"} for key in plans.keys}
-            note = f" (without the plans, which do not exist yet; each adds up to {models[0].policy.max_tokens} tokens)"
-        calls = (call for step in its if step.role == "generator" for call in calls_of(step, shared))
-        print(f"answers{note}:\n" + describe_calls(calls, models[-1].chat, models[-1].policy, prices_of(args)))
-        paths = [output.path for pair in pairs for output in pair]
-        print_machine(args, models, paths, sum(len(output.keys) for pair in pairs for output in pair))
-
-    def work(left: list[list[Output]]) -> int:
-        shared = load(with_planner=any(not plans.finished and planner_identity for _, plans in left))
-        outputs = [output for pair in left for output in reversed(pair)]
-        with writing(outputs):
-            planning.keep_plans(left, lead_in, planner_identity is not None)
-            run_steps(steps(shared, left), shared)
-        return planning.report(left)
-
-    return Command(pairs, describe, work)
+    used = [prompt for name, prompt in prompts.items() if name != "planner" or planner]
+    models = {"model": generator.identity, "planner": planner and planner.identity}
+    settings = args.settings() | {"script": "planpers.py", "prompt": digests(used)} | models | target_settings(lead_in)
+    plans = planning.stages_of_plans(args, datasets, settings, plan, planner, lead_in)
+    answers = [
+        planning.stage_of_answers(args, dataset, answer, generator, stage)
+        for dataset, stage in zip(datasets, plans, strict=True)
+    ]
+    return plans + answers
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from utils.cli.progress import announce
 from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
-from utils.generation.engines import identify_local_model
 from utils.generation.fitting import fit_profile
+from utils.generation.identity import identify_local_model
 from utils.models.devices import set_up_allocator
 from utils.models.loading import adapter_base
 from utils.parsing.plans import gold_text, one_line, target_settings
@@ -106,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     cli.set_up_logging(args.log_level)
     set_up_allocator()
-    fill_in_defaults(args)
+    args = with_defaults(args)
 
     records = read_dataset(args.inputs_addr, needs=NEEDS)
     task = task_of(args.inputs_addr, records)
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(Path(args.output_dir) / "manifest.json")
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     chat = LocalChat(args.model_addr, args.cache_dir, args.chat_template_kwargs)
-    args.max_seq_length = limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH)
+    args = args.replaced(max_seq_length=limit_length(chat, "--max_seq_length", args.max_seq_length, PAPER_LENGTH))
     settings |= {"max_seq_length": args.max_seq_length, **chat.dated}
     examples = build_examples(task, records, args.inputs_addr, prompt, chat, args)
     validation = build_examples(task, validation_records, args.validation_addr, prompt, chat, args)
@@ -135,11 +135,10 @@ def main(argv: list[str] | None = None) -> int:
     return execute(args, settings, describe_training(args, examples, validation), BEST, learn)
 
 
-def fill_in_defaults(args: argparse.Namespace) -> None:
-    """Set the defaults that depend on other flags; UserError if flags contradict each other."""
-    args.eval_steps = args.eval_steps or args.save_steps
-    if args.warmup_steps is None:
-        args.warmup_steps = args.max_steps // 10
+def with_defaults(args: cli.Arguments) -> cli.Arguments:
+    """Return the flags with the defaults that depend on other flags; UserError if flags contradict each other."""
+    warmup_steps = args.max_steps // 10 if args.warmup_steps is None else args.warmup_steps
+    args = args.replaced(eval_steps=args.eval_steps or args.save_steps, warmup_steps=warmup_steps)
     if args.save_steps % args.eval_steps:
         raise UserError(
             f"--eval_steps {args.eval_steps} does not divide --save_steps {args.save_steps}: "
@@ -151,6 +150,7 @@ def fill_in_defaults(args: argparse.Namespace) -> None:
         raise UserError(f"--model_addr {args.model_addr}: is an adapter; give the base model to train")
     check_report_to(args.report_to)
     check_launch(SCRIPT)
+    return args
 
 
 def settings_of_training(args: cli.Arguments, prompt: Prompt, model: str) -> dict[str, Any]:

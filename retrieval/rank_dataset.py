@@ -45,7 +45,6 @@ from utils.models.hub import check_model, model_fingerprint
 from utils.models.loading import check_tokens
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered
-from utils.runs.command import Command, execute, writing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,38 +122,33 @@ def main(argv: list[str] | None = None) -> int:
     set_up_logging(args.log_level)
     set_up_allocator()
     check_outputs([args.output_dataset_addr], [args.input_dataset_addr])
-    return execute(prepare(args), args)
-
-
-def prepare(args: Arguments) -> Command:
-    output = Path(args.output_dataset_addr)
-    source = Source(args)
+    output, source = Path(args.output_dataset_addr), Source(args)
     pooling = find_pooling(args) if args.ranker in WITH_ENCODER else None
     task = source.dataset.task
     settings = settings_of_ranking(args, task, pooling)
     keys = [(question_id,) for question_id in source.dataset.ids[: args.limit]]
-    asked = with_dates(task) if settings["use_date"] else task
-    asked = with_prefixes(asked, *pooling.prefixes) if pooling else asked
+    compared = with_dates(task) if settings["use_date"] else task
+    compared = with_prefixes(compared, *pooling.prefixes) if pooling else compared
     collect, dataset = partial(rank_records, source, output), args.input_dataset_addr
     ranked = Output(args.output_dataset_addr, settings, keys, collect, "questions", args, dataset=dataset)
-
-    def describe() -> None:
-        check_embedder(args, source, asked)
+    ranked.is_finished()
+    if args.dry_run:
+        check_embedder(args, source, compared)
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys))
-
-    def work(_: list[list[Output]]) -> int:
-        store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
-        with writing([ranked]), closing(store):
-            store.check_writable()
-            counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-            device = order_all(args, asked, source, ranked, store, pooling, counts)
-            announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
-            ranked.publish(device, counts=counts)
-        print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
         return 0
-
-    return Command([[ranked]], describe, work)
+    if ranked.finished:
+        return ranked.report_finished()
+    store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
+    with closing(ranked), closing(store):
+        ranked.open()
+        store.check_writable()
+        counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
+        device = order_all(args, compared, source, ranked, store, pooling, counts)
+        announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
+        ranked.publish(device, counts=counts)
+    print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
+    return 0
 
 
 def order_all(
@@ -225,21 +219,21 @@ def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) ->
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """Return the encoder's pooling and set its flags, for the manifest; UserError if there is no such model."""
+    """Return the encoder's pooling, by flags or its files; UserError if there is no such model."""
     from retrieval.pooling import choose_pooling
 
     check_model(args.model_name, args.cache_dir)
-    pooling = choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
-    args.pooling, args.normalize = pooling.mode, pooling.normalize
-    return pooling
+    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
-    settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)} if pooling else {}
-    settings |= {"prefixes": [*pooling.prefixes]} if pooling and any(pooling.prefixes) else {}
+    if pooling:
+        settings |= {"pooling": pooling.mode, "normalize": pooling.normalize}
+        settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)}
+        settings |= {"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings

@@ -1,38 +1,41 @@
 """Helpers that send calls through the runner, like the scripts, to an engine of the test."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from utils.benchmarks import tasks
 from utils.cli.flags import Arguments
+from utils.files.output import Output
 from utils.generation.model import Model
-from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.runner import make_pieces
+from utils.runs.stage import Stage
+
+ARGS = Arguments(seed=0, prompts_dir=None, dry_run=False)
 
 
-def make_step(calls, model, pieces, unit="answers", role="generator", finish=lambda device: None):
-    """Return a step that makes these calls; a function among them returns its call when it is due."""
+def make_stage(calls, model, pieces, unit="answers", role="generator", after=None):
+    """Return a stage that makes these calls; a function among them returns its call when it is due."""
 
     async def send(call, ask):
-        return await ask.send(role, lambda: (model, call() if callable(call) else call, str))
+        return await ask.send(role, lambda: call() if callable(call) else call)
 
     def records():
         return {call.key if hasattr(call, "key") else (number,): call for number, call in enumerate(calls)}
 
-    return Step(send, records, unit, pieces, role, finish=finish)
+    output = Output("", {}, [], None, unit, ARGS, pieces)
+    return Stage(next(iter(tasks().values())), records, send, [output], {role: model}, after=after)
 
 
-def run_calls(open_engine, *steps):
-    """Run (role, model, step) triples; returns the device."""
-    roles = {role: Role(Arguments(), model) for role, model, _ in steps}
-    shared = Shared(next(iter(tasks().values())), roles, 0, 0)
-
-    def open_engines(*_):
-        return dict.fromkeys(roles, open_engine())
-
+def run_calls(open_engine, *stages):
+    """Run stages; returns the device of the last one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("utils.runs.runner.open_engines", open_engines)
-        return run_steps([step for _, _, step in steps], shared)[0]
+        patch.setattr("utils.runs.runner.open_engines", lambda models, *_: dict.fromkeys(models, open_engine()))
+        return make_pieces(stages, ARGS, None, is_inner=True)[-1].device
 
 
-def make_model(addr, policy, completions):
-    return Model(addr, addr, None, 4096, policy, completions)
+def make_model(addr, completions):
+    """Return a model whose calls have their own policies and prompts."""
+    model = Model(addr, addr, Arguments(), completions)
+    vars(model)["policy"] = SimpleNamespace(max_retries=3)
+    return model

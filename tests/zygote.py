@@ -270,7 +270,7 @@ def signal_itself(moments: list[tuple[str, int, int]]) -> None:
 
 def plan_by_server(flags: dict[str, str]) -> None:
     """Let planpers.py plan with the API server in these flags instead of vLLM."""
-    import_module("utils.runs.command").VLLMEngine = partial(ServerPlanner, flags)
+    import_module("utils.generation.engines").VLLMEngine = partial(ServerPlanner, flags)
 
 
 class ServerPlanner:
@@ -280,7 +280,7 @@ class ServerPlanner:
         from transformers import AutoTokenizer
 
         from utils.generation.api_engine import APIEngine
-        from utils.generation.engines import read_api_key
+        from utils.generation.identity import read_api_key
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
         self._api = APIEngine(args.replaced(openai=True, **flags), read_api_key(flags["api_key_addr"]))

@@ -19,9 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 from utils import cli
 from utils.cli import UserError
-from utils.generation import engines
 from utils.generation.requests import UnavailableError
-from utils.runs.own_method import begin_with_fixed_hashes
 from utils.runs.runner import NotedError
 
 COMMANDS = ("baselines.py", "planpers.py", "evaluate_responses.py", "utils/build_dataset.py",
@@ -46,13 +44,12 @@ def run(script: str, words: list[str]) -> int:
     command = import_module(script.removesuffix(".py").replace("/", "."))
     by_api: dict[tuple[str | None, str | None], tuple[Namespace, str, Asked]] = {}
 
-    def make(args: Namespace, api_key: str) -> BatchEngine:
-        its = by_api.setdefault((args.base_url, args.api_key_addr), (args, api_key, Asked()))
-        return BatchEngine(*its)
+    def open_batches(flags: Namespace, api_key: str) -> BatchEngine:
+        return BatchEngine(*by_api.setdefault((flags.base_url, flags.api_key_addr), (flags, api_key, Asked())))
 
     async def answer_noted() -> None:
-        for its in by_api.values():
-            engine = BatchEngine(*its)
+        for flags, api_key, asked in by_api.values():
+            engine = BatchEngine(flags, api_key, asked)
             try:
                 await engine.answer_noted()
             except UnavailableError as error:
@@ -60,18 +57,12 @@ def run(script: str, words: list[str]) -> int:
             finally:
                 await engine.close()
 
-    engines.make_api_engine = make
-    try:
-        while True:
-            try:
-                return command.main(words)
-            except NotedError:
-                asyncio.run(answer_noted())
-    finally:
-        engines.make_api_engine = None
+    while True:
+        try:
+            return command.main(words, open_batches)
+        except NotedError:
+            asyncio.run(answer_noted())
 
 
 if __name__ == "__main__":
-    if any(one.startswith("--method") for one in sys.argv):
-        begin_with_fixed_hashes()
     cli.run_script(main)

@@ -30,7 +30,7 @@ from utils.benchmarks import lampqa
 from utils.benchmarks.checks import check_field
 from utils.benchmarks.task import Record
 from utils.building import reading_page
-from utils.building.asking import Asking, Question
+from utils.building.asking import Question, count_outputs, stages_of
 from utils.building.candidates import SPLITS, Terms, choose, draw_order, profile_of, split_of
 from utils.building.evidence import keep_found
 from utils.building.index import PostIndex
@@ -42,7 +42,9 @@ from utils.cli.errors import first_five, quote
 from utils.files.json_files import read_json, read_toml
 from utils.files.manifest import file_hash
 from utils.files.writing import Lock, check_writable, write_array, write_synced
+from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
+from utils.runs.driver import are_complete, run_stages
 
 SCRIPT = "utils/build_dataset.py"
 Files = dict[str, list[str]]  # communities by the name of the file to make
@@ -59,8 +61,9 @@ FILTER = Question(
     schema=parsing.NEEDS_SCHEMA,
     parse=parsing.parse_needs,
     field="needs_personalization",
-    unit="posts filtered",
+    unit="filter outputs",
     describe=lambda needs: "need personalization" if needs else "factoid, dropped",
+    stand_in=True,
 )
 ASPECTS = Question(
     step="aspects",
@@ -68,8 +71,9 @@ ASPECTS = Question(
     schema=parsing.ASPECTS_SCHEMA,
     parse=parsing.parse_aspects,
     field="aspects",
-    unit="posts read for aspects",
+    unit="aspect outputs",
     describe=lambda aspects: "with aspects" if aspects else "without enough details, dropped",
+    stand_in=None,
 )
 
 
@@ -108,14 +112,13 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
-    cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
+    args = cli.prepare_run(args, [str(folder / "posts.sqlite")], args.posts_addr)
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    asking = Asking(args, (FILTER, ASPECTS), SCRIPT)
     check_writable(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
@@ -124,13 +127,13 @@ def main(argv: list[str] | None = None) -> int:
         note_communities(args.communities_addr, index.communities(), files)
         counts = {"posts": index.counts(), "candidates": make_candidates(args, steps, index, files)}
         candidates = read_json(folder / "candidates.json")[: args.limit]
-        if args.dry_run:
-            asking.describe(candidates)
-            return 0
-        if missing := asking.ask(candidates):
-            return cli.report_missing(missing, "output")
-        code = max(output.report_failed() for output in asking.outputs.values())
-        counts |= {**asking.counts(), "evidence": check_evidence(args, steps, asking, candidates)}
+        stages = stages_of(args, SCRIPT, candidates, FILTER, ASPECTS)
+        code = run_stages(stages, args, open_api)
+        if args.dry_run or not are_complete(stages):
+            return code
+        for question in (FILTER, ASPECTS):
+            counts[question.step] = count_outputs(question, read_said(folder, question))
+        counts["evidence"] = check_evidence(args, steps, counts, candidates)
         counts["splits"] = make_splits(args, steps)
         counts["files"] = write_files(args, steps, index, files)
         write_counts(args, steps, counts)
@@ -203,9 +206,17 @@ def as_candidate(post: Post) -> Record:
     return its | {"author": post.author, "date": post.date, "licence": post.licence}
 
 
-def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candidates: list[Record]) -> Counts:
+def read_said(folder: Path, question: Question) -> dict[str, Any]:
+    """Return the content of a question's file by the posts' ids."""
+    return read_json(folder / f"{question.step}.json")
+
+
+def check_evidence(
+    args: argparse.Namespace, steps: Steps, earlier: dict[str, Counts], candidates: list[Record]
+) -> Counts:
     """Write evidence.json: posts with the aspects whose evidence they contain, without profiles."""
-    folder, said = Path(args.output_dir), asking.said(ASPECTS)
+    folder = Path(args.output_dir)
+    said = read_said(folder, ASPECTS)
 
     def write(target: Path) -> Counts:
         records, counts = [], Counter()
@@ -220,7 +231,8 @@ def check_evidence(args: argparse.Namespace, steps: Steps, asking: Asking, candi
                 head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
                 records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
-            told = "; ".join(map(format_counts, filter(None, [*asking.counts().values(), counts])))
+            kept = [earlier[FILTER.step], earlier[ASPECTS.step], counts]
+            told = "; ".join(map(format_counts, filter(None, kept)))
             last = (ASPECTS if said else FILTER).step
             raise UserError(f"{folder}: no question is left: {told}\n  see the model's outputs in {last}.json")
         write_array(target, iter(records), indent=2)

@@ -14,7 +14,8 @@ questions. Run the same command again to resume; nothing is requested twice.
 
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,25 +33,23 @@ from utils.files.derived_files import prepare_derived
 from utils.files.manifest import describe_run, file_hash, noted_settings, publish, publish_staged, settings_of
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.files.writing import Lock, staged_path, write_synced
-from utils.generation.calls import TOKEN_COUNTS, describe_cost, total
 from utils.generation.chat import APIChat, load_tokenizer
-from utils.generation.engines import print_machine
+from utils.generation.engines import OpenAPI, open_api
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.inputs import PERIODS
 from utils.personas.questions import make_questions
 from utils.personas.validity import describe, measure, sections_of
 from utils.runs.ask import Ask
-from utils.runs.command import writing
-from utils.runs.methods import sum_calls
-from utils.runs.own_method import choose_roles, cost_of, describe_first_calls, flags_of_roles, named_model
-from utils.runs.runner import run_steps
-from utils.runs.shared import Shared, Step
+from utils.runs.driver import are_complete, run_stages
+from utils.runs.own_method import choose_models, named_model
+from utils.runs.publishing import cost_in_words, sum_calls
+from utils.runs.stage import Stage
 
 SCRIPT = "utils/build_personamem.py"
 STEPS = ("conversations", "small_talk", "questions", "assemble")
 BEFORE = {"conversations": "personas", "questions": "conversations"}  # the earlier file that each file is made from
-UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "topics asked on"}
+UNITS = {"personas": "personas", "conversations": "topics", "small_talk": "small talks", "questions": "question sets"}
 MOST_REASONS = 5  # to print
 Value = dict[str, Any] | list[Any] | None
 Record = dict[str, Any]
@@ -60,18 +59,20 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, help="steps to run, always in this order (default: all)")
+    add("--step", nargs="+", choices=STEPS, default=[*STEPS],
+        help="steps to run, always in this order (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
-    add("--personas_addr", metavar="FILE",
+    add("--personas_addr", metavar="FILE", default=str(inputs.SAMPLES / "personas.jsonl"),
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
-    add("--topics_addr", metavar="FILE",
+    add("--topics_addr", metavar="FILE", default=str(inputs.SAMPLES / "topics.toml"),
         help="TOML with a table per topic: `about`, optional `speakers` and example `conversation` (default: 3)")
-    add("--small_talk_addr", metavar="FILE",
+    add("--small_talk_addr", metavar="FILE", default=str(inputs.SAMPLES / "small_talk.txt"),
         help="questions for small talk between conversations, one per line (default: 8 made-up ones)")
     add("--topics", nargs="+", metavar="NAME", help="topics to use, from --topics_addr (default: all)")
     add("--n_persona", type=cli.positive_int, metavar="N", help="stop before this persona (default: after the last)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="first persona, from 0 (%(default)s)")
-    add("--time", nargs="+", choices=PERIODS, help="periods with events to ask about (default: all)")
+    add("--time", nargs="+", choices=PERIODS, default=[*PERIODS],
+        help="periods with events to ask about (default: all)")
     add("--size", default="32k", choices=list(assembly.SIZES), help="length of histories in tokens (%(default)s)")
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
@@ -99,23 +100,17 @@ def build_parser() -> cli.FlagParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
-    args.step, args.time = args.step or [*STEPS], args.time or [*PERIODS]
-    args.personas_addr = args.personas_addr or str(inputs.SAMPLES / "personas.jsonl")
-    args.topics_addr = args.topics_addr or str(inputs.SAMPLES / "topics.toml")
-    args.small_talk_addr = args.small_talk_addr or str(inputs.SAMPLES / "small_talk.txt")
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
-    cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
+    args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
     code = 0
     if args.dry_run or {*args.step} & {*STEPS[:3]}:
-        building = Building(args)
-        if args.dry_run:
-            return building.describe()
-        if missing := building.make():
-            return cli.report_missing(missing, "record")
-        code = max(output.report_failed() for output in building.outputs.values())
+        stages = Building(args).stages()
+        code = run_stages(stages, args, open_api)
+        if args.dry_run or not are_complete(stages):
+            return code
     if "assemble" in args.step:
         assemble(args)
     return code
@@ -134,72 +129,61 @@ class Building:
         self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
         self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
-        task, flags = tasks()["PersonaMem-32k"], flags_of_roles(args)
-        if unknown := [name for name in flags if name not in ("generator", SMALL)]:
+        if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
             raise UserError(f"--model {unknown[0]}=...: unknown name; the only one is {SMALL}")
-        roles = choose_roles(flags, task)
-        self.shared = Shared(task, roles, args.seed, 0, args.prompts_dir, prompts=PROMPTS, values=lambda record: {})
+        self.task = replace(tasks()["PersonaMem-32k"], prompts=PROMPTS, values=lambda record: {})
+        self.models = choose_models(args, self.task)
         self.prompts = {name: load_prompt(prompt, args.prompts_dir) for name, prompt in PROMPTS.items()}
         self.pairs = [f"{persona}/{topic}" for persona in self.drawn for topic in self.topics]
         self.outputs = {
             "personas": self._output("personas", self.drawn, args.personas_addr),
-            "conversations": self._output("conversations", self.pairs, args.topics_addr),
+            "conversations": self._output("conversations", None, args.topics_addr),
             "small_talk": self._output("small_talk", map(str, range(len(self.small_talk))), args.small_talk_addr),
-            "questions": self._output("questions", self.pairs, time=args.time),
+            "questions": self._output("questions", None, time=args.time),
         }
 
-    def _output(self, name: str, keys: Iterable[str], given: str | None = None, **settings: Any) -> Output:
-        """Return a file's output; `given` is the user's file that it depends on, besides the step before."""
-        models = {role: its.model.identity for role, its in self.shared.roles.items()}
+    def _output(self, name: str, ids: Iterable[str] | None, given: str | None = None, **settings: Any) -> Output:
+        """Return a file's output; `given` is the user's file that it depends on, besides the step before.
+
+        `ids` are its records'; None if they depend on the step before.
+        """
+        models = {role: model.identity for role, model in self.models.items()}
         settings |= {"script": SCRIPT, "step": name, "models": models, "prompt": digests(self.prompts.values())}
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
-        keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
-        wanted = partial(_refuse_other, Path(path), {key for (key,) in keys})
-        settings = self.args.settings() | settings
-        return Output(path, settings, keys, _collect, UNITS[name], self.args, may_shrink=True, check=wanted)
+        keys, path = None if ids is None else [(key,) for key in ids], str(self.folder / f"{name}.json")
+        wanted = partial(_refuse_other, Path(path), {*self.pairs} if keys is None else {key for (key,) in keys})
+        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
 
-    def _wanted(self) -> list[str]:
-        """Return the names of the wanted steps' files, in order."""
+    def stages(self) -> list[Stage]:
+        """Return the stages of the wanted steps, in order."""
         steps = {*self.args.step, *(["personas"] if "conversations" in self.args.step else [])}
-        return [name for name in self.outputs if name in steps]
+        stages: dict[str, Stage] = {}
+        for name in self.outputs:
+            if name in steps:
+                stages[name] = self._stage(name, stages.get(BEFORE.get(name)))
+        return [*stages.values()]
 
-    # The steps' requests
-
-    def make(self) -> int:
-        """Make the wanted, unfinished files, and return how many records a server failed on."""
-        left: dict[str, Step] = {}
-        for name in self._wanted():
-            output, before = self.outputs[name], BEFORE.get(name)
-            if before and before not in left:
-                self._records(name)  # its keys and settings depend on the file before
-            if output.is_finished() and before not in left:
-                output.report_finished()
-                continue
-            output.finished = False
-            left[name] = self._step(name, left.get(before))
-        outputs = [self.outputs[name] for name in left]
-        with writing(outputs):
-            if left:
-                run_steps([*left.values()], self.shared)
-        return sum(len(output.missing()) for output in outputs)
-
-    def _step(self, name: str, after: Step | None = None) -> Step:
-        output, answer = self.outputs[name], partial(self._answer, getattr(self, f"make_{name}"))
-        how = {"finish": partial(self._publish, name), "after": after}
-        return Step(answer, partial(self._records, name), output.unit, output.pieces, **how)
+    def _stage(self, name: str, after: Stage | None) -> Stage:
+        method = partial(self._answer, getattr(self, f"make_{name}"))
+        records, output = partial(self._records, name), self.outputs[name]
+        count = partial(_count, output.unit)
+        stage = Stage(self.task, records, method, [output], self.models, count, _describe, many_calls=True)
+        return replace(stage, after=after)
 
     def _records(self, name: str) -> dict[Key, Record]:
-        """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing."""
+        """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing.
+
+        The settings of the output get the hash of the file before.
+        """
         output = self.outputs[name]
         if name not in BEFORE:
             return {key: {"id": key[0]} for key in output.keys}
         path = self.folder / f"{BEFORE[name]}.json"
-        said = inputs.read_values(path)
-        names = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
-        records = {(pair,): {"id": pair, "made_from": said.get(its)} for pair, its in names.items() if said.get(its)}
-        output.settings["inputs"] |= {f"{BEFORE[name]}.json": file_hash(path)}
-        output.keys = [*records]
-        return records
+        values = inputs.read_values(path)
+        output.settings["inputs"] |= {path.name: file_hash(path)}
+        sources = {pair: pair.partition("/")[0] if name == "conversations" else pair for pair in self.pairs}
+        made_from = {pair: values[source] for pair, source in sources.items() if values.get(source)}
+        return {(pair,): {"id": pair, "made_from": value} for pair, value in made_from.items()}
 
     async def _answer(self, make: Callable[[Asking, Record], Awaitable[Value]], record: Record, ask: Ask) -> Piece:
         """Return a record's value, the counts of dropped parts, and the figures of its calls."""
@@ -236,37 +220,6 @@ class Building:
         persona = self.drawn[asking.id.partition("/")[0]]
         asking.values |= {"card": topic["card"], "who": f"{persona['gender']} and {persona['ethnicity']}"}
         return await make_questions(asking, topic, self.args.time)
-
-    def _publish(self, name: str, device: str | None) -> None:
-        output = self.outputs[name]
-        dropped = Counter[str]()
-        for piece in output.pieces.values():
-            dropped.update(piece["dropped"])
-        counts = {output.unit: sum(piece["value"] is not None for piece in output.pieces.values()), **dropped}
-        roles = self.shared.roles
-        tokens = {role: {one: total([piece["calls"].get(role, {}).get(one, 0) for piece in output.pieces.values()])
-                         for one in TOKEN_COUNTS} for role in roles}  # fmt: skip
-        cost = cost_of(tokens, roles)
-        if output.publish(device, counts=counts, tokens=tokens, **cost):
-            told = f"; {describe_cost(cost['cost_usd'])}" if cost else ""
-            print(
-                f"{output.path}: {counts[output.unit]} {output.unit}, {dropped.total()} replies or parts dropped{told}"
-            )
-            for reason, number in dropped.most_common(MOST_REASONS):
-                print(f"  {number}: {reason}")
-
-    def describe(self) -> int:
-        """Print the first calls of each step whose earlier file exists (--dry_run)."""
-        for name in self._wanted():
-            before = BEFORE.get(name)
-            if before and not (self.folder / f"{before}.json").exists():
-                print(f"{name}: depends on {before}.json, which does not exist yet")
-            else:
-                print(f"{name}:")
-                describe_first_calls(self._step(name), self.shared)
-        files = [output.path for output in self.outputs.values()]
-        print_machine(self.args, [role.model for role in self.shared.roles.values()], files, len(self.drawn))
-        return 0
 
 
 def assemble(args: cli.Arguments) -> None:
@@ -321,6 +274,26 @@ def _refuse_other(path: Path, wanted: set[str], made: dict[str, Any]) -> None:
     if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
         told = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
         raise UserError(f"{told}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
+
+
+def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:
+    """Count the values, and what was dropped, by reason."""
+    dropped = Counter[str]()
+    for piece in pieces.values():
+        dropped.update(piece["dropped"])
+    return {unit: sum(piece["value"] is not None for piece in pieces.values()), **dropped}
+
+
+def _describe(output: Output, _: Any, figures: Mapping[str, Any]) -> str:
+    dropped = Counter(figures["counts"])
+    made = dropped.pop(output.unit)
+    line = f"{output.path}: {made} {output.unit}, {dropped.total()} replies or parts dropped"
+    return "\n".join(
+        [
+            line + cost_in_words(figures),
+            *(f"  {number}: {reason}" for reason, number in dropped.most_common(MOST_REASONS)),
+        ]
+    )
 
 
 def _collect(pieces: Pieces) -> dict[str, Any]:

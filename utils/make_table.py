@@ -53,6 +53,7 @@ SCRIPT = "utils/make_table.py"
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     names = [one_line(name) for name, *_ in args.system]
+    args = args.replaced(baseline=list(dict.fromkeys(map(one_line, args.baseline or []))))
     check_arguments(args, names)
     seeds = {one_line(method): list(map(one_line, rows)) for method, *rows in args.seeds or []}
     boards = read_boards(args.system, args.unscored_as_zero, args.allow_partial, args.by, joined_by(args.groups))
@@ -142,10 +143,9 @@ def build_parser() -> cli.FlagParser:
 
 
 def check_arguments(args: argparse.Namespace, names: list[str]) -> None:
-    """Raise UserError if flags name unknown or too few rows; bring the names of --baseline into the tables' form."""
+    """Raise UserError if flags name unknown or too few rows."""
     if args.output_addr is not None:
         cli.check_outputs([args.output_addr], [path for _, *paths in args.system for path in paths])
-    args.baseline = list(dict.fromkeys(map(one_line, args.baseline or [])))
     for name in args.baseline:
         if name not in names:
             raise UserError(

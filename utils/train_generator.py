@@ -40,11 +40,11 @@ from utils.cli.progress import announce
 from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
-from utils.generation.engines import identify_local_model
-from utils.generation.model import Model, Policy
-from utils.generator.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, text_model
+from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
+from utils.generation.identity import identify_local_model
+from utils.generation.model import Window
+from utils.generation.plain_text import PlainText
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
-from utils.generator.plain_text import PlainText
 from utils.models.devices import set_up_allocator
 from utils.models.loading import adapter_base
 from utils.objectives.lessons import (
@@ -141,22 +141,24 @@ def main(argv: list[str] | None = None) -> int:
     task = task_of(args.inputs_addr, records)
     check_task(args, task, validation_records)
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
-    fill_in_defaults(args, task)
-    model = choose_model(args, identify_local_model(args.model_addr, args.cache_dir), task)
+    args = with_defaults(args, task)
+    identity = identify_local_model(args.model_addr, args.cache_dir)
+    window = choose_window(args)
+    args = args.replaced(max_input_length=window.length - window.max_tokens)
     judge = choose_reward_judge(args, task) if args.objective == "grpo" else None
     name = chosen_by(args, task)
-    settings = settings_of(args, SCRIPT, model.identity, digests([prompt, *filter(None, [teacher])]))
+    settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    settings |= {"judge": judge[1].identity} if judge else {}
+    settings |= {"judge": judge.identity} if judge else {}
     check_could_write(Path(args.output_dir) / "manifest.json")
-    settings |= model.chat.dated
+    settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
     build = partial(
         build_examples,
         task,
         prompt=prompt,
-        model=model,
+        window=window,
         num_contexts=args.num_contexts,
         trim_items=args.trim_items,
         teacher=teacher,
@@ -172,10 +174,9 @@ def main(argv: list[str] | None = None) -> int:
         examples = [example for example in examples if not example.is_cut]
     if not examples:
         raise UserError("\n  ".join([f"{args.inputs_addr}: no question is left to learn from", *left_out]))
-    plan_steps(args, len(examples))
-    args.start_adapter = None
-    if base := adapter_base(args.model_addr):
-        args.start_adapter, args.model_addr = args.model_addr, base
+    args = with_steps(args, len(examples))
+    base = adapter_base(args.model_addr)
+    args = args.replaced(start_adapter=args.model_addr if base else None, model_addr=base or args.model_addr)
     selection = Selection(
         "eval_score", "best_score", f"validation {name}", not task.metrics[name].lower_is_better, args.patience, False
     )
@@ -185,8 +186,8 @@ def main(argv: list[str] | None = None) -> int:
 
         own, score = load_trainer(args), partial(score_texts, task, name, [one.record for one in validation])
         if judge:
-            score = JudgeReward(task, [one.record for one in examples], *judge, model.chat.end_of_turn)
-        return train(args, source, model.chat, examples, validation, manifest, run, score, selection, own)
+            score = JudgeReward(task, [one.record for one in examples], judge, window.chat.end_of_turn)
+        return train(args, source, window.chat, examples, validation, manifest, run, score, selection, own)
 
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
     described = describe_training(args, examples, validation, left_out)
@@ -224,19 +225,16 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
 
-def choose_model(args: argparse.Namespace, identity: str, task: Task) -> Model:
-    """Return the model that examples are built for; UserError if it is not of the kind to train."""
+def choose_window(args: argparse.Namespace) -> Window:
+    """Return the window that examples are built for; UserError if the model is not of the kind to train."""
     check_base(args)
-    written, fused = args.max_target_length, args.fusion == "decoder"
+    written = args.max_target_length
     if args.lora_rank is None:
-        args.max_input_length = args.max_input_length or INPUT_TOKENS
         chat = PlainText(args.model_addr, args.cache_dir)
-        return text_model(args.model_addr, identity, chat, args.max_input_length, written, fused, task.output.schema)
+        return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
     chat = LocalChat(args.model_addr, args.cache_dir)
     wanted = args.max_input_length and args.max_input_length + written
-    length = choose_length(chat, wanted, written, PAPER_LENGTH, "--max_target_length")
-    args.max_input_length = length - written
-    return Model(args.model_addr, identity, chat, length, Policy(0.0, 1.0, written, 0, 0, "never", task.output.schema))
+    return Window(chat, choose_length(chat, wanted, written, PAPER_LENGTH, "--max_target_length"), written)
 
 
 def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:
@@ -248,25 +246,28 @@ def check_lengths(args: argparse.Namespace, records: list[Record], examples: lis
         )
 
 
-def fill_in_defaults(args: cli.Arguments, task: Task) -> None:
-    """Set the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
+def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
+    """Return the flags with the defaults that depend on the objective, with a batch that fits a GPU with 24 GB."""
     usual = objective_of(args)
-    for flag in {"learning_rate", "weight_decay"} - args.given:
-        setattr(args, flag, getattr(usual, flag))
-    args.max_target_length = args.max_target_length or usual.target_tokens
-    args.epochs = args.epochs or usual.epochs or task.epochs
-    if args.per_device_train_batch_size is None:
-        args.per_device_train_batch_size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
-    if args.gradient_accumulation_steps is None:
-        args.gradient_accumulation_steps = max(1, usual.batch // args.per_device_train_batch_size)
-    if args.objective == "distill" and args.per_device_train_batch_size > 1:
+    size, accumulated = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    if size is None:
+        size = 1 if args.lora_rank else 4 if args.fusion == "decoder" else 16
+    args = args.replaced(
+        **{flag: getattr(usual, flag) for flag in {"learning_rate", "weight_decay"} - args.given},
+        max_target_length=args.max_target_length or usual.target_tokens,
+        epochs=args.epochs or usual.epochs or task.epochs,
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=max(1, usual.batch // size) if accumulated is None else accumulated,
+    )
+    if args.objective == "distill" and size > 1:
         raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
-    if args.objective == "grpo" and (size := effective_batch_size(args)) % args.num_generations:
-        raise UserError(f"--num_generations {args.num_generations}: does not divide the {size} samples of a step")
+    if args.objective == "grpo" and (samples := effective_batch_size(args)) % args.num_generations:
+        raise UserError(f"--num_generations {args.num_generations}: does not divide the {samples} samples of a step")
+    return args
 
 
-def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
-    """Set the numbers of steps from the epochs, with a checkpoint and an evaluation after each epoch."""
+def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
+    """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
     batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
     epoch = math.ceil(batches / args.gradient_accumulation_steps)
     if args.objective == "grpo":  # a step takes whole groups of samples; TRL leaves out the rest of an epoch
@@ -277,9 +278,10 @@ def plan_steps(args: argparse.Namespace, num_examples: int) -> None:
                 f"{args.inputs_addr}: number of questions {num_examples}, but a step takes {at_once}\n"
                 "  give a smaller --gradient_accumulation_steps, or more questions"
             )
-    args.max_steps, args.save_steps, args.eval_steps = epoch * args.epochs, epoch, epoch
-    args.warmup_steps = int(objective_of(args).warmup * args.max_steps)
-    args.schedule = objective_of(args).schedule
+    objective, max_steps = objective_of(args), epoch * args.epochs
+    warmup_steps = int(objective.warmup * max_steps)
+    steps = {"max_steps": max_steps, "save_steps": epoch, "eval_steps": epoch, "warmup_steps": warmup_steps}
+    return args.replaced(**steps, schedule=objective.schedule)
 
 
 def chosen_by(args: argparse.Namespace, task: Task) -> str:

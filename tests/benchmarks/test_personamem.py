@@ -340,9 +340,9 @@ class Engine:
         return Scored([-1 / len(tokens) for tokens in continuations], len(prompt), 0)
     async def close(self):
         pass
-import utils.runs.command
+import utils.generation.engines
 
-utils.runs.command.VLLMEngine = lambda *_: Engine()
+utils.generation.engines.VLLMEngine = lambda *_: Engine()
 """
 
 

@@ -14,7 +14,7 @@ from prompts import join_posts, load_prompt
 from utils.cli import UserError
 from utils.generation.chat import Accepts, APIChat, LocalChat, choose_length, fold
 from utils.generation.fitting import Fitted, fit_posts
-from utils.generator.plain_text import PlainText
+from utils.generation.plain_text import PlainText
 from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]

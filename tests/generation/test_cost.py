@@ -41,7 +41,7 @@ def test_a_dry_run_estimates_the_cost(server, flags, output, capsys):
     arguments = [*map(str, flags), "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--dry_run"]
     assert run_dry([*arguments, "--max_tokens", "500", *map(str, PRICES)]) == 0
     printed = capsys.readouterr().out
-    tokens = int(re.search(r"13 prompts, (\d+) tokens", printed)[1])
+    tokens = int(re.search(r"13 requests, (\d+) prompt tokens", printed)[1])
     prompts, whole = tokens * 3 / 1e6, (tokens * 3 + 13 * 500 * 10) / 1e6
     told = f"{prompts:.4f} USD for the prompts, at most {whole:.4f} with the outputs, {4 * whole:.4f} with retries\n"
     assert told in printed and server.requests == []

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tiny_t5 import make_tiny_t5
 
-from utils.generator.beams import fuse, pad_passages
+from utils.generation.beams import fuse, pad_passages
 
 PAD, END = 0, 1
 

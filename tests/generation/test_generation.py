@@ -2,12 +2,12 @@ import asyncio
 import json
 from pathlib import Path
 
+import calls as sending
 import pytest
-from calls import make_model, make_step, run_calls
+from calls import make_model, run_calls
 
 from utils.cli import UserError
-from utils.generation.calls import Call, describe_calls, fitted_call
-from utils.generation.chat import APIChat
+from utils.generation.calls import Call, fitted_call
 from utils.generation.completions import Completions
 from utils.generation.model import Policy
 from utils.generation.requests import Completion, Sampling, UnavailableError
@@ -78,18 +78,21 @@ def pieces():
     return {}
 
 
-def make_call(name, **record):
-    return Call((name, 0), [{"role": "user", "content": name}], parse, record)
+def make_call(name, policy=None, **record):
+    return Call((name, 0), [{"role": "user", "content": name}], parse, policy or make_policy(), record)
 
 
-def run(engine, calls, pieces, policy=None):
-    return run_calls(lambda: engine, make_stage(calls, pieces, policy))
+def without_prompt(name, **record):
+    return fitted_call((name, 0), None, parse, make_policy(), **record)
 
 
-def make_stage(calls, pieces, policy=None, model="m", role="generator", unit="answers"):
-    completions = Completions(ModelStore("completions", model, {}), True, False)
-    model = make_model(model, policy or make_policy(), completions)
-    return role, model, make_step(calls, model, pieces, unit, role)
+def run(engine, calls, pieces):
+    return run_calls(lambda: engine, make_stage(calls, pieces))
+
+
+def make_stage(calls, pieces, model="m", role="generator", unit="answers", after=None):
+    model = make_model(model, Completions(ModelStore("completions", model, {}), True, False))
+    return sending.make_stage(calls, model, pieces, unit, role, after)
 
 
 def kept():
@@ -175,8 +178,8 @@ def test_retries_end_with_the_constrained_try_and_a_null(pieces):
 
 def test_a_call_without_a_prompt_is_never_asked(pieces):
     engine = ScriptedEngine({"b": ["fine"]})
-    with_reason = Call(("c", 0), None, parse, {"reason": "no response to judge"})
-    run(engine, [fitted_call(("a", 0), None, parse), make_call("b"), with_reason], pieces)
+    with_reason = without_prompt("c", reason="no response to judge")
+    run(engine, [without_prompt("a"), make_call("b"), with_reason], pieces)
     assert [name for name, _ in engine.calls] == ["b"]
     assert pieces["a", 0] == {"value": None, "reason": "the prompt is longer than the model takes"}
     assert pieces["c", 0] == {"value": None, "reason": "no response to judge"}
@@ -252,15 +255,14 @@ GONE = UnavailableError("503")
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 3), (5, 10)])
 def test_a_step_ends_early_if_the_server_stops_answering(pieces, capsys, concurrency, most):
     engine = ScriptedEngine({"a": ["fine"], **{f"q{n}": [GONE] for n in range(99)}}, concurrency)
-    run(engine, [make_call("a")], pieces)
+    run(engine, [make_call("a")], {})
     with_prompt = [make_call(f"q{n}") for n in range(99)]
-    without = [fitted_call((f"long{n}", 0), None, parse) for n in range(2)]  # no server gives these
+    without = [without_prompt(f"long{n}") for n in range(2)]  # no server gives these
     run(engine, [make_call("a"), *with_prompt[:2], *without, *with_prompt[2:]], pieces)
-    assert [key for key, _ in pieces] == ["a", "long0", "long1"] and engine.closed
+    assert {key for key, _ in pieces} == {"a", "long0", "long1"} and engine.closed
     assert 3 <= len(engine.calls) - 1 <= most  # in a row, and those in flight
-    assert (
-        "\nnote: 503; the server no longer answers; sending no more requests to this model\n" in capsys.readouterr().err
-    )
+    printed = capsys.readouterr().err
+    assert printed == "note: 503; the server no longer answers; sending no more requests to this model\n"
 
 
 def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
@@ -278,16 +280,16 @@ def test_a_late_answer_does_not_undo_an_early_end(pieces, capsys):
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_a_server_that_never_answered_is_a_user_error(pieces, capsys, count):
-    calls = [fitted_call(("long", 0), None, parse), *(make_call(f"q{n}") for n in range(count))]
+    calls = [without_prompt("long"), *(make_call(f"q{n}") for n in range(count))]
     engine = ScriptedEngine({f"q{n}": [GONE] for n in range(count)}, concurrency=1)
     with pytest.raises(UserError, match=r"^503\n  asked 4 times; finished work is kept, run the same command"):
         run(engine, calls, pieces)
     assert engine.closed and "note:" not in capsys.readouterr().err
 
 
-def test_steps_follow_each_other_on_one_engine(capsys):
+def test_stages_follow_each_other_on_one_engine():
     """The second step's calls use the first step's results; each step has its model and pieces."""
-    plans, answers, published = {}, {}, []
+    plans, answers = {}, {}
 
     def from_plan(name):
         def make():
@@ -297,28 +299,12 @@ def test_steps_follow_each_other_on_one_engine(capsys):
         return make
 
     engine = ScriptedEngine({"a": ["plan a"], "b": ["plan b"], "plan a": ["fine"], "plan b": ["good"]})
-    first = make_stage([make_call(name) for name in "ab"], plans, None, "planner", "planner", "plans")
-    first[2].finish = lambda device: published.append((device, len(plans), len(answers)))
-    then = make_stage([from_plan(name) for name in "ab"], answers, None, "generator")
-    then[2].after = first[2]
+    first = make_stage([make_call(name) for name in "ab"], plans, "planner", "planner", "plans")
+    then = make_stage([from_plan(name) for name in "ab"], answers, "generator", after=first)
     assert run_calls(lambda: engine, first, then) == "script"
-    assert engine.models == ["planner", "planner", "generator", "generator"] and published == [("script", 2, 0)]
+    assert engine.models == ["planner", "planner", "generator", "generator"]
     assert [entry["value"] for _, entry in sorted(answers.items())] == ["fine", "good"]
     assert engine.closed
-    assert "2/2 plans" in (printed := capsys.readouterr().err) and "answers" in printed
-
-
-def test_description_of_a_dry_run():
-    calls = [
-        Call(("a", 0), [{"role": "user", "content": "x" * 30}], parse, {"num_contexts_dropped": 2}),
-        Call(("b", 0), [{"role": "user", "content": "x" * 31}], parse, {"context_cut": True}),
-        Call(("c", 0), None, parse),
-    ]
-    described = describe_calls(calls, APIChat("some-model"), make_policy(), None)
-    # 4 + 30 / 3 = 14 tokens and 4 + 31 / 3 = 15, rounded up
-    assert "2 prompts, 29 tokens (estimate: 1 token per 3 bytes); longest 15" in described
-    assert "2 posts left out for length, 1 cut at the end; 1 prompts too long, skipped: c" in described
-    assert "2 calls, at most 8 with retries; at most 100 tokens per output" in described
 
 
 def test_steps_of_one_server_share_its_state(capsys):
@@ -331,18 +317,14 @@ def test_steps_of_one_server_share_its_state(capsys):
         make_stage([make_call(name) for name in ("a", *(f"q{n}" for n in range(9)))], first),
         make_stage([make_call(name) for name in (*(f"q{n}" for n in range(9, 15)), "kept")], second),
     ]
-    assert run_calls(lambda: engine, *steps) == "script"
+    run_calls(lambda: engine, *steps)
     assert [key for key, _ in first] == ["a"] and [key for key, _ in second] == ["kept"]
     assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
 
 
-def test_a_step_answered_by_the_store_has_no_device(capsys):
-    told = []
+def test_a_stage_answered_by_the_store_has_no_device():
     engine = ScriptedEngine({"a": ["fine"], "b": ["fine"]})
     run(engine, [make_call("b")], {})
-    role, model, first = make_stage([make_call("a")], {})
-    steps = [(role, model, first), (role, model, make_step([make_call("b")], model, {}))]
-    for number, (_, _, step) in enumerate(steps):
-        step.finish = lambda device, number=number: told.append((number, device))
-    run_calls(lambda: engine, *steps)
-    assert sorted(told) == [(0, "script"), (1, None)]
+    first = make_stage([make_call("a")], {})
+    then = sending.make_stage([make_call("b")], first.models["generator"], {})
+    assert run_calls(lambda: engine, first) == "script" and run_calls(lambda: engine, first, then) is None

@@ -87,7 +87,7 @@ class Counting:
 @pytest.fixture
 def run(installed, model_folder, tmp_path, monkeypatch):
     def run_script(engine, *arguments, records=None):
-        monkeypatch.setattr("utils.runs.command.VLLMEngine", lambda *_: engine)
+        monkeypatch.setattr("utils.generation.engines.VLLMEngine", lambda *_: engine)
         inputs = write(tmp_path / "in.json", records or make_records(5))
         command = ["--model_addr", model_folder, "--inputs_addr", inputs, "--output_addr", tmp_path / "out.json"]
         return baselines.main([str(word) for word in (*command, "--choose", "likelihood", *arguments)])

@@ -70,7 +70,7 @@ def asked(monkeypatch, switched):
         async def close(self):
             pass
 
-    monkeypatch.setattr("utils.runs.command.VLLMEngine", Engine)
+    monkeypatch.setattr("utils.generation.engines.VLLMEngine", Engine)
     return texts
 
 

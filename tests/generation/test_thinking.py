@@ -159,7 +159,7 @@ def thinking(monkeypatch):
     class Engine(Thinker):
         opened, tries = [], []
 
-    monkeypatch.setattr("utils.runs.command.VLLMEngine", Engine)
+    monkeypatch.setattr("utils.generation.engines.VLLMEngine", Engine)
     return Engine
 
 
@@ -212,7 +212,7 @@ def test_a_text_cut_in_a_thought_is_not_an_answer(name, thinker, thinking, tmp_p
     manifest, said = read_manifest(out), capsys.readouterr()
     assert manifest["unfinished_thoughts"] == 3 and manifest["tokens"]["reasoning_tokens"] > 60
     assert "3 unfinished thoughts" in said.out and "--max_tokens" in said.out and "--max_model_len" in said.out
-    assert manifest["arguments"]["reasoning_parser"] == "deepseek_r1"
+    assert manifest["reasoning_parser"] == "deepseek_r1"
     # Closed, it is read.
     thinking.finishes = staticmethod(lambda prompt, attempt: True)
     out = tmp_path / "closed/out.json"

@@ -12,9 +12,9 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
+from utils.generation.encoder_decoder import TextWindow
 from utils.generation.fitting import fit_profile, fit_trimmed
-from utils.generator.encoder_decoder import text_model
-from utils.generator.plain_text import PlainText, passages_of
+from utils.generation.plain_text import PlainText, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -108,8 +108,8 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
         question = made_up(num_words, seed)
         texts = [made_up(generator.choice([1, 10, 150]), seed + n) for n in range(k)]
         entries = [(text, lambda text, n=n: f'subject {n} for "{text}"') for n, text in enumerate(texts)]
-        model = text_model("m", "m", Characters(), budget, 1, fused, None)
-        fitted = model.fit_trimmed(prompt, entries, task.join, question=question)
+        window = TextWindow(Characters(), budget + 1, 1, fused)
+        fitted = window.fit_trimmed(prompt, entries, task.join, question=question)
         expected = []
         for group in [[n] for n in range(k)] if fused else [range(k)]:
             words = [entries[n][1]("") for n in group]

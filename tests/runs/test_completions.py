@@ -4,7 +4,7 @@ import asyncio
 from array import array
 
 import pytest
-from calls import make_model, make_step, run_calls
+from calls import make_model, make_stage, run_calls
 
 from utils.generation.calls import Call
 from utils.generation.completions import Completions, NotStoredError
@@ -53,10 +53,9 @@ def ask(tmp_path):
     ):
         pieces, engine = {}, Engine(usable, tries)
         policy = Policy(temperature, 1.0, 100, 0, max_retries, mode, ANSWER_SCHEMA)
-        call = Call(("q1", 0), array("l", [1, 2, 3]), parse)
+        call = Call(("q1", 0), array("l", [1, 2, 3]), parse, policy)
         completions = Completions(ModelStore(tmp_path / folder, "m", {}), bool(tries) or temperature > 0, cached_only)
-        model = make_model("m", policy, completions)
-        run_calls(lambda: engine, ("generator", model, make_step([call], model, pieces)))
+        run_calls(lambda: engine, make_stage([call], make_model("m", completions), pieces))
         return pieces["q1", 0], [is_held for _, is_held in engine.asked]
 
     return ask

@@ -159,26 +159,11 @@ async def answer(record, ask):
     assert runs.run("--set", "mode=any") == 0 and runs.answers == first
 
 
-@pytest.mark.parametrize(
-    ("read", "unread"),
-    [
-        ("s['a'], s.get('b')", ["c"]),
-        ("'a' in s, s.setdefault('c'), s.pop('z', None)", ["b"]),
-        ("len(s), s['a'] if s else None", ["b", "c"]),
-        ("dict(s)", []),
-        ("dict(**s)", []),
-        ("{'b': '1'} | s", []),
-        ("[*s.items()]", []),
-        ("ask.note(s=s)", []),
-    ],
-)
-def test_settings_that_no_record_reads_are_told(runs, capsys, read, unread):
-    runs.write(f"async def answer(record, ask):\n    s = ask.settings\n    return str(({read}))\n")
-    for flags in ([], ["--dry_run"]):
-        runs.run("--set", "a=1", "--set", "b=2", "--set", "c=3", *flags)
-        told = [line for line in capsys.readouterr().err.splitlines() if "--set" in line]
-        note = f"note: the method did not read --set {', '.join(unread)} for any question"
-        assert told == ([note] if unread and not flags else [])
+@pytest.mark.parametrize("flags", [[], ["--dry_run"]])
+def test_a_setting_that_the_file_does_not_contain_is_reported(runs, capsys, flags):
+    runs.write("async def answer(record, ask):\n    return ask.settings['a'] + ask.settings.get('b', '')\n")
+    runs.run("--set", "a=1", "--set", "bb=2", *flags)
+    assert f"note: {runs.name} does not contain the name bb of --set\n" in capsys.readouterr().err
 
 
 def test_an_own_parser_is_retried_until_it_finds_something(runs):
@@ -223,26 +208,28 @@ async def answer(record, ask):
     assert runs.run() == 2 and set(runs.answers) == set(IDS)
 
 
-def test_a_method_that_differs_on_replay_ends_before_it_pays(runs, monkeypatch):
-    monkeypatch.setattr("utils.runs.ask.PATIENCE", 2)
-    runs.write("""
+def test_a_method_that_asks_otherwise_when_it_runs_again_pays_and_is_reported(runs, capsys):
+    runs.write(
+        """
 import itertools
 numbers = itertools.count()
 
 async def answer(record, ask):
-    return await ask("Number {number}: {question}", number=next(numbers))
-""")
-    with pytest.raises(UserError, match="the method makes different calls than in its previous run\n  use ask"):
-        runs.run()
-    assert runs.server.requests == []
+    first = await ask("Number {number}: {question}", number=next(numbers) if record["id"] == ID else 0)
+    return await ask("rag", items=[first])
+""".replace("ID", repr(IDS[3]))
+    )
+    assert runs.run() == 2 * len(IDS) and list(runs.answers) == IDS
+    assert f"note: {runs.name} made other calls when it ran again for 1 records; " in capsys.readouterr().err
+    assert read_manifest(runs.output)["asked_otherwise"] == 1
 
 
 @pytest.mark.parametrize(
     ("folder", "files", "told"),
     [
-        (ROOT, ["mine.py", "helper.py", "utils/runs/shared.py"], 0),
-        (ROOT, ["helper.py", "utils/runs/shared.py"], 0),  # from a TaskGroup
-        ("/other", ["mine.py", "lib/helper.py", ROOT / "utils/runs/shared.py"], 0),
+        (ROOT, ["mine.py", "helper.py", "utils/runs/rendering.py"], 0),
+        (ROOT, ["helper.py", "utils/runs/rendering.py"], 0),  # from a TaskGroup
+        ("/other", ["mine.py", "lib/helper.py", ROOT / "utils/runs/rendering.py"], 0),
         ("/other", ["mine.py", "mine.py", "lib/helper.py"], 1),
         ("/other", ["lib/helper.py", "/others/x.py"], 0),
         ("/other", ["/x.py", "/y.py"], 1),
@@ -314,11 +301,12 @@ def test_invalid_method_files(runs, text, problem):
 def test_a_dry_run_counts_first_calls(runs, capsys):
     assert runs.run("--dry_run") == 0
     printed = capsys.readouterr().out
-    assert "13 records: 0 are complete in the store, 13 need calls\n13 first calls, " in printed
+    assert "0 of 13 answers need no request\n  generator: 13 requests, " in printed
+    assert "  requests that depend on the answers to these are not counted\n" in printed
     assert not runs.output.parent.exists() or not list(runs.output.parent.iterdir())
     runs.run("--limit", 3)
     runs.run("--dry_run")
-    assert "13 records: 3 are complete in the store, 10 need calls" in capsys.readouterr().out
+    assert "3 of 13 answers need no request\n  generator: 10 requests, " in capsys.readouterr().out
 
 
 # Included methods
@@ -399,7 +387,7 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     runs.write(CRITIC)
     opened, log = [], []
 
-    def open_scripted(roles, asked):
+    def open_scripted(roles, asked, _):
         opened.append(asked[0])
         return dict.fromkeys(roles if shared else asked[:1], Scripted(asked[0], log))
 

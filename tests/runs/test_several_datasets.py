@@ -85,7 +85,7 @@ def test_each_model_is_loaded_once(datasets, monkeypatch):
         async def close(self):
             pass
 
-    monkeypatch.setattr("utils.runs.command.VLLMEngine", Engine)
+    monkeypatch.setattr("utils.generation.engines.VLLMEngine", Engine)
     flags = ["--model_addr", str(chat), "--planner_model", str(planner), "--unranked", "--max_tokens", "32"]
     assert planpers.main([*flags, "--max_tokens_plan", "32", *files(datasets, ["a", "b"], "out")]) == 0
     assert opened == [[str(planner)], [str(chat)]]

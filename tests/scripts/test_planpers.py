@@ -132,7 +132,7 @@ class Engines:
 @pytest.fixture
 def opened(models, monkeypatch):
     opened = Engines(models.tokenizer)
-    monkeypatch.setattr("utils.runs.command.VLLMEngine", opened.open)
+    monkeypatch.setattr("utils.generation.engines.VLLMEngine", opened.open)
     return opened
 
 

@@ -59,7 +59,7 @@ def weighing(judging, model_folder, monkeypatch):
         words = ["--evaluator_llm", model_folder, "--inputs_addr", judging.folder / "data.json", "--verdicts"]
         words += ["probability", "--response_addr", judging.folder / "a.json", "--score_addr", judging.folder / to]
         with monkeypatch.context() as patch:
-            patch.setattr("utils.runs.command.VLLMEngine", lambda *_: engine)
+            patch.setattr("utils.generation.engines.VLLMEngine", lambda *_: engine)
             assert evaluate_responses.main(list(map(str, [*words, *more]))) == code
         return json.loads((judging.folder / to).read_text()) if (judging.folder / to).exists() else None
 

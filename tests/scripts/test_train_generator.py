@@ -24,13 +24,14 @@ from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.files.json_files import read_json
 from utils.files.writing import replace_link
+from utils.generation import engines
+from utils.generation.beams import Room, batches, padded_length, room_of, write
+from utils.generation.encoder_decoder import TextWindow, TransformersEngine
+from utils.generation.model import Policy
+from utils.generation.plain_text import Passages, PlainText
 from utils.generator import beams
-from utils.generator.beams import Room, batches, padded_length, room_of, write
-from utils.generator.encoder_decoder import TransformersEngine, text_model
 from utils.generator.examples import Lesson, build_examples
-from utils.generator.plain_text import Passages, PlainText
 from utils.generator.trainer import load_with_lora
-from utils.runs import answers
 from utils.training.checkpoints import Selection
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,9 +139,9 @@ def test_what_is_kept_of_a_run(by_heart):
 
 def examples_of(data, model, fused, records, num_contexts, read=512, trim_items=False, name="LaMP-4"):
     task = tasks()[name]
-    chosen = text_model(str(model), "m", PlainText(str(model)), read, 32, fused, "")
+    window = TextWindow(PlainText(str(model)), read + 32, 32, fused)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    return build_examples(task, lessons, load_prompt(task.prompts["rag"]), chosen, num_contexts, trim_items)
+    return build_examples(task, lessons, load_prompt(task.prompts["rag"]), window, num_contexts, trim_items)
 
 
 def test_an_input_is_plain_text_without_an_instruction(data):
@@ -377,17 +378,20 @@ def test_an_evaluation_without_a_number_is_never_the_best():
         assert chosen.best_of({1: math.nan}) is None
 
 
+POLICY = Policy(0.0, 1.0, 8, 0, 0, "never")
+
+
 def engine_of(data, monkeypatch):
     """An encoder-decoder's engine that takes two prompts at a time."""
-    model = text_model(str(data / "t5"), "t5", PlainText(str(data / "t5")), 64, 8, False, {})
-    monkeypatch.setattr("utils.generator.beams.room_of", lambda *_: Room(prompts=2))
-    return model, TransformersEngine(SimpleNamespace(cache_dir=None, dtype="float32"), model)
+    window = TextWindow(PlainText(str(data / "t5")), 64 + 8, 8)
+    monkeypatch.setattr("utils.generation.beams.room_of", lambda *_: Room(prompts=2))
+    return window, TransformersEngine(SimpleNamespace(cache_dir=None, dtype="float32"), str(data / "t5"), window)
 
 
 @pytest.mark.parametrize("broken", ["write", "batches"])
 def test_an_error_of_the_beam_search_ends_all_requests(broken, data, monkeypatch):
     """Those of its batch, and those that wait for a later one."""
-    model, engine = engine_of(data, monkeypatch)
+    window, engine = engine_of(data, monkeypatch)
     calls, whole = [], getattr(beams, broken)
 
     def fails_later(*args):
@@ -397,8 +401,8 @@ def test_an_error_of_the_beam_search_ends_all_requests(broken, data, monkeypatch
         return whole(*args)
 
     async def ask_all():
-        sampling, prompt = model.policy.sampling(("q",), 0), model.chat.render_reply("How to")
-        requests = [engine.complete(model.addr, prompt, sampling) for _ in range(9)]
+        sampling, prompt = POLICY.sampling(("q",), 0), window.chat.render_reply("How to")
+        requests = [engine.complete("t5", prompt, sampling) for _ in range(9)]
         return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), 60)
 
     monkeypatch.setattr(beams, broken, fails_later)
@@ -407,9 +411,9 @@ def test_an_error_of_the_beam_search_ends_all_requests(broken, data, monkeypatch
 
 
 def test_an_encoder_decoder_without_memory_says_what_to_do(data, monkeypatch):
-    model, engine = engine_of(data, monkeypatch)
+    window, engine = engine_of(data, monkeypatch)
     monkeypatch.setattr(beams, "write", lambda *_: torch.empty(2**60))
-    request = engine.complete(model.addr, model.chat.render_reply("How to"), model.policy.sampling(("q",), 0))
+    request = engine.complete("t5", window.chat.render_reply("How to"), POLICY.sampling(("q",), 0))
     with pytest.raises(UserError, match=r"memory: 1 prompts with 4 beams, on .*\n  give a smaller --max_model_len"):
         asyncio.run(request)
 
@@ -439,7 +443,7 @@ def test_an_encoder_decoder_is_scored_and_exported_by_lamp_s_rule(data, tmp_path
         found = [text for prompt in asked for question, text in by_question.items() if question in prompt]
         return [(tokenizer.encode(text, add_special_tokens=False), False) for text in found]
 
-    monkeypatch.setattr("utils.generator.beams.write", write_texts)
+    monkeypatch.setattr("utils.generation.beams.write", write_texts)
     inputs, answers, scores = data / "LaMP-3_dev.json", tmp_path / "answers.json", tmp_path / "scores.json"
     files = ["--inputs_addr", str(inputs), "--response_addr", str(answers)]
     baselines.main(["--model_addr", str(data / "t5"), *files[:2], "--output_addr", str(answers)])
@@ -493,14 +497,14 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.generation.chat import LocalChat
-    from utils.generation.model import Model, Policy
+    from utils.generation.model import Window
     from utils.generator.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")
     chat, prompt = LocalChat(str(data / "chat"), None), load_prompt("lamp/rating")
-    model = Model("m", "m", chat, 4096, Policy(0.0, 1.0, 8, 0, 0, "never", None))
+    window = Window(chat, 4096, 8)
     lessons = [Lesson(record, task.values(record), record["target"]) for record in records]
-    examples = build_examples(task, lessons, prompt=prompt, model=model, num_contexts=2, trim_items=False)
+    examples = build_examples(task, lessons, prompt=prompt, window=window, num_contexts=2, trim_items=False)
     messages = prompt.messages(profile=task.join(task.best_items(records[0], 2)), **task.values(records[0]))
     assert list(examples[0].prompt) == list(chat.render(messages))
     batch = CausalTrainer.collate(examples, 0)
@@ -574,10 +578,10 @@ def test_a_link_that_moves_while_a_command_loads_changes_nothing(data, tmp_path,
     first, second = answer_with("checkpoint-1"), answer_with("checkpoint-2")
     assert all(one != other for one, other in zip(first, second, strict=True))
 
-    def identify(*args, identify=answers.identify_model):
+    def identify(*args, identify=engines.identify_model):
         identity = identify(*args)
         replace_link(tmp_path / "best", "checkpoint-2")
         return identity
 
-    monkeypatch.setattr(answers, "identify_model", identify)
+    monkeypatch.setattr(engines, "identify_model", identify)
     assert answer_with("best") == first

@@ -18,16 +18,15 @@ from train_planner import (
     PAPER_BATCH,
     build_examples,
     build_parser,
-    fill_in_defaults,
     settings_of_training,
+    with_defaults,
 )
 from utils.benchmarks.lampqa import TASK
 from utils.cli import UserError
 from utils.files.manifest import publish, write_folder_manifest
 from utils.generation.chat import LocalChat
-from utils.generation.engines import identify_local_model
-from utils.generation.model import Model, Policy
-from utils.runs.shared import Role, Shared
+from utils.generation.identity import identify_local_model
+from utils.generation.model import Window
 from utils.training.checkpoints import check_run, open_run
 from utils.training.launch import describe_batch
 
@@ -167,7 +166,7 @@ def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
 
 def test_defaults_match_the_paper(monkeypatch):
     args = parse()
-    fill_in_defaults(args)
+    args = with_defaults(args)
     found = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
     assert found == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
@@ -181,7 +180,7 @@ def test_defaults_match_the_paper(monkeypatch):
         (["--warmup_steps", 0], 250, 0),
     ):
         args = parse(*flags)
-        fill_in_defaults(args)
+        args = with_defaults(args)
         assert (args.eval_steps, args.warmup_steps) == (eval_steps, warmup_steps)
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
     assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
@@ -242,13 +241,13 @@ def test_resumes_from_the_checkpoint_with_the_highest_step(folder):
 
 def test_each_device_needs_its_own_process(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    message = refusal(fill_in_defaults, parse())
+    message = refusal(with_defaults, parse())
     assert message.startswith("4 GPUs are visible to one process\n")
     assert "accelerate launch --multi_gpu --num_processes 4 train_planner.py" in message
     monkeypatch.setenv("LOCAL_RANK", "0")  # of something else
-    assert refusal(fill_in_defaults, parse()) == message and "LOCAL_RANK" not in os.environ
+    assert refusal(with_defaults, parse()) == message and "LOCAL_RANK" not in os.environ
     launch(monkeypatch, WORLD_SIZE="4")
-    fill_in_defaults(parse())
+    with_defaults(parse())
 
 
 # Settings
@@ -270,8 +269,8 @@ def settings(model, files):
     def make(*more, model_addr=model, prompts_dir=None):
         inputs, validation = files
         args = parse("--validation_addr", validation, *more, model=model_addr, inputs=inputs)
-        fill_in_defaults(args)
-        args.prompts_dir = prompts_dir
+        args = with_defaults(args)
+        args = args.replaced(prompts_dir=prompts_dir)
         made = settings_of_training(
             args, load_prompt("lampqa/planner", prompts_dir), identify_local_model(args.model_addr, args.cache_dir)
         )
@@ -477,8 +476,7 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
     records = read_sample("train")
     args = parse("--num_contexts", num_contexts, "--max_seq_length", 4096)
     # The length is more than enough here, so neither script drops a post.
-    policy = Policy(0.1, 0.95, 512, 0, 3, "fallback", {})
-    shared = Shared(TASK, {"planner": Role(args, Model("m", "m", chat, 4096, policy))}, 0, num_contexts)
+    window = Window(chat, 4096, 512)
     examples = build_examples(TASK, records, "train.json", prompt, chat, args)
     assert len(examples) == len(records) > 8
     searched = 0
@@ -486,7 +484,7 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        asked = shared.make(record, ("q", 0), "planner", "planner", TASK.best_items(record, num_contexts), {})[1]
+        asked = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
         assert list(example.prompt) == list(asked.prompt)
         titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         assert example.aspects == titles

@@ -80,7 +80,7 @@ def test_default_batch_is_the_papers_64_questions_per_step():
         ("--fusion decoder --gradient_accumulation_steps 4", (4, 4)),
     ):
         args = train_generator.build_parser().parse_args([*needed, *words.split()])
-        train_generator.fill_in_defaults(args, tasks()["LaMP-4"])
+        args = train_generator.with_defaults(args, tasks()["LaMP-4"])
         assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == batch
         assert effective_batch_size(args) == batch[0] * batch[1]
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
+from utils.runs.shared import Role, Shared, Step
 
 import baselines
 import evaluate_responses
@@ -38,7 +39,6 @@ from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
 from utils.runs.judging import System, build_calls, choose_judge
 from utils.runs.runner import Run, Servers
-from utils.runs.shared import Role, Shared, Step
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens

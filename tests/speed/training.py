@@ -191,7 +191,7 @@ def planner_flags(args: argparse.Namespace, output: str) -> argparse.Namespace:
     command += ["--per_device_train_batch_size", args.batch_size, "--gradient_accumulation_steps", args.accumulated]
     command += [] if args.gradient_checkpointing else ["--no-gradient_checkpointing"]
     flags = train_planner.build_parser().parse_args(list(map(str, command)))
-    train_planner.fill_in_defaults(flags)
+    flags = train_planner.with_defaults(flags)
     return flags
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from utils.cli.errors import UserError
 from utils.cli.flags import (
+    Arguments,
     FlagParser,
     api_address,
     fraction,
@@ -218,8 +219,8 @@ def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> N
 # fmt: on
 
 
-def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str]) -> None:
-    """Set up logging, and check the flags of `add_run_arguments`, before a script asks a model."""
+def prepare_run(args: Arguments, outputs: list[str], inputs: list[str]) -> Arguments:
+    """Set up logging, check the flags of `add_run_arguments`, and return the flags with the folder of completions."""
     set_up_logging(args.log_level)
     set_up_torch(args.log_level)
     if "num_shards" in args:
@@ -229,9 +230,9 @@ def prepare_run(args: argparse.Namespace, outputs: list[str], inputs: list[str])
             flags = "--num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID"
             print(f"note: {told}\n  {flags}", file=sys.stderr)
     check_outputs(outputs, inputs)
-    if args.completions is None:
-        args.completions = str(Path(outputs[0]).parent / "completions")
-    check_completions(args.completions, outputs)
+    folder = str(Path(outputs[0]).parent / "completions") if args.completions is None else args.completions
+    check_completions(folder, outputs)
+    return args.replaced(completions=folder)
 
 
 def set_up_torch(log_level: str) -> None:

@@ -21,22 +21,32 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Arguments(argparse.Namespace):
-    """Parsed command-line flags.
+    """Parsed command-line flags, which do not change after parsing: what follows from them is a value of its own.
 
     Attributes:
         given: names of the values set on the command line. It is a slot, so `vars()` does not include it.
         idle: names of the values that do not affect an output; also a slot.
     """
 
-    __slots__ = ("given", "idle")
+    __slots__ = ("_is_frozen", "given", "idle")
 
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
+        object.__setattr__(self, "_is_frozen", False)
         super().__init__(**values)
         self.given, self.idle = given, idle
 
+    def freeze(self) -> "Arguments":
+        object.__setattr__(self, "_is_frozen", True)
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_frozen:
+            raise AttributeError(f"--{name} was parsed and does not change; use `replaced`")
+        super().__setattr__(name, value)
+
     def replaced(self, **values: Any) -> "Arguments":
         """Return a copy with these values replaced; the attributes stay the same."""
-        return Arguments(self.given, self.idle, **{**vars(self), **values})
+        return Arguments(self.given, self.idle, **{**vars(self), **values}).freeze()
 
     def settings(self) -> dict[str, Any]:
         """Return the flags that affect an output: all except those given to `FlagParser.decides_nothing`."""
@@ -98,7 +108,7 @@ class FlagParser(argparse.ArgumentParser):
         for name, is_behind_api in self._models.items():
             if not is_behind_api(parsed):
                 setattr(parsed, name, without_link(getattr(parsed, name)))
-        return parsed
+        return parsed.freeze()
 
     def _given_words(self) -> set[str]:
         """Return the words of the command line, without `=value`. Not all of them are flags."""

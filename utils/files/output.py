@@ -75,6 +75,7 @@ class Output:
     dataset: str | None = None  # the path of `settings["inputs"]`: another one may not replace the file's
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
+    figures: dict[str, Any] = field(default_factory=dict)  # further fields of the manifest
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from utils.cli.errors import printable
 from utils.files.output import Key
-from utils.generation.chat import Chat, Rendered
+from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
@@ -56,9 +56,9 @@ class Prices(NamedTuple):
         return round(dollars / 1e6, 6)
 
 
-def prices_of(args: Namespace, whose: str = "") -> Prices | None:
-    """Return the prices in the flags of `cli.add_price_arguments`, or None; `whose` is "" or "planner_"."""
-    price_in, price_out, cached = (vars(args).get(f"{whose}price_{name}") for name in ("in", "out", "cached"))
+def prices_of(args: Namespace) -> Prices | None:
+    """Return the prices in the flags of `cli.add_price_arguments`, or None."""
+    price_in, price_out, cached = (vars(args).get(f"price_{name}") for name in ("in", "out", "cached"))
     return None if price_in is None else Prices(price_in, price_in if cached is None else cached, price_out)
 
 
@@ -78,16 +78,17 @@ class Call:
     key: Key  # its seeds are derived from it
     prompt: Rendered | None  # None if it does not fit the model; then nothing is requested
     parse: Parser  # reads the output's text
+    policy: Policy  # how it is sampled and requested again
     record: dict[str, Any] = field(default_factory=dict)  # fields of its record besides the output's
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
     # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
 
 
-def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, **record: Any) -> Call:
-    """Return the call for a prompt that `Model.fit` made; `record` has further fields of the call's record."""
+def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, policy: Policy, **record: Any) -> Call:
+    """Return the call for a prompt that `Window.fit` made; `record` has further fields of the call's record."""
     figures = {} if fitted is None else dict(vars(fitted))
-    return Call(key, figures.pop("prompt", None), parse, record | figures)
+    return Call(key, figures.pop("prompt", None), parse, policy, record | figures)
 
 
 async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
@@ -103,7 +104,7 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy = model.policy
+    policy = call.policy
 
     async def make(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Try:
         told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
@@ -284,33 +285,3 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
         "system_fingerprints": sorted(states),
     }
-
-
-def describe_calls(
-    calls: Iterable[Call], chat: Chat, policy: Policy, prices: Prices | None, item_words: str = "posts"
-) -> str:
-    """Describe what a run would request (--dry_run): prompts, tokens, cuts, calls and cost."""
-    lengths, over, dropped, cut, options = [], [], 0, 0, 0
-    for call in calls:
-        if call.prompt is None:
-            over.append(str(call.key[0]))
-            continue
-        lengths.append(chat.length(call.prompt))
-        options += len(call.options or ())
-        dropped += call.record.get("num_contexts_dropped", 0)
-        cut += call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False)
-    too_long = f"{len(over)} prompts too long, skipped" + (printable(f": {', '.join(over[:5])}") if over else "")
-    told = (
-        f"{len(lengths)} calls, at most {len(lengths) * (policy.max_retries + 1)} with retries; "
-        f"at most {policy.max_tokens} tokens per output"
-    )
-    if prices:
-        prompts, outputs = sum(lengths) * prices.input / 1e6, len(lengths) * policy.max_tokens * prices.output / 1e6
-        most = prompts + outputs
-        told += f"\n{prompts:.4f} USD for the prompts, at most {most:.4f} with the outputs"
-        told += f", {most * (policy.max_retries + 1):.4f} with retries"
-    return (
-        f"{len(lengths)} prompts, {sum(lengths)} tokens ({chat.counter}); longest {max(lengths, default=0)}\n"
-        f"{dropped} {item_words} left out for length, {cut} cut at the end; {too_long}\n"
-        + (f"{options} options to score; no text is generated" if options else told)
-    )

@@ -1,4 +1,4 @@
-"""A model in a run: its policy for sampling and retries, and prompts within its budget.
+"""A model in a run: its policy for sampling and retries, and prompts within its context.
 
 Every try has another seed. By default (`fallback`), the last try is constrained to the schema; `always` constrains
 every try; `never`, the reference code's way, raises the temperature by 0.1 per try, up to 1.
@@ -7,17 +7,20 @@ every try; `never`, the reference code's way, raises the temperature by 0.1 per 
 import hashlib
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
+from utils.cli.flags import Arguments
+from utils.cli.progress import announce
 from utils.files.output import Key
-from utils.generation.chat import Chat
+from utils.generation.chat import PAPER_LENGTH, Chat, choose_length, open_chat
 from utils.generation.completions import Completions
 from utils.generation.fitting import Entry, Fitted, fit_items, fit_trimmed
 from utils.generation.requests import FURTHER, Engine, Sampling
-from utils.generation.thinking import GPT_OSS, Thoughts
+from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts
 
 
 @dataclass(frozen=True)
@@ -30,27 +33,19 @@ class Policy:
     seed: int | None
     max_retries: int
     constrained_decoding: str
-    schema: dict[str, Any] | str
+    schema: dict[str, Any] | str | None = None  # set by each call
     further: dict[str, Any] = field(default_factory=dict)  # flags of FURTHER that are given
     reasoning_parser: str | None = None
     opened: bool | None = None  # `Sampling.opened`, by the model's template
     stop_token: int | None = None  # `Sampling.stop_token`, likewise
 
     @classmethod
-    def from_arguments(cls, args: Namespace, schema: dict[str, Any] | str) -> "Policy":
-        """Make a policy from flags; UserError if a local model has no seed."""
+    def from_arguments(cls, args: Namespace, **values: Any) -> "Policy":
+        """Make a policy from flags and further values; UserError if a local model has no seed."""
         if args.seed is None and not args.openai:
             raise UserError("--seed none: only for an API; a local model needs a seed")
-        found = ("schema", "further", "opened", "stop_token")
-        names = [field.name for field in fields(cls) if field.name not in found]
-        further = {name: value for name in FURTHER if (value := vars(args).get(name)) not in (None, {})}
-        return cls(**{name: getattr(args, name) for name in names}, schema=schema, further=further)
-
-    def for_chat(self, chat: Chat, thoughts: Thoughts) -> "Policy":
-        """Return the policy with what a model's template tells: how it thinks, and which token ends its turn."""
-        # gpt-oss ends a turn by channels, which its parser knows.
-        stop_token = None if thoughts.parser == GPT_OSS else chat.end_of_turn
-        return replace(self, reasoning_parser=thoughts.parser, opened=thoughts.opened, stop_token=stop_token)
+        given = {one.name: getattr(args, one.name) for one in fields(cls) if hasattr(args, one.name)}
+        return cls(**{**given, **values})
 
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
@@ -84,17 +79,41 @@ class Policy:
 
 
 @dataclass(frozen=True)
+class Window:
+    """A model's context, which prompt and output share."""
+
+    chat: Chat
+    length: int  # tokens of prompt and output together
+    max_tokens: int  # of the output
+
+    def fit(
+        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """Fit a prompt into what the output leaves (`fit_items`)."""
+        return fit_items(prompt, items, self.chat, self.length - self.max_tokens, join, **values)
+
+    def fit_trimmed(
+        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
+    ) -> Fitted | None:
+        """Fit a prompt into what the output leaves (`fit_trimmed`)."""
+        return fit_trimmed(prompt, entries, self.chat, self.length - self.max_tokens, join, **values)
+
+
+@dataclass(frozen=True)
 class Model:
-    """A model as a run uses it."""
+    """A model as a run uses it.
+
+    Its tokenizer is loaded when it is first needed, so that a finished command does not wait for it.
+    """
 
     addr: str
     identity: str  # tells it from any other model, for the settings
-    chat: Chat
-    length: int  # tokens of prompt and output together
-    policy: Policy
-    completions: Completions | None = None  # its earlier completions; None in a training
+    flags: Arguments  # its own: how it is loaded or reached, and sampled
+    completions: Completions  # its earlier ones
     trained: dict[str, Any] = field(default_factory=dict)  # `trained_settings`
-    thought_room: int = 0  # tokens to add for thoughts to an output's limit that a method sets
+    wanted_length: int = PAPER_LENGTH  # of prompt and output together, if nothing limits it
+    max_tokens_flag: str = "--max_tokens"  # the name of the flag behind `flags.max_tokens`
+    only_scores: bool = False  # it tells how likely given texts are, and writes none
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,31 +121,90 @@ class Model:
         return {}
 
     @property
-    def figures(self) -> dict[str, str]:
-        """Return prompt settings for the manifest: how tokens are counted, and the date that the template writes."""
-        return {"token_counter": self.chat.counter, **self.chat.dated}
+    def figures(self) -> dict[str, Any]:
+        """What flags leave open, for the manifest: lengths, parser, how tokens are counted, the template's date."""
+        lengths = {"max_tokens": self.window.max_tokens, "max_model_len": self.window.length}
+        parser = {"reasoning_parser": self.policy.reasoning_parser} if self.policy.reasoning_parser else {}
+        return {**lengths, **parser, "token_counter": self.chat.counter, **self.chat.dated}
 
     @property
     def saw_in_training(self) -> list[str]:
-        """Return the scorer's fields that its training used, by its manifest."""
+        """The scorer's fields that its training used, by its manifest."""
         return self.trained.get("saw_in_training") or []
 
-    def open_engine(self, args: Namespace) -> Engine | None:
+    def load(self) -> None:
+        """Load the tokenizer and check the lengths, so that a mistake ends the run before an engine opens."""
+        _ = self.policy
+
+    @cached_property
+    def chat(self) -> Chat:
+        chat = self._open_chat()
+        if self.only_scores:
+            end_thoughts(chat, find_thoughts(self.flags, chat, self.addr))
+        return chat
+
+    def _open_chat(self) -> Chat:
+        return open_chat(self.flags, self.addr)
+
+    @cached_property
+    def thoughts(self) -> Thoughts:
+        return find_thoughts(self.flags, self.chat, self.addr)
+
+    @cached_property
+    def window(self) -> Window:
+        max_tokens, room = self._reserve()
+        return Window(self.chat, self._choose_length(max_tokens, room), max_tokens)
+
+    def _reserve(self) -> tuple[int, int]:
+        """Return the tokens to reserve for an output, and how many of them were added for thoughts."""
+        if self.only_scores:
+            return 1, 0  # each call reserves what its options need
+        room = self._room_by_flags
+        tokens = self.flags.max_tokens + room
+        if self.thoughts.thinks:
+            parser = f" (--reasoning_parser {self.thoughts.parser})" if self.thoughts.parser else ""
+            what = f"including {room} for thoughts (a guess)" if room else "including its thoughts"
+            announce(f"{self.addr} thinks{parser}: {self.max_tokens_flag} {tokens}, {what}")
+        return tokens, room
+
+    def _choose_length(self, max_tokens: int, room: int) -> int:
+        wanted = self.wanted_length + room
+        return choose_length(self.chat, self.flags.max_model_len, max_tokens, wanted, self.max_tokens_flag)
+
+    @property
+    def _room_by_flags(self) -> int:
+        is_given = self.max_tokens_flag.removeprefix("--") in self.flags.given
+        return self.thoughts.room(is_given, self.flags.max_model_len, self.chat.model_limit)
+
+    def limit(self, max_tokens: int | None) -> int:
+        """Return the most tokens of an output, thoughts included: a method's own limit has room for them added.
+
+        So has the flag's, unless the user gave it.
+        """
+        if max_tokens is None:
+            return self.window.max_tokens
+        return max_tokens + (self._room_by_flags or self.thoughts.room(False, self.window.length))
+
+    @cached_property
+    def policy(self) -> Policy:
+        # gpt-oss ends a turn by channels, which its parser knows.
+        stop_token = None if self.thoughts.parser == GPT_OSS else self.chat.end_of_turn
+        return Policy.from_arguments(
+            self.flags,
+            max_tokens=self.window.max_tokens,
+            further=self._further(),
+            reasoning_parser=self.thoughts.parser,
+            opened=self.thoughts.opened,
+            stop_token=stop_token,
+        )
+
+    def _further(self) -> dict[str, Any]:
+        return {name: value for name in FURTHER if (value := vars(self.flags).get(name)) not in (None, {})}
+
+    def open_engine(self) -> Engine | None:
         """Load it on an engine of its own; None if vLLM or an API runs it."""
         return None
 
-    def describe_memory(self, args: Namespace) -> list[str] | None:
+    def describe_memory(self) -> list[str] | None:
         """Describe the memory that such an engine needs (--dry_run)."""
         return None
-
-    def fit(
-        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into its length (`fit_items`)."""
-        return fit_items(prompt, items, self.chat, self.length - self.policy.max_tokens, join, **values)
-
-    def fit_trimmed(
-        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into its length (`fit_trimmed`)."""
-        return fit_trimmed(prompt, entries, self.chat, self.length - self.policy.max_tokens, join, **values)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.flags import Arguments
-from utils.cli.progress import announce
 from utils.files.manifest import read_folder_manifest
 from utils.parsing.thoughts import CLOSING, OPENING
 
@@ -125,21 +123,3 @@ def opening_of(end: str) -> str | None:
 def is_closed(end: str) -> bool:
     """Return whether a prompt with this end has a closed thought."""
     return CLOSING.search(end) is not None and opening_of(end) is None
-
-
-def settle_tokens(
-    args: Arguments, thoughts: Thoughts, model_addr: str, limit: int | None, flag: str = "max_tokens"
-) -> int:
-    """Add tokens for thoughts to a flag's value in `args` unless the user has set it, and print the new limit.
-
-    Call it once per flag: a second call adds them again. Returns the number added.
-    """
-    if not thoughts.thinks:
-        return 0
-    how = f" (--reasoning_parser {thoughts.parser})" if thoughts.parser else ""
-    tokens = getattr(args, flag)
-    room = thoughts.room(flag in args.given, args.max_model_len, limit)
-    setattr(args, flag, tokens + room)
-    told = f", including {room} for thoughts (a guess)" if room else ", including its thoughts"
-    announce(f"{model_addr} thinks{how}: --{flag} {tokens + room}{told}")
-    return room

@@ -11,7 +11,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
 from utils.generation.fitting import Fitted
-from utils.generation.model import Model
+from utils.generation.model import Window
 from utils.models.loading import adapter_config
 
 
@@ -53,7 +53,7 @@ def build_examples(
     task: Task,
     lessons: Sequence[Lesson],
     prompt: Prompt,
-    model: Model,
+    window: Window,
     num_contexts: int,
     trim_items: bool,
     teacher: Prompt | None = None,
@@ -67,28 +67,28 @@ def build_examples(
         record, taught = lesson.record, array("i")
         items = task.best_items(record, num_contexts or None)
         if teacher is not None:
-            told = model.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
+            told = window.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
             if told is None:
                 continue
             taught, items = told.prompt, items[: told.num_contexts_used]
         if trim_items:
-            fitted = model.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
+            fitted = window.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
-            fitted = model.fit(prompt, items, task.join, **lesson.values)
+            fitted = window.fit(prompt, items, task.join, **lesson.values)
         if fitted is not None:
-            target, is_cut = render_text(lesson.target, model)
-            rejected, is_rejected_cut = render_text(lesson.rejected or "", model)
+            target, is_cut = render_text(lesson.target, window)
+            rejected, is_rejected_cut = render_text(lesson.rejected or "", window)
             is_cut |= is_rejected_cut or lesson.is_cut
             examples.append(Example(record, fitted, target, is_cut, rejected, taught))
     return examples
 
 
-def render_text(text: str, model: Model) -> tuple[array, bool]:
+def render_text(text: str, window: Window) -> tuple[array, bool]:
     """Return a text to learn as token ids with the end of the turn, and whether it was cut; none for an empty text."""
     if not text:
         return array("i"), False
-    [*words, end] = model.chat.render_reply(text)
-    kept = words[: model.policy.max_tokens - 1]
+    [*words, end] = window.chat.render_reply(text)
+    kept = words[: window.max_tokens - 1]
     return array("i", [*kept, end]), len(kept) < len(words)
 
 

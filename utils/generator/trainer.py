@@ -16,10 +16,10 @@ from peft import PeftModel, get_peft_model
 from transformers import Trainer, TrainingArguments, set_seed
 
 from utils.cli.flags import Arguments
-from utils.generator.beams import batches, fuse, pad_passages, room_of, write
-from utils.generator.encoder_decoder import NUM_BEAMS
+from utils.generation.beams import batches, fuse, pad_passages, room_of, write
+from utils.generation.encoder_decoder import NUM_BEAMS
+from utils.generation.plain_text import passages_of
 from utils.generator.examples import Example
-from utils.generator.plain_text import passages_of
 from utils.models import devices
 from utils.training import NO_LOSS, base_model
 from utils.training.base_model import target_loss, write_reply

@@ -20,7 +20,7 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
-from utils.generator.encoder_decoder import TARGET_TOKENS
+from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.generator.examples import Lesson
 from utils.records.leaks import find_leaks
 from utils.records.responses import are_answered, read_responses, refuse_other_questions

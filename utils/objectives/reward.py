@@ -8,13 +8,14 @@ from typing import Any
 from utils import cli
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.files.output import Piece, Pieces
-from utils.generation.calls import Call
+from utils.files.output import Output, Piece
 from utils.generation.chat import VERDICT_TOKENS
+from utils.generation.engines import open_api
+from utils.records.responses import are_answered
 from utils.runs.ask import Ask
-from utils.runs.judging import Judging, choose_judge, load_judge, size_judge
-from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.judging import JudgeModel, Request, choose_judge
+from utils.runs.runner import make_pieces
+from utils.runs.stage import Stage
 from utils.scoring.verdicts import no_answer
 
 
@@ -35,11 +36,11 @@ class JudgeReward:
 
     __name__ = "score"  # its name in the training's log
 
-    def __init__(self, task: Task, records: Sequence[Record], args: cli.Arguments, judging: Judging, end_of_turn: int):
-        """`args` are from `judge_arguments`; `end_of_turn` is the token at which a text is complete."""
-        self._task, self._metric, self._args = task, task.first_metric, args
+    def __init__(self, task: Task, records: Sequence[Record], model: JudgeModel, end_of_turn: int):
+        """`end_of_turn` is the token at which a text is complete."""
+        self._task, self._metric, self._args = task, task.first_metric, model.flags
         self._records = {record["id"]: record for record in records}
-        self._judging, self._end = load_judge(args, judging), end_of_turn
+        self._model, self._end = model, end_of_turn
 
     def __call__(
         self, prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[Sequence[int]], **_: Any
@@ -59,35 +60,29 @@ class JudgeReward:
 
     def _judge(self, answers: list[tuple[Record, str | None]]) -> list[list[Piece]]:
         """Return the verdicts on each answer, in the order of the metric's keys."""
-        judge, chat = self._judging.judge, self._judging.chat
-        places = [(number, key) for number, (record, _) in enumerate(answers) for key in self._metric.keys(record)]
-        asked = [place for place in places if answers[place[0]][1] is not None]
-        calls = []
-        for number, key in asked:
-            record, answer = answers[number]
-            messages = judge.messages(self._judging.prompt, record, [answer], key[1])
-            calls.append(Call(key, chat.render(messages), judge.output.parse))
-        model, calls = size_judge(self._args, self._judging, calls)
-        pieces: Pieces = {}
+        requests = {
+            (number, *key): Request(record, [answer], key[1])
+            for number, (record, answer) in enumerate(answers)
+            for key in self._metric.keys(record)
+        }
+        outputs = [Output("", {}, self._metric.keys(record), None, "verdicts", self._args) for record, _ in answers]
 
-        async def one(call: Call, ask: Ask) -> Piece:
-            return await ask.send("judge", lambda: (model, call, str))
+        async def judge(request: Request, ask: Ask) -> Piece:
+            if not all(answered := are_answered(request.outputs)):
+                return no_answer(answered)
+            return await ask.messages(self._model.messages(request), self._model.judge.output)
 
-        shared = Shared(self._task, {"judge": Role(self._args, model)}, self._args.seed, num_contexts=0)
-        step = Step(one, lambda: dict(zip(asked, calls, strict=True)), "verdicts", pieces, "judge", is_shown=False)
-        run_steps([step], shared, closes_stores=False)  # the next step would read all of the store again
-        if lacking := len(asked) - len(pieces):
+        stage = Stage(self._task, lambda: requests, judge, outputs, {"judge": self._model})
+        make_pieces([stage], self._args, open_api, is_inner=True)
+        if lacking := sum(len(output.missing()) for output in outputs):
             raise UserError(
                 f"the judge's server failed to give {lacking} verdicts; run the same command again to resume"
             )
-        found = {place: pieces.get(place) or no_answer([False]) for place in places}
-        return [[found[number, key] for key in self._metric.keys(record)] for number, (record, _) in enumerate(answers)]
+        return [[output.pieces[key] for key in output.keys] for output in outputs]
 
 
-def choose_reward_judge(args: Namespace, task: Task) -> tuple[cli.Arguments, Judging]:
-    """Return the judge's flags and the judge, before anything is loaded; UserError if its key is missing."""
-    judge = task.first_metric.judge
-    if judge is None:
+def choose_reward_judge(args: Namespace, task: Task) -> JudgeModel:
+    """Return the judge, before anything is loaded; UserError if its key is missing."""
+    if (judge := task.first_metric.judge) is None:
         raise UserError(f"--objective grpo: {task.name} has no judge; its scores are computed")
-    its = judge_arguments(args)
-    return its, choose_judge(its, judge)
+    return choose_judge(judge_arguments(args), judge)

@@ -7,24 +7,23 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from prompts import Prompt, digests, load_prompt
+from prompts import Prompt, digests
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, refuse_unranked
-from utils.files.output import Key, Output, Piece
-from utils.generation.calls import describe_calls, prices_of
-from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records
+from utils.files.output import Key, Output, Piece, Pieces
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.engines import choose_answerer
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import read_questions, select_questions
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.ask import Ask
-from utils.runs.command import Command, calls_of, writing
-from utils.runs.runner import run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.stage import Stage
 
+Responses = dict[str, list[dict[str, Any]]]
 Method = Callable[[Record, Ask], Awaitable[Piece]]
 
 
@@ -103,104 +102,72 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
 
 def check_ranked(args: Arguments, datasets: list[Dataset]) -> None:
     """Raise UserError if a dataset is not ranked; with --unranked, only print a note."""
-    for one in datasets:
-        refuse_unranked(one.path, args.unranked)
+    for dataset in datasets:
+        refuse_unranked(dataset.path, args.unranked)
 
 
-def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, name: str) -> Command:
-    """Return the command that answers datasets by a method with the prompt `name`."""
+def choose_generator(args: Arguments, datasets: list[Dataset], prompt: Prompt) -> Model:
+    """Return the model that answers; UserError or a note if its training was for something else (`check_trained`)."""
     task = datasets[0].task
-    _check_flags(args, task)
-    if args.rag and args.num_contexts:
-        check_ranked(args, datasets)
-    prompts = task.options.prompts if args.choose else task.prompts
-    prompt = load_prompt(prompts[name], args.prompts_dir)
-    identity = identify_model(args, args.model_addr)
-    told = {"script": "baselines.py", "model": identity, "prompt": digests([prompt])}
-    outputs = [
-        Output(
-            one.output_addr,
-            args.settings() | told | {"inputs": file_hash(one.path)},
-            list(one.asked),
-            partial(collect_responses, one.records),
-            "answers",
-            args,
-            dataset=one.path,
-        )
-        for one in datasets
-    ]
-
-    def load() -> Shared:
-        if args.choose:
-            args.max_tokens = 1  # one token is reserved here; each call reserves what its options need
-        model = choose_answerer(args, identity, task.output.schema, task.prompt_length)
-        asked = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
-        check_trained(args, model, task.name, prompt, **asked)
-        values = task.options.values if args.choose else task.values
-        roles = {"generator": Role(args, model)}
-        return Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, prompts=prompts, values=values)
-
-    def steps(shared: Shared, its: list[list[Output]]) -> list[Step]:
-        return [
-            Step(
-                method,
-                lambda one=one: one.asked,
-                "answers",
-                output.pieces,
-                "generator",
-                finish=partial(_publish, args, shared, output),
-            )
-            for one, output in zip(datasets, outputs, strict=True)
-            if [output] in its
-        ]
-
-    def describe() -> None:
-        shared = load()
-        model = shared.roles["generator"].model
-        calls = chain.from_iterable(calls_of(step, shared) for step in steps(shared, [[one] for one in outputs]))
-        print(describe_calls(calls, model.chat, model.policy, prices_of(args), task.item_words))
-        pieces = sum(len(output.keys) for output in outputs)
-        print_machine(args, [model], args.output_addr, pieces)
-
-    def work(its: list[list[Output]]) -> int:
-        shared, left = load(), [output for [output] in its]
-        with writing(left):
-            run_steps(steps(shared, its), shared)
-        # Beam search would write the same text again, and LaMP's own rule scores any text.
-        by_beams = "num_beams" in shared.roles["generator"].model.settings
-        codes = [output.report_failed() for output in left]
-        missing = sum(len(output.missing()) for output in left)
-        return max(0 if by_beams else max(codes), cli.report_missing(missing, "answer"))
-
-    return Command([[output] for output in outputs], describe, work)
+    wanted = task.prompt_length or PAPER_LENGTH
+    model = choose_answerer(args, wanted_length=wanted, only_scores=args.choose is not None)
+    current = {"num_contexts": args.num_contexts if args.rag else 0, "trim_items": args.trim_items}
+    check_trained(model, datasets[0], prompt, **current)
+    return model
 
 
-def check_trained(args: Arguments, model: Model, task: str, prompt: Prompt, **asked: Any) -> None:
+def stage_of_answers(
+    args: Arguments, dataset: Dataset, task: Task, method: Method, model: Model, prompt: Prompt
+) -> Stage:
+    """Return the stage that answers a dataset's questions by a method; `task` has the method's prompts and values."""
+    settings = {"script": "baselines.py", "model": model.identity, "prompt": digests([prompt])}
+    settings = args.settings() | settings | {"inputs": file_hash(dataset.path)} | settings_by_training(model, dataset)
+    collect = partial(collect_responses, dataset.records)
+    output = Output(dataset.output_addr, settings, list(dataset.asked), collect, "answers", args, dataset=dataset.path)
+
+    def count(responses: Responses, _: Pieces) -> dict[str, int]:
+        outputs = chain.from_iterable(responses.values())
+        return count_responses(responses, task.item_words) | task.count_outputs(outputs)
+
+    return Stage(task, lambda: dataset.asked, method, [output], {"generator": model}, count)
+
+
+def settings_by_training(model: Model, dataset: Dataset) -> dict[str, Any]:
+    """Return the settings that a generator's own training and kind add to those of its answers."""
+    settings = dict(model.settings)
+    if file_hash(dataset.path) in (model.trained.get("validation"), model.trained.get("inputs")):
+        settings["chose_checkpoint"] = True
+    if learnt := model.saw_in_training:
+        settings["saw"] = {"when": "training", "fields": learnt}
+    return settings
+
+
+def check_trained(model: Model, dataset: Dataset, prompt: Prompt, **current: Any) -> None:
     """Print notes if a fine-tuned generator is used differently than in its training.
 
     Args:
-        asked: the current values, by their names in `trained_settings`.
+        current: the current values, by their names in `trained_settings`.
 
     Raises:
         UserError: it was trained on another task, or --chat_template_kwargs is given.
     """
     if not (trained := model.trained):
         return
-    if trained.get("task", task) != task:
+    if trained.get("task", task := dataset.task.name) != task:
         raise UserError(
-            f"--model_addr {args.model_addr}: was fine-tuned on {trained['task']}\n"
-            f"  {args.inputs_addr[0]} is of {task}; give a generator for {task}, or the base model"
+            f"--model_addr {model.addr}: was fine-tuned on {trained['task']}\n"
+            f"  {dataset.path} is of {task}; give a generator for {task}, or the base model"
         )
-    if template_variables(args):
-        raise UserError(f"--chat_template_kwargs: {args.model_addr} was fine-tuned without them; leave the flag out")
-    now = {name: value for name, value in asked.items() if trained.get(name, value) != value}
-    for name, value in now.items():
-        print(f"note: {args.model_addr} was trained with {name} {trained[name]}, this run has {value}", file=sys.stderr)
+    if template_variables(model.flags):
+        raise UserError(f"--chat_template_kwargs: {model.addr} was fine-tuned without them; leave the flag out")
+    for name, value in current.items():
+        if trained.get(name, value) != value:
+            print(f"note: {model.addr} was trained with {name} {trained[name]}, this run has {value}", file=sys.stderr)
     if trained.get("prompt", {prompt.name: prompt.digest}) != {prompt.name: prompt.digest}:
-        print(f"note: {args.model_addr} was trained with a different {prompt.name} prompt", file=sys.stderr)
+        print(f"note: {model.addr} was trained with a different {prompt.name} prompt", file=sys.stderr)
 
 
-def _check_flags(args: Arguments, task: Task) -> None:
+def check_flags(args: Arguments, task: Task) -> None:
     """Raise UserError for a flag that the benchmark or the kind of model does not support."""
     if args.choose and args.openai:
         raise UserError("--choose likelihood: APIs do not return these likelihoods; give a local model")
@@ -208,16 +175,3 @@ def _check_flags(args: Arguments, task: Task) -> None:
         raise UserError(f"--choose {args.choose}: the questions of {task.name} have no options; leave the flag out")
     if args.trim_items and task.trimmed is None:
         raise UserError(f"--trim_items: not supported for {task.name}; leave the flag out")
-
-
-def _publish(args: Arguments, shared: Shared, output: Output, device: str | None) -> None:
-    """Write a response file and its manifest."""
-    model, task = shared.roles["generator"].model, shared.task
-    responses = output.content()
-    counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    found = dict(model.settings)
-    if output.settings["inputs"] in (model.trained.get("validation"), model.trained.get("inputs")):
-        found["chose_checkpoint"] = True
-    if seen := model.saw_in_training:
-        found["saw"] = {"when": "training", "fields": seen}
-    publish_records(output, device, counts, args.openai, prices_of(args), found, **model.figures)

@@ -1,19 +1,20 @@
 """`ask` for one record: render a call within the budget, look it up in the store, request it, and parse its text."""
 
 import asyncio
-import hashlib
 import json
 import random
+from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
-from prompts import History
-from utils.benchmarks.task import Parser, Record
+from prompts import History, Messages
+from utils.benchmarks.task import Output as Form
+from utils.benchmarks.task import Parser, Record, Task
+from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
 from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
 from utils.generation.chat import Rendered
@@ -22,16 +23,15 @@ from utils.generation.model import Model
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
-from utils.runs.shared import ParserError, Settings, Shared
+from utils.runs.rendering import ParserError, Prompts, make_call
 
 MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in seconds
-TURNS = 20  # of the event loop for a method to continue once its calls have returned
-PATIENCE = 60  # seconds before a method that is busy between calls counts as making different calls
+TURNS = 20  # of the event loop in which a method whose call has returned makes its next one
 UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
 
 
 class MethodError(Exception):
-    """A method cannot give an answer."""
+    """A method cannot give an answer; the message says where and why."""
 
 
 class Room:
@@ -62,55 +62,51 @@ class Room:
         call.add_done_callback(free)
 
 
-class Ask:
-    """The `ask` of one record's `answer`.
+@dataclass(frozen=True)
+class Surroundings:
+    """What all records of a stage share while they run."""
 
-    If an engine or the store raises, the record ends and `ask` never returns, so that no `except` or `finally` of the
-    method can make up a value. Nor does it return if it needs an engine that is not open; the record is then run again.
+    task: Task
+    models: Mapping[str, Model]  # by role; the first is the default
+    engines: Mapping[str, Engine]  # the open ones, by role
+    prompts: Prompts
+    args: Arguments
+    room: Room
+    landed: Callable[[], None]  # called when a call has its result from an engine or the store
+
+
+class Ask:
+    """The `ask` of one record's method.
+
+    A call that cannot be answered now, because its engine is not open, or because a server, an engine or the store has
+    failed, never returns, so that no `except` or `finally` of the method can make up a value. Calls that run beside it
+    continue. When nothing is under way any more, the runner ends the method and runs the record again later.
 
     Attributes:
         num_contexts: --num_contexts.
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
-        asked: hashes of its calls; each repetition of a call has its own.
         calls: role and record of each finished call, in the order in which they were made.
+        asked: hashes of its calls; each repetition of a call has its own.
         ended: why the record ends for now.
         needs: the role whose engine it waits for, because that engine is not open.
-        asks_otherwise: whether it makes a new call without having repeated all earlier ones.
-        gave_up: whether the method cancelled a call.
+        lacking: role and call of each completion that the store lacks while its engine is not open.
+        gave_up: whether the method cancelled a call, or returned while one was under way.
     """
 
-    def __init__(
-        self,
-        shared: Shared,
-        record: Record,
-        key: Key,
-        engines: Mapping[str, Engine],
-        room: Room,
-        before: Set[str] | None = None,
-        landed: Callable[[], None] = lambda: None,
-    ):
-        """
-        Args:
-            room: limits the prompts under way in all records together.
-            before: `asked` from the record's earlier runs; None if the method is trusted to make the same calls.
-            landed: called when a call has its result from an engine or the store.
-        """
-        self.num_contexts, self.settings = shared.num_contexts, Settings(shared.settings, shared.settings_read)
-        self.asked: set[str] = set()
+    def __init__(self, record: Record, key: Key, around: Surroundings):
+        self.key, self._record, self._around = key, record, around
+        self.num_contexts = vars(around.args).get("num_contexts", 0)
+        self.settings = dict(vars(around.args).get("set") or [])
         self.notes: dict[str, Any] = {}
-        self._held: dict[str, None] = {}  # texts that went into its prompts
+        self.asked: set[int] = set()
         self.ended: Exception | None = None
         self.needs: str | None = None
-        self.asks_otherwise = self.gave_up = False
-        self._shared, self._record, self.key, self._engines, self._room = shared, record, key, engines, room
-        self._before, self._landed = before, landed
-        self._num_left = len(before or ())  # calls in `before` that are still to be repeated
-        self._num_new = 0  # calls not in `before`, which wait until it is repeated
+        self.lacking: list[tuple[str, Call]] = []
+        self.gave_up = False
         self._is_over = False  # the method has returned
-        self.tasks: set[asyncio.Task] = set()  # the method's that have asked; asyncio refers to tasks weakly
-        self._has_asked_all = asyncio.Event()
-        self._same: Counter[str] = Counter()  # how often each call was made
+        self._held: dict[str, None] = {}  # texts that went into its prompts
+        self._same: Counter[int] = Counter()  # how often each call was made
         self._by_number: dict[int, tuple[str, Piece] | None] = {}  # None while under way
         self._under_way: set[asyncio.Task] = set()
         self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
@@ -118,7 +114,7 @@ class Ask:
 
     @cached_property
     def random(self) -> random.Random:
-        return random.Random(repr((self._shared.seed, self.key)))
+        return random.Random(repr((self._around.args.seed, self.key)))
 
     @property
     def posts_shown(self) -> list[int]:
@@ -126,10 +122,10 @@ class Ask:
         profile = self._record.get("profile")
         if not isinstance(profile, list):  # a history that many questions share
             return []
-        held, task = "\n".join(self._held), self._shared.task
+        held, task = "\n".join(self._held), self._around.task
         forms = [form for form in (task.item_template, task.item_text) if form]
         texts = [[text for form in forms if (text := form(item).strip())] for item in profile]
-        return [place for place, its in enumerate(texts) if any(text in held for text in its)]
+        return [place for place, forms in enumerate(texts) if any(text in held for text in forms)]
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:
@@ -141,7 +137,7 @@ class Ask:
         *,
         items: Sequence[str] | History = (),
         parse: Parser | Callable[[str], Any] | None = None,
-        model: str = "generator",
+        model: str | None = None,
         n: int | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
@@ -166,8 +162,8 @@ class Ask:
                 raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
             again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, **values}
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
-        own = {"max_tokens": max_tokens, "temperature": temperature}
-        own = {name: value for name, value in own.items() if value is not None}
+        limits = {"max_tokens": max_tokens, "temperature": temperature}
+        own = {name: value for name, value in limits.items() if value is not None}
         return (await self.record(prompt, items=items, values=values, model=model, parse=parse, own=own))["value"]
 
     async def choose(
@@ -176,7 +172,7 @@ class Ask:
         options: Mapping[str, str],
         *,
         items: Sequence[str] | History = (),
-        model: str = "generator",
+        model: str | None = None,
         **values: str,
     ) -> str | None:
         """Return the name in `options` of the likeliest text, without generating any.
@@ -186,12 +182,13 @@ class Ask:
         that thinks.
         """
         await self._unless_over()
-        if model in self._shared.roles:
-            its = self._shared.roles[model].model
-            if not hasattr(its.chat, "render_option"):
-                raise ValueError(f"ask.choose: no API tells how likely a text is, and {its.addr} is behind one")
-            if its.policy.opened or its.policy.reasoning_parser not in (None, NO_PARSER):
-                raise ValueError(f"ask.choose: {its.addr} thinks before it answers")
+        chooser = self.model(model or next(iter(self._around.models)))
+        if not hasattr(chooser.chat, "render_option"):
+            raise ValueError(
+                f"ask.choose: APIs do not return the likelihood of a given text, and {chooser.addr} is one's"
+            )
+        if chooser.policy.opened or chooser.policy.reasoning_parser not in (None, NO_PARSER):
+            raise ValueError(f"ask.choose: {chooser.addr} thinks before it answers")
         if not options:
             raise ValueError("ask.choose: no options; give texts by name")
         return (await self.record(prompt, items=items, values=values, model=model, options=options))["value"]
@@ -202,34 +199,74 @@ class Ask:
         *,
         items: Sequence[Any] | History = (),
         values: Mapping[str, str] = MappingProxyType({}),
-        model: str = "generator",
+        model: str | None = None,
         **more: Any,
     ) -> Piece:
-        """Make a call as `ask` does and return its whole record; `more` goes to `Shared.make`."""
-        await self._unless_over()
-        make = partial(self._shared.make, self._record, self.key, model, prompt, items, values, **more)
-        record = await self.send(model, make)
-        used = [] if isinstance(items, History) else list(items)[: record.get("num_contexts_used", 0)]
+        """Make a call as `ask` does and return its whole record; `more` goes to `make_call`."""
+        around, role = self._around, model or next(iter(self._around.models))
+        chosen, texts = self.model(role), {name: str(value) for name, value in values.items()}
+        shown = items if isinstance(items, History) else list(items)
+        same = hash(repr((role, prompt, texts, shown, more.get("own"), more.get("options"))))
+
+        def make() -> Call:
+            call = make_call(around.task, around.prompts, self._record, self.key, chosen, prompt, items, values, **more)
+            return self._numbered(call, same)
+
+        record = await self.send(role, make)
+        used = [] if isinstance(items, History) else shown[: record.get("num_contexts_used", 0)]
         self._held |= dict.fromkeys(map(str, (*used, *values.values())))
         return record
 
-    def model(self, role: str) -> Model:
-        return self._shared.roles[role].model
+    async def messages(self, messages: Messages, form: Form, begin: array | None = None, **fields: Any) -> Piece:
+        """Make a call of whole messages, which are not cut, to the first model, and return its record.
 
-    async def send(self, role: str, make: Callable[[], tuple[Model, Call, Callable[[], str]]]) -> Piece:
+        Args:
+            begin: tokens of the output's beginning, which are part of the prompt.
+            fields: further fields of the `Call`.
+        """
+        role, model = next(iter(self._around.models.items()))
+
+        def make() -> Call:
+            prompt, policy = model.chat.render(messages), replace(model.policy, schema=form.schema)
+            if (length := model.chat.length(prompt)) > model.window.length - model.window.max_tokens:
+                return Call(self.key, None, form.parse, policy, {"reason": f"a prompt of {length} tokens is too long"})
+            return Call(self.key, prompt + begin if begin else prompt, form.parse, policy, **fields)
+
+        return await self.send(role, make)
+
+    def model(self, role: str) -> Model:
+        """Return the model of this role; ValueError if there is none."""
+        models = self._around.models
+        if role not in models:
+            raise ValueError(
+                f"ask: unknown model {role!r}; the models are {', '.join(models)} (add one with --model NAME=ADDRESS)"
+            )
+        return models[role]
+
+    def _numbered(self, call: Call, same: int) -> Call:
+        """Return the call with a key of its own if the method has made the same one before."""
+        if len(self.asked) == MOST_CALLS:
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
+        number = self._same[same]
+        self._same[same] += 1
+        self.asked.add(hash((same, number)))
+        return replace(call, key=(*self.key, number)) if number else call
+
+    async def send(self, role: str, make: Callable[[], Call]) -> Piece:
         """Make a call once there is room for its prompt, and return its record."""
-        await self._room.wait()
         await self._unless_over()
-        model, call, its = make()
-        if self._before is not None:
-            self.tasks.add(asyncio.current_task())
-            call = await self._wait_for_its_turn(its(), call)
+        await self._around.room.wait()
+        await self._unless_over()
+        call = make()
+        if self.ended is not None:
+            await self._never()
         number = len(self._by_number)
         self._by_number[number] = None
-        task = asyncio.create_task(answer_call(self._engines.get(role), model, call, role))
-        self._room.take(call.prompt, task)
+        task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
+        self._around.room.take(call.prompt, task)
         self._under_way.add(task)
-        task.add_done_callback(partial(self._land, role, call.prompt is not None))
+        self._stirred.set()
+        task.add_done_callback(partial(self._land, role, call))
         try:
             record = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
         except asyncio.CancelledError:
@@ -254,18 +291,17 @@ class Ask:
         self.ended = self.ended or error
         self._stirred.set()
 
-    async def watch(self, method: asyncio.Task) -> None:
-        """Wait until the method has returned or cannot continue for now, and all calls under way have landed."""
+    async def wait_for(self, method: asyncio.Task) -> None:
+        """Wait until the method has returned or cannot continue for now; all calls under way have landed then."""
         method.add_done_callback(lambda _: self._stirred.set())
         while not method.done() and self.ended is None:
             self._stirred.clear()
-            if self._under_way or not (self.needs or self._waits):
+            if self._under_way or self.needs is None:
                 await self._stirred.wait()
             elif not await self._goes_on():
                 break
         self._is_over = method.done()
-        # Also if the method returned without awaiting such a call.
-        self.asks_otherwise = self.ended is None and self._waits
+        self.gave_up |= self._is_over and bool(self._under_way)
         while self._under_way:  # these calls are paid for and go into the store
             await asyncio.wait(self._under_way)
 
@@ -276,43 +312,13 @@ class Ask:
             task.cancel()
             task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio complains
 
-    async def _wait_for_its_turn(self, its: str, call: Call) -> Call:
-        """Wait until a call may be paid for, and return it; a repeated call gets its own key.
-
-        A new call waits until the earlier runs' calls are repeated, which takes no value of a new call. Otherwise, a
-        method that makes different calls each time would be paid for on every run.
-        """
-        if len(self.asked) == MOST_CALLS:
-            self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
-        number = self._same[its]
-        self._same[its] += 1
-        its = hashlib.sha256(f"{number} {its}".encode(errors="surrogatepass")).hexdigest()
-        self.asked.add(its)
-        self._stirred.set()
-        if self.ended is not None:
-            await self._never()
-        self._num_left -= its in self._before
-        if self._num_left == 0:
-            self._has_asked_all.set()
-        elif its not in self._before:
-            self._num_new += 1
-            await self._has_asked_all.wait()
-        return replace(call, key=(*self.key, number)) if number else call
-
     async def _goes_on(self) -> bool:
-        """Return whether the method makes another call or returns within the limit."""
+        """Return whether a part of the method that does not wait for an engine makes another call."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
             if self._stirred.is_set():
                 return True
-        if self._waits:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._stirred.wait(), PATIENCE)
-        return self._stirred.is_set()
-
-    @property
-    def _waits(self) -> bool:
-        return self._num_new > 0 and not self._has_asked_all.is_set()
+        return False
 
     async def _unless_over(self) -> None:
         # Always the first step: a loop with a bare `except` around a refused call would spin.
@@ -323,15 +329,16 @@ class Ask:
         # A new future each time: a cancelled one is done, and a loop that awaits it would spin.
         await self._loop.create_future()
 
-    def _land(self, role: str, is_sent: bool, call: asyncio.Task) -> None:
-        self._under_way.discard(call)
+    def _land(self, role: str, call: Call, task: asyncio.Task) -> None:
+        self._under_way.discard(task)
         self._stirred.set()
-        if call.cancelled():
+        if task.cancelled():
             return
-        if isinstance(error := call.exception(), NotStoredError):
+        if isinstance(error := task.exception(), NotStoredError):
             self.needs = self.needs or role
+            self.lacking.append((role, call))
         elif error is None or isinstance(error, ParserError):
-            if is_sent:  # otherwise, no server was needed
-                self._landed()
+            if call.prompt is not None:  # otherwise, no server was needed
+                self._around.landed()
         else:
             self.end(error)

@@ -4,17 +4,17 @@
         summary = await ask("Summarize what this user cares about.\\n\\n{profile}", items=record.best(20))
         return await ask("rag", items=[summary] if summary else record.best(10))
 
-`answer` is called for every question. If it is called again for the same question, it must make the same calls: their
-completions are in the store.
+`answer` is called for every question. If an engine has to be opened, it is called again; the calls that it repeats are
+answered from the store.
 """
 
-import ast
+import asyncio
 import copy
 import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +22,14 @@ from typing import Any
 from prompts import History
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
-from utils.cli.errors import first_five, printable
-from utils.files.output import NO_ANSWER, Key, Piece
-from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS, total
+from utils.files.output import NO_ANSWER, Piece
+from utils.generation.calls import THOUGHT_COUNT, TOKEN_COUNTS
 from utils.parsing import writable
-from utils.parsing.thoughts import UNFINISHED
-from utils.runs.ask import Ask
+from utils.runs.ask import Ask, MethodError
+from utils.runs.publishing import sum_calls
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "utils/methods"
-LONGEST = 500  # characters of an error that are shown
-COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
-    "unusable": lambda call: call["value"] is None,
-    "unfinished": lambda call: call.get("reason") == UNFINISHED,
-    "truncated": lambda call: bool(call.get("truncated")),
-    "repaired": lambda call: call.get("parsed") == "repaired",
-    "num_contexts_dropped": lambda call: call.get("num_contexts_dropped", 0),
-}
 
 
 class HiddenFieldError(Exception):
@@ -65,7 +56,7 @@ class Question(Mapping):
             raise HiddenFieldError(
                 f"record[{name!r}]: only the scorer may see it; a method sees {', '.join(self)} (--show_fields)"
             )
-        if name not in self._copies:  # a method that changes the value would ask otherwise on a second run
+        if name not in self._copies:  # a method may change the value, and run again
             self._copies[name] = copy.deepcopy(self._record[name])
         return self._copies[name]
 
@@ -82,6 +73,24 @@ class Method:
 
     path: Path
     answer: Callable[[Question, Ask], Any]
+
+    async def __call__(self, record: Record, ask: Ask, task: Task, shown: Sequence[str] = ()) -> Piece:
+        """Return the record of an answer; MethodError, with the method's own line, for whatever it raises."""
+        try:
+            value = await self.answer(Question(record, task, shown), ask)
+            if not isinstance(value, str | None):
+                raise TypeError(f"answer returned {type(value).__name__}, not a text or None")
+        except SystemExit:
+            raise UserError("the method called sys.exit; return None if there is no answer") from None
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if ask.ended is not None:  # nobody reads it: the record's run is over, and the method is being closed
+                raise
+            while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
+                error = error.exceptions[0]
+            raise MethodError(f"{self.place_of(error)}: {type(error).__name__}: {error}") from None
+        return piece_of(value, ask)
 
     def place_of(self, error: BaseException) -> str:
         """Return `file, line n` of an error's last line in the method's file, otherwise in the file's folder."""
@@ -113,10 +122,7 @@ def load_method(path: str) -> Method:
         raise UserError(f"--method {path}: not a Python file; its name must end with .py")
     module = importlib.util.module_from_spec(spec)
     try:
-        _refuse_our_names(ast.parse(file.read_bytes(), str(file)), folder)
         spec.loader.exec_module(module)
-    except UserError as error:
-        raise UserError(f"--method {path}: {error}") from None
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{error.filename}, line {error.lineno}" if isinstance(error, SyntaxError) else f"line {last.lineno}"
@@ -129,28 +135,6 @@ def load_method(path: str) -> Method:
     except TypeError:
         raise UserError(f"--method {path}: `answer` must take two arguments, record and ask") from None
     return Method(file, answer)
-
-
-def _refuse_our_names(tree: ast.Module, folder: Path) -> None:
-    """Raise UserError if a method imports a file of its folder whose name is also ours, because it would get ours."""
-    if folder in (ROOT, SHIPPED):
-        return
-    lines = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    names = [getattr(line, "module", None) or alias.name for line in lines for alias in line.names]
-    for name in (name.partition(".")[0] for name in names):
-        here, ours = ((place / f"{name}.py", place / name) for place in (folder, ROOT))
-        if any(path.exists() for path in here) and any(path.exists() for path in ours):
-            raise UserError(f"imports {name}, which is also the name of a module of this project; rename yours")
-
-
-def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
-    """Return figures of several calls: number, tries, tokens (None if a server reported none), and outcomes."""
-    calls = list(calls)
-    figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
-    figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}
-    thought = {THOUGHT_COUNT: sum(call.get(THOUGHT_COUNT, 0) for call in calls)}
-    counted = {name: sum(map(count, calls)) for name, count in COUNTED.items()}
-    return figures | {name: count for name, count in (thought | counted).items() if count}
 
 
 def piece_of(value: str | None, ask: Ask) -> Piece:
@@ -172,17 +156,3 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     }
     shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
     return {"value": value and writable(value), **own, **shown, "calls": figures}
-
-
-def report_raised(raised: dict[Key, str]) -> int:
-    """Print a method's most common errors with ids, and return the exit code."""
-    if not raised:
-        return 0
-    told = "correct it and run the same command again; its completions are kept"
-    print(f"the method raised on {len(raised)} records; {told}:", file=sys.stderr)
-    alike: dict[str, list[str]] = {}
-    for (question_id, *_), told in raised.items():
-        alike.setdefault(told, []).append(str(question_id))
-    for told, ids in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:5]:
-        print(f"  {printable(told[:LONGEST])} (id {first_five(ids)})", file=sys.stderr)
-    return 1

@@ -1,9 +1,7 @@
-"""`baselines.py --method FILE`: answers by a user's own method; each run rebuilds them all from the store."""
+"""`baselines.py --method FILE`: answers by a user's own method; each run makes them all again from the store."""
 
 import argparse
-import asyncio
 import json
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,24 +16,17 @@ from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.manifest import file_hash, read_manifest, without_password
-from utils.files.output import Output
-from utils.generation.calls import count_unfinished, describe_cost, describe_counts, describe_records, prices_of
-from utils.generation.completions import NotStoredError
-from utils.generation.engines import (
-    batch_invariance,
-    choose_generator,
-    identify_model,
-    is_encoder_decoder,
-    print_machine,
-    report_shard,
-)
-from utils.parsing.thoughts import UNFINISHED_COUNT
+from utils.files.output import Output, Pieces
+from utils.generation.calls import describe_counts, prices_of
+from utils.generation.chat import PAPER_LENGTH
+from utils.generation.engines import OpenAPI, choose_model, is_encoder_decoder
+from utils.generation.model import Model
 from utils.records.responses import collect_responses, count_responses
-from utils.runs.answers import check_ranked, read_datasets
-from utils.runs.command import writing
-from utils.runs.methods import load_method, report_raised, sum_calls
-from utils.runs.runner import AT_ONCE, Run, Servers, end_tasks, run_steps
-from utils.runs.shared import Role, Shared, Step
+from utils.runs.answers import Responses, check_ranked, read_datasets
+from utils.runs.driver import run_stages
+from utils.runs.methods import Method, load_method
+from utils.runs.publishing import cost_in_words
+from utils.runs.stage import Stage
 
 ROLE_FLAGS = {  # flags of a model that --model adds, and the functions that parse them
     "base_url": cli.api_address,
@@ -48,7 +39,7 @@ ROLE_FLAGS = {  # flags of a model that --model adds, and the functions that par
 }
 
 
-def answer_by_method(args: Arguments) -> int:
+def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     """Answer the questions by --method and return the exit code."""
     method = load_method(args.method)
     if len(args.inputs_addr) + len(args.output_addr) > 2:
@@ -56,30 +47,39 @@ def answer_by_method(args: Arguments) -> int:
     shown = tuple(args.show_fields or ())
     [dataset] = read_datasets(args, ["profile", "asked", *shown], None)
     check_ranked(args, [dataset])
-    task, asked = dataset.task, dataset.asked
+    task = dataset.task
     check_shown(shown, task)
-    roles = choose_roles(flags_of_roles(args), task)
-    shared = Shared(task, roles, args.seed, args.num_contexts, args.prompts_dir, dict(args.set or []), shown)
-    settings = settings_of_method(args, task, roles)
+    note_unknown_settings(args, method)
+    models = choose_models(args, task)
+    settings = settings_of_method(args, task, models)
     collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, list(asked), collect, "answers", args, dataset=dataset.path)
-    output.is_finished()  # the method's file may have changed, so it is run in any case
+    output = Output(dataset.output_addr, settings, [*dataset.asked], collect, "answers", args, dataset=dataset.path)
+    output.figures = {"method_sha256": file_hash(method.path)}
     earlier = (read_manifest(output.path) or {}).get("method_sha256")
-    step = Step(method, lambda: asked, "answers", output.pieces)
-    if args.dry_run:
-        code = describe_first_calls(step, shared)
-        print_machine(args, [role.model for role in roles.values()], args.output_addr, len(asked))
-        return code
 
-    with writing([output]):
-        device, [run] = run_steps([step], shared)
-        publish_answers(args, task, output, run, device, earlier)
-    report_shard(args, args.output_addr)
-    unread = [name for name in shared.settings if name not in shared.settings_read]
-    if unread and output.pieces:  # a record that failed may not have come to read it
-        print(f"note: the method did not read --set {', '.join(unread)} for any question", file=sys.stderr)
-    code = 0 if device is None else output.report_failed()
-    return max(code, report_raised(run.raised), cli.report_missing(len(run.missing), "answer"))
+    def count(responses: Responses, _: Pieces) -> dict[str, int]:
+        outputs = chain.from_iterable(responses.values())
+        return count_responses(responses, task.item_words) | task.count_outputs(outputs)
+
+    stage = Stage(
+        task,
+        lambda: dataset.asked,
+        partial(method, task=task, shown=shown),
+        [output],
+        models,
+        count,
+        partial(describe_answers, models, method.path, earlier),
+        many_calls=True,
+        is_replayed=True,  # its file, or what it imports, may have changed
+    )
+    return run_stages([stage], args, open_api)
+
+
+def note_unknown_settings(args: Arguments, method: Method) -> None:
+    """Print the names in --set that the method's file does not contain, because they may be misspelt."""
+    text = method.path.read_text(encoding="utf-8", errors="replace")
+    if unknown := [name for name, _ in args.set or () if not re.search(rf"\b{name}\b", text)]:
+        print(f"note: {method.path} does not contain the name {', '.join(unknown)} of --set", file=sys.stderr)
 
 
 def check_shown(shown: Sequence[str], task: Task) -> None:
@@ -113,31 +113,31 @@ def flags_of_roles(args: Arguments) -> dict[str, Arguments]:
     return flags
 
 
-def choose_roles(flags: dict[str, Arguments], task: Task) -> dict[str, Role]:
+def choose_models(args: Arguments, task: Task) -> dict[str, Model]:
     """Return the models by role; roles with the same model share its completions."""
-    roles, stores = {}, {}
-    for role, own in flags.items():
-        identity = identify_model(own, own.model_addr)
-        if not own.openai and is_encoder_decoder(own.model_addr, own.cache_dir):
-            raise UserError(f"{own.model_addr}: is an encoder-decoder; give a chat model")
-        model = choose_generator(own, identity, task.output.schema, task.prompt_length)
-        completions = stores.setdefault(model.completions.store.folder, model.completions)
-        roles[role] = Role(own, replace(model, completions=completions))
-    return roles
+    models: dict[str, Model] = {}
+    for role, flags in flags_of_roles(args).items():
+        model = choose_model(flags, wanted_length=task.prompt_length or PAPER_LENGTH)
+        if not flags.openai and is_encoder_decoder(model.addr, flags.cache_dir):
+            raise UserError(f"{model.addr}: is an encoder-decoder; give a chat model")
+        folder = model.completions.store.folder
+        same = (other.completions for other in models.values() if other.completions.store.folder == folder)
+        models[role] = replace(model, completions=next(same, model.completions))
+    return models
 
 
-def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> dict[str, Any]:
+def settings_of_method(args: Arguments, task: Task, models: dict[str, Model]) -> dict[str, Any]:
     """Return the settings of the answers, without the method's code, which may change."""
     prompts = [load_prompt(name, args.prompts_dir) for name in dict.fromkeys(task.prompts.values())]
-    learnt = sorted({name for role in roles.values() for name in role.model.saw_in_training})
+    learnt = sorted({name for model in models.values() for name in model.saw_in_training})
     saw = {"when": "training", "fields": learnt}
     if args.show_fields:
         saw = {"when": "test", "fields": args.show_fields, "models_saw": learnt}
     return args.settings() | {
         "script": "baselines.py",
         "method": Path(args.method).stem,
-        "model": roles["generator"].model.identity,
-        "models": {name: role.model.identity for name, role in roles.items()},
+        "model": models["generator"].identity,
+        "models": {role: model.identity for role, model in models.items()},
         "inputs": file_hash(args.inputs_addr[0]),
         "prompt": digests(prompts),
         "set": dict(args.set or []),
@@ -145,100 +145,26 @@ def settings_of_method(args: Arguments, task: Task, roles: dict[str, Role]) -> d
     }
 
 
-def cost_of(tokens: Mapping[str, Mapping[str, int | None]], roles: Mapping[str, Role]) -> dict[str, float | None]:
-    """Return a manifest's `cost_usd`, summed over the roles with prices; empty if no role has prices."""
-    costs = [prices.cost(tokens[role]) for role in roles if (prices := prices_of(roles[role].args))]
-    return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
-
-
-def publish_answers(
-    args: Arguments, task: Task, output: Output, run: Run, device: str | None, earlier: str | None
-) -> None:
-    """Write the response file and its manifest, and print a summary; a shard writes nothing.
+def describe_answers(
+    models: Mapping[str, Model], path: Path, earlier: str | None, output: Output, _: Any, figures: Mapping[str, Any]
+) -> str:
+    """Return a response file's line, and print a note if the method's file changed or asked otherwise on a second run.
 
     `earlier` is the hash of the method's file that the replaced output was made with, if there was one.
     """
-    responses = output.content()
-    counts = count_responses(responses, task.item_words) | task.count_outputs(chain.from_iterable(responses.values()))
-    pieces, calls = list(output.pieces.values()), list(chain.from_iterable(run.calls.values()))
-    roles = run.shared.roles
-    stores = {one.model.completions.store.folder: one.model.completions for one in roles.values()}.values()
-    requested = sum(one.asked for one in stores)
-    reused = max(0, sum(call.get("attempts", 0) for _, call in calls) - requested)
-    made = describe_records(call for _, call in calls)
-    made.pop(UNFINISHED_COUNT, None)  # counts calls; the summary counts answers
-    made |= count_unfinished(pieces)
-    by_role = {role: sum_calls(call for its, call in calls if its == role) for role in roles}
-    cost = cost_of(by_role, roles)
-    digest = file_hash(run.step.method.path)
-    is_written = output.publish(
-        device,
-        method_sha256=digest,
-        batch_invariant=batch_invariance(device, args.openai),
-        counts=counts,
-        completions={"requested": requested, "from_store": reused},
-        calls=by_role,
-        **roles["generator"].model.figures,
-        raised=len(run.raised),
-        **made,
-        **cost,
-    )
-    if not is_written:
-        return
-    if earlier not in (None, digest):
-        told = f"{requested} of {requested + reused} completions were requested again"
-        print(f"note: {run.step.method.path} has changed: {told}", file=sys.stderr)
-    told = describe_counts(counts)
-    for role, its in by_role.items():
-        told += f"; {its['unusable']} of {its['num_calls']} calls of {role} unusable" if its.get("unusable") else ""
-    told += f"; {requested} completions requested, {reused} from the store"
-    if cost:
-        unpriced = ", ".join(role for role in roles if prices_of(roles[role].args) is None)
-        told += f"; {describe_cost(cost['cost_usd'])}" + (f" without {unpriced}" if unpriced else "")
-    print(f"{output.path}: {told}")
-
-
-class _Counting:
-    """An engine that counts the prompts missing from the store, and answers none."""
-
-    concurrency = AT_ONCE
-    device = "none"
-
-    def __init__(self, roles: dict[str, Role]):
-        self._chats = {role.model.addr: role.model.chat for role in roles.values()}
-        self.lengths: list[int] = []
-
-    async def complete(self, model: str, prompt: Any, sampling: Any) -> Any:
-        self.lengths.append(self._chats[model].length(prompt))
-        raise NotStoredError
-
-    async def score(self, model: str, prompt: Any, continuations: Any) -> Any:
-        return await self.complete(model, prompt, None)
-
-    async def close(self) -> None:
-        pass
-
-
-def describe_first_calls(step: Step, shared: Shared) -> int:
-    """Print the first calls that the store lacks; later ones depend on the answers.
-
-    Returns the exit code, which is 1 if the method raises.
-    """
-    counting, run = _Counting(shared.roles), Run(step, shared, Servers())
-
-    async def go() -> None:
-        await run.go(dict.fromkeys(shared.roles, counting), is_shown=False)
-        await end_tasks()
-
-    asyncio.run(go())
-    lengths, generator = counting.lengths, shared.roles["generator"].model
-    print(
-        f"{len(step.records())} records: {len(step.pieces)} are complete in the store, {run.num_left} need calls\n"
-        f"{len(lengths)} first calls, {sum(lengths)} tokens ({generator.chat.counter}); "
-        f"longest {max(lengths, default=0)}; at most {generator.policy.max_tokens} tokens per output\n"
-        "follow-up calls are not counted"
-    )
-    return report_raised(run.raised)
+    requested, reused = figures["completions"]["requested"], figures["completions"]["from_store"]
+    if earlier not in (None, figures["method_sha256"]):
+        again = f"{requested} of {requested + reused} completions were requested again"
+        print(f"note: {path} has changed: {again}", file=sys.stderr)
+    if number := figures["asked_otherwise"]:
+        remedy = "each run pays for its new calls; use ask.random for all randomness"
+        print(f"note: {path} made other calls when it ran again for {number} records; {remedy}", file=sys.stderr)
+    line = f"{output.path}: {describe_counts(figures['counts'])}"
+    for role, calls in figures["calls"].items():
+        line += f"; {calls['unusable']} of {calls['num_calls']} calls of {role} unusable" if "unusable" in calls else ""
+    line += f"; {requested} completions requested, {reused} from the store{cost_in_words(figures)}"
+    unpriced = [role for role, model in models.items() if prices_of(model.flags) is None]
+    return line + (f" without {', '.join(unpriced)}" if "cost_usd" in figures and unpriced else "")
 
 
 def add_method_arguments(parser: cli.FlagParser) -> None:
@@ -264,17 +190,6 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
     parser.without_effect(
         "--model --set --show_fields", lambda args: args.method is None, "without --method", "give --method"
     )
-
-
-def begin_with_fixed_hashes() -> None:
-    """Restart this process with PYTHONHASHSEED=0, unless it is set.
-
-    Otherwise sets of strings iterate in a different order each run, and a method that loops over one would make
-    different calls.
-    """
-    if "PYTHONHASHSEED" not in os.environ:
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def named(text: str) -> tuple[str, str]:

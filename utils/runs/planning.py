@@ -3,20 +3,19 @@
 from functools import partial
 from typing import Any
 
-from prompts import Prompt, digests, load_prompt
+from prompts import Prompt, load_prompt
 from utils import cli
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import first_five
 from utils.files.manifest import file_hash, noted_settings
-from utils.files.output import Key, Output, Pieces
-from utils.generation.calls import prices_of
-from utils.generation.engines import publish_records
+from utils.files.output import Output, Pieces
+from utils.generation.model import Model
 from utils.parsing import plans as parsing
 from utils.planner.examples import trained_variables
 from utils.records.responses import collect_responses, count_responses, read_plans
-from utils.runs.answers import Dataset
-from utils.runs.shared import Role, Shared
+from utils.runs.answers import Dataset, Method, Responses
+from utils.runs.stage import Stage
 
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:
@@ -70,8 +69,8 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
     """Return each dataset's given plans: gold ones, or those of --plans_addr (UserError if incomplete)."""
     if args.gold_plan:
         return [
-            {key: parsing.gold_plan(one.task.gold_plan(record), lead_in) for key, record in one.asked.items()}
-            for one in datasets
+            {key: parsing.gold_plan(dataset.task.gold_plan(record), lead_in) for key, record in dataset.asked.items()}
+            for dataset in datasets
         ]
     if not args.plans_addr:
         return [{} for _ in datasets]
@@ -79,7 +78,8 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
         raise UserError(
             f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give the same number of each"
         )
-    return [_read_given(path, list(one.asked), lead_in) for path, one in zip(args.plans_addr, datasets, strict=True)]
+    pairs = zip(args.plans_addr, datasets, strict=True)
+    return [_read_given(path, [*dataset.asked], lead_in) for path, dataset in pairs]
 
 
 def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
@@ -93,89 +93,82 @@ def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
     return {key: plans[key] for key in keys}
 
 
-def name_outputs(
+def stages_of_plans(
     args: Arguments,
     datasets: list[Dataset],
-    given: list[Pieces],
-    prompts: dict[str, Prompt],
-    identity: str,
-    planner: str | None,
+    settings: dict[str, Any],
+    method: Method,
+    planner: Model | None,
     lead_in: str | None,
-) -> list[list[Output]]:
-    """Return the outputs for answers and plans of each dataset, with the same settings for both.
-
-    `identity` is the generator's, `planner` the planner's.
-    """
-    used = [prompt for name, prompt in prompts.items() if name != "planner" or planner]
-    told = {"script": "planpers.py", "model": identity, "planner": planner, "prompt": digests(used)}
-    settings = args.settings() | told | parsing.target_settings(lead_in)
-    pairs = []
-    for number, (one, plans) in enumerate(zip(datasets, given, strict=True)):
-        hashes = {"inputs": file_hash(one.path)}
-        hashes["given_plans"] = file_hash(args.plans_addr[number]) if args.plans_addr else None
-        keys, its = list(one.asked), settings | hashes | seen_by_plans(args, one.task, number)
-        answers = Output(
-            one.output_addr, its, keys, partial(collect_responses, one.records), "answers", args, dataset=one.path
+) -> list[Stage]:
+    """Return a stage for each dataset's plans, which writes <output>.plans.json; given and finished plans are read."""
+    stages = []
+    addrs, given = args.plans_addr or [None] * len(datasets), given_plans(args, datasets, lead_in)
+    for dataset, plans_addr, plans in zip(datasets, addrs, given, strict=True):
+        path = f"{dataset.output_addr}.plans.json"
+        collect = partial(collect_responses, dataset.records, field="aspects")
+        own = settings | settings_of_plans(args, dataset, plans_addr)
+        output = Output(path, own, [*dataset.asked], collect, "plans", args, plans, dataset=dataset.path)
+        if output.is_finished():
+            output.pieces |= parsing.plans_by_key(read_plans(path), lead_in)
+        stages.append(
+            Stage(
+                dataset.task,
+                partial(dict, dataset.asked),
+                method,
+                [output],
+                {"planner": planner} if planner else {},
+                count_plans,
+                stand_in={"value": None, "reason": "not made yet"},
+            )
         )
-        path = f"{one.output_addr}.plans.json"
-        collect = partial(collect_responses, one.records, field="aspects")
-        pairs.append([answers, Output(path, its, keys, collect, "plans", args, dict(plans), dataset=one.path)])
-    return pairs
+    return stages
 
 
-def seen_by_plans(args: Arguments, task: Task, number: int) -> dict[str, Any]:
-    """Return the setting `saw` of a dataset's plans, the scorer's fields behind them; empty if there are none."""
-    if args.plans_addr:
-        found = noted_settings(args.plans_addr[number]).get("saw")
-    elif args.gold_plan or trained_variables(args.planner_model or "") is not None:
-        found = {"when": "test" if args.gold_plan else "training", "fields": list(task.gold_plan_needs)}
-    else:
-        found = None
-    return {"saw": found} if found else {}
-
-
-def keep_plans(pairs: list[list[Output]], lead_in: str | None, has_planner: bool) -> None:
-    """Load plans that need no planner: read finished ones, publish given ones."""
-    for _, plans in pairs:
-        if plans.finished:
-            plans.pieces |= parsing.plans_by_key(read_plans(plans.path), lead_in)
-        elif not has_planner:
-            publish_plans(plans)
-
-
-def publish_plans(plans: Output, role: Role | None = None, device: str | None = None) -> None:
-    """Write plans and their manifest before they are used. `role` is the planner, None for given plans."""
-    pieces = plans.pieces.values()
-    found = [plan["value"] for plan in pieces if plan["value"]]
-    counts = {
-        "plans": len(found),
-        "without an aspect": len(pieces) - len(found),
-        "aspects": sum(len(aspects) for aspects in found),
-        "posts left out for length": sum(plan.get("num_contexts_dropped", 0) for plan in pieces),
-    }
-    publish_records(plans, device, counts, bool(role and role.args.openai), prices_of(plans.args, "planner_"))
-
-
-def with_plans(asked: dict[Key, Record], plans: Pieces) -> dict[Key, Record]:
-    """Return the records of the answers to request: those with a plan."""
-    return {key: record for key, record in asked.items() if key in plans}
-
-
-def publish_answers(shared: Shared, answers: Output, device: str | None) -> None:
-    """Write the answers and their manifest."""
-    args, model = shared.roles["generator"].args, shared.roles["generator"].model
-    counts = count_responses(answers.content())
-    counts["answered without a plan"] = sum(answer["plan"] is None for answer in answers.pieces.values())
-    found = {}
-    saw = answers.settings.get("saw") or {"when": "training", "fields": []}
+def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: Model, plans: Stage) -> Stage:
+    """Return the stage that answers a dataset's questions by the plans of another stage."""
+    own, collect = dict(plans.outputs[0].settings), partial(collect_responses, dataset.records)
     if learnt := model.saw_in_training:
-        own = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
-        found["saw"] = saw | own
-    publish_records(answers, device, counts, args.openai, prices_of(args), found, **model.figures)
+        saw = own.get("saw") or {"when": "training", "fields": []}
+        seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
+        own["saw"] = saw | seen
+    output = Output(dataset.output_addr, own, [*dataset.asked], collect, "answers", args, dataset=dataset.path)
+    pieces = plans.outputs[0].pieces
+
+    def count(responses: Responses, answers: Pieces) -> dict[str, int]:
+        without_plan = sum(answer["plan"] is None for answer in answers.values())
+        return count_responses(responses) | {"answered without a plan": without_plan}
+
+    return Stage(
+        dataset.task,
+        lambda: {key: record for key, record in dataset.asked.items() if key in pieces},
+        partial(method, pieces),
+        [output],
+        {"generator": model},
+        count,
+        after=plans,
+        assumes=f"without the plans, which do not exist yet; each adds up to {args.max_tokens_plan} tokens",
+    )
 
 
-def report(pairs: list[list[Output]]) -> int:
-    """Print unusable and missing outputs, and return the exit code."""
-    made = [plans for _, plans in pairs if not plans.finished] + [answers for answers, _ in pairs]
-    code = max(output.report_failed() for output in made)
-    return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))
+def settings_of_plans(args: Arguments, dataset: Dataset, plans_addr: str | None) -> dict[str, Any]:
+    """Return the settings that depend on a dataset: its hash, the given plans, and the scorer's fields behind them."""
+    settings = {"inputs": file_hash(dataset.path), "given_plans": None}
+    if plans_addr:
+        settings["given_plans"] = file_hash(plans_addr)
+        saw = noted_settings(plans_addr).get("saw")
+    elif args.gold_plan or trained_variables(args.planner_model or "") is not None:
+        saw = {"when": "test" if args.gold_plan else "training", "fields": [*dataset.task.gold_plan_needs]}
+    else:
+        saw = None
+    return settings | ({"saw": saw} if saw else {})
+
+
+def count_plans(_: Responses, pieces: Pieces) -> dict[str, int]:
+    plans = [piece["value"] for piece in pieces.values() if piece["value"]]
+    return {
+        "plans": len(plans),
+        "without an aspect": len(pieces) - len(plans),
+        "aspects": sum(len(aspects) for aspects in plans),
+        "posts left out for length": sum(piece.get("num_contexts_dropped", 0) for piece in pieces.values()),
+    }

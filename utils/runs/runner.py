@@ -1,4 +1,4 @@
-"""The runner: runs every record through a method, first from the store alone, then with one engine after another.
+"""The runner: runs every record of a stage, first from the store alone, then with one engine after another.
 
 A record that needs a new completion from a model without an open engine is set aside. It runs again from its beginning
 once that engine is open; by then, all its earlier calls are in the store.
@@ -7,21 +7,22 @@ once that engine is open; by then, all its earlier calls are in the store.
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
-from contextlib import closing, nullcontext
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from utils.cli import UserError, exit_on_signal
-from utils.cli.errors import quote
+from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
-from utils.files.output import Key, Piece
-from utils.generation.completions import Completions
+from utils.files.output import Key, Output, Piece, is_failed
+from utils.generation.engines import OpenAPI, open_engines
+from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
-from utils.runs.ask import Ask, MethodError, Room
-from utils.runs.command import open_engines
-from utils.runs.methods import Method, Question, piece_of
-from utils.runs.shared import Shared, Step
+from utils.runs.ask import Ask, MethodError, Room, Surroundings
+from utils.runs.dry_run import Lacking
+from utils.runs.publishing import publish
+from utils.runs.rendering import Prompts
+from utils.runs.stage import Stage
 
 AT_ONCE = 16  # concurrent records without an engine, because a method may wait for other things
 GRACE = 1  # seconds to end the tasks that a method has left running
@@ -33,100 +34,124 @@ class NotedError(Exception):
     """The records' requests are noted; the run can continue once they are answered (utils/batch.py)."""
 
 
-def run_steps(steps: Sequence[Step], shared: Shared, closes_stores: bool = True) -> tuple[str | None, list["Run"]]:
-    """Run the records of each step through its method, one step after the other, and close the models' stores.
+def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
+    return {role: model for stage in stages for role, model in stage.models.items()}
 
-    A record that a server failed to answer has no piece. If a server stops answering, all steps that use it end early.
-    The pieces of a user's method depend only on the store and its file: if an engine was needed, all its records are
-    run once more without one.
 
-    Returns:
-        The device of the last engine (None if the store had everything), and the steps' runs.
+def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
+    """Run all records of these stages and publish what they give; `run_stages` has the errors.
 
-    Raises:
-        UserError: a record makes different calls than before, a server has never answered, or the store lacks a
-            completion with --cached_only. Other exceptions of an engine or the store end the run and are raised.
-        NotedError: the open engine notes requests instead of making them.
-        KeyboardInterrupt: SIGINT or SIGTERM. Received completions are in the store.
+    With `is_inner`, nothing is published or shown, and the models' stores stay open: the caller runs further stages.
     """
-    servers = Servers()
-    runs = [Run(step, shared, servers) for step in steps]
-    device = None
-    try:
-        left = asyncio.run(_advance(runs, {}))
+    models, servers = models_of(stages), Servers()
+    runs = [Run(stage, args, servers, is_inner) for stage in stages]
+    with ExitStack() as closes:
+        for model in models.values() if not is_inner else ():
+            closes.callback(model.completions.store.close)
+        loop = closes.enter_context(closing(Loop()))
+        left = loop.run(_advance(runs, {}))
         while left:
             role = left[0].awaits()
             left[0].refuse_cached_only(role)
+            others = [name for name in left[0].stage.models if name != role]
             with exit_on_signal():
-                engines = open_engines(shared.roles, [role, *left[0].other_roles(role)])
-            device = engines[role].device
-            left = asyncio.run(_advance(left, engines))
+                engines = open_engines(models, [role, *others], open_api)
+            left = loop.run(_advance(left, engines))
             if left and left[0].awaits() in engines:
                 raise NotedError
-        for role in shared.roles.values():
-            role.model.completions.keep_refusals()
-        if device is not None:
-            for run in runs:
-                if run.is_own:
-                    asyncio.run(run.repeat())
-    except SystemExit:
-        if not any(run.is_own for run in runs):
-            raise
-        raise UserError("the method called sys.exit; return None if there is no answer") from None
-    finally:
-        for role in shared.roles.values() if closes_stores else ():
-            role.model.completions.store.close()
-    return device, runs
+    return runs
 
 
 async def _advance(runs: list["Run"], engines: Engines) -> list["Run"]:
-    """Run steps as far as these engines allow, close the engines, and return the steps that are left."""
+    """Run stages as far as these engines allow, close the engines, and return the stages that are left."""
     left: list[Run] = []
     try:
         for run in runs:
-            if run.step.after not in [one.step for one in left]:
+            if run.stage.after not in [other.stage for other in left]:
                 await run.go(engines)
-                if not run.num_left:
-                    run.step.finish(run.device)
+                if not run.left:
+                    run.finish()
                     continue
             left.append(run)
         return left
     finally:
         for engine in set(engines.values()):
             await engine.close()
-        await end_tasks()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # a method has left them running
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=GRACE)
+
+
+class Loop:
+    """An event loop that is closed without waiting for tasks that ignore their cancellation, as asyncio.run would.
+
+    A bare `except` in a method makes such tasks.
+    """
+
+    def __init__(self) -> None:
+        self._runner, self._task = asyncio.Runner(), None
+        self._runner.get_loop().set_exception_handler(self._report)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        async def begin() -> Any:
+            self._task = asyncio.current_task()
+            return await work
+
+        return self._runner.run(begin())
+
+    @staticmethod
+    def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if "Task was destroyed" not in context["message"]:  # of such a task
+            loop.default_exception_handler(context)
+
+    def close(self) -> None:
+        loop = self._runner.get_loop()
+        while self._task is not None and not self._task.done():  # after a signal; it has engines to close
+            self._task.cancel()
+            with suppress(asyncio.CancelledError, SystemExit):
+                loop.run_until_complete(self._task)
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()
 
 
 @dataclass
 class Servers:
-    """State of the servers in all steps of a run, by role (None for steps without a role)."""
+    """State of the servers in all stages of a run, by role (None for stages with several models)."""
 
     answered: set[str | None] = field(default_factory=set)  # have answered, in this run or an earlier one
-    gone: dict[str, str] = field(default_factory=dict)  # no longer answer, with the problem
+    gone: dict[str | None, str] = field(default_factory=dict)  # no longer answer, with the problem
 
 
 class Run:
-    """A running step, in several passes.
+    """A running stage, in several passes.
 
     Attributes:
-        is_own: whether its method is a user's.
-        calls: role and record (without texts) of each call of a user's method, by record.
+        left: records that have not ended, by key.
+        total: the number of all records, with those that have a piece already.
+        calls: role and record (without texts) of each record's calls, by key.
+        lacking: what the store lacks, by role (--dry_run).
         missing: the reason for each record that a server failed to answer.
         raised: place and error for each record on which a user's method raised.
+        asks_otherwise: records whose last run did not repeat the calls of their earlier one.
         device: the device of an engine that was used; None if the store had everything.
     """
 
-    def __init__(self, step: Step, shared: Shared, servers: Servers):
-        self.step, self.shared, self._servers = step, shared, servers
-        self.device: str | None = None
-        self.is_own = isinstance(step.method, Method)
+    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_silent: bool = False):
+        """`is_silent`: no progress is shown, and nothing is published."""
+        self.stage, self._args, self._servers, self._is_silent = stage, args, servers, is_silent
+        self.left: dict[Key, Any] | None = None  # None before the stage begins
         self.calls: dict[Key, list[tuple[str, Piece]]] = {}
         self.missing: dict[Key, str] = {}
         self.raised: dict[Key, str] = {}
-        self._left: dict[Key, Any] | None = None  # records that have not ended; None before the step begins
-        self._total = 0
-        self._asked: dict[Key, Set[str]] = {}  # requests of each record of a user's method so far
+        self.asks_otherwise: set[Key] = set()
+        self.device: str | None = None
+        self._role = next(iter(stage.models)) if len(stage.models) == 1 else None
+        self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
+        self.total = 0
+        self._asked: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
         self._needs: dict[Key, str] = {}  # the role that a record waits for
+        self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self._num_calls = self._num_unusable = 0
         self._begin_pass()
 
@@ -136,133 +161,130 @@ class Run:
         self._in_a_row = 0  # records that the server failed to answer since its last answer
         self._is_out = False  # enough in a row: no further record is begun, even if a late answer arrives
         self._error: Exception | None = None  # the error that ends the run
-        self._is_stopped = False  # the engine of our own method is not open, so no record can proceed
 
-    @property
-    def num_left(self) -> int:
-        return len(self._left or ())
+    def begin(self) -> None:
+        """Find the records to run: those of unfinished outputs that have no piece yet."""
+        records = self.stage.records()
+        for output in self.stage.outputs:
+            if output.keys is None:
+                output.keys = [*records]
+                output.finished = output.is_finished()
+        # If all are finished, the stage is replayed, or a later one needs its pieces.
+        is_over = all(output.finished for output in self.stage.outputs)
+        places = {key: self.stage.place(key) for key in records}
+        self.left = {
+            key: records[key]
+            for key, (output, its_key) in places.items()
+            if its_key not in output.pieces and (is_over or not output.finished)
+        }
+        self.total = len(records)
 
     def awaits(self) -> str:
         """Return the role that most records wait for; the first one in a tie."""
-        if self.step.role:
-            return self.step.role
-        waiting = Counter(self._needs[key] for key in self._left)
-        return max(self.shared.roles, key=lambda role: waiting[role])
-
-    def other_roles(self, role: str) -> list[str]:
-        """Return the other roles that its records may ask."""
-        return [] if self.step.role else [name for name in self.shared.roles if name != role]
+        waiting = Counter(self._needs.values())
+        return max(self.stage.models, key=lambda role: waiting[role])
 
     def refuse_cached_only(self, role: str) -> None:
-        if self._completions(role).cached_only:
+        completions = self.stage.models[role].completions
+        if completions.cached_only:
             raise UserError(
-                f"{self._completions(role).store.folder}: lacks completions for {self.num_left} of {self._total} "
-                f"{self.step.unit}\n"
+                f"{completions.store.folder}: lacks completions for {len(self.left)} of {self.total} "
+                f"{self.stage.unit}\n"
                 "  run the missing shards, or run the same command without --cached_only"
             )
 
-    async def go(self, engines: Engines, is_shown: bool = True) -> None:
-        """Run the records that are left as far as these engines allow."""
-        if self._left is None:
-            self._left = dict(self.step.records())
-            self._total = len(self._left) + self.step.done
+    async def go(self, engines: Engines, is_dry: bool = False) -> None:
+        """Run the records that are left as far as these engines allow; a dry run goes through all of them."""
+        if self.left is None:
+            self.begin()
         self._begin_pass()
-        problem = self._servers.gone.get(self.step.role)
+        self._needs.clear()
+        self._is_dry = is_dry
+        problem = self._servers.gone.get(self._role)
         if problem is not None:
             engines = {}
-        requested = self._num_requested()
-        its = [engine for role, engine in engines.items() if self.step.role in (None, role)]
-        concurrency = max((engine.concurrency for engine in its), default=AT_ONCE)
-        most = max(OUTAGE, concurrency)
-        waiting, room = iter(list(self._left.items())), Room()
+        requested = self.num_requested()
+        own = [engine for role, engine in engines.items() if role in self.stage.models]
+        concurrency = max((engine.concurrency for engine in own), default=AT_ONCE)
+        waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
         left, untried = {}, {}  # records that need another engine, and records not begun
+        args, stage = self._args, self.stage
+        around = Surroundings(stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
+        # Without an engine for its only model, no further record can be completed.
+        only_model = stage.models.get(self._role)
+        may_stop = only_model and not (engines or is_dry or problem or only_model.completions.cached_only)
 
         async def work() -> None:
             for key, record in waiting:
                 self._is_out |= self._in_a_row >= most
-                if self._error is not None or self._is_out or self._is_stopped:
+                if self._error is not None or self._is_out or (may_stop and self._needs):
                     untried[key] = record
                     return
-                if await self._one(key, record, engines, room, progress):
-                    if progress is not None:
-                        progress.update(failed=self._num_unusable)
+                if await self._one(key, record, around):
+                    self._show(failed=self._num_unusable)
                 elif key in self.missing:
-                    if progress is not None:
-                        progress.update(0, missing=len(self.missing))
+                    self._show(0, missing=len(self.missing))
                 elif key not in self.raised:
                     left[key] = record
 
-        done = self._total - len(self._left)
-        shown, progress = is_shown and self.step.is_shown, None
-        if shown:
-            progress = Progress(self._total, self.step.unit, done, concurrency, quiet=not its)
-        with closing(progress) if progress else nullcontext():
+        self._progress = None
+        if not (is_dry or self._is_silent):
+            done = self.total - len(self.left)
+            self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not own)
+        with closing(self._progress) if self._progress else nullcontext():
             await asyncio.gather(*(work() for _ in range(concurrency)))
         if self._error is not None:
             raise self._error
         untried.update(waiting)
-        if self._num_requested() > requested:
-            self.device = its[0].device
+        if self.num_requested() > requested:
+            self.device = own[0].device
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             left, untried = {}, {}
-        elif self.missing and self.step.role not in self._servers.answered:
+        elif self.missing and self._role not in self._servers.answered:
             # A wrong address is more likely than an outage.
             again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
         elif self._is_out:
             problem = list(self.missing.values())[-1]
-            told = "the server no longer answers; sending no more requests to this model"
-            print(f"note: {problem}; {told}", file=sys.stderr)
+            effect = "the server no longer answers; sending no more requests to this model"
+            print(f"note: {problem}; {effect}", file=sys.stderr)
             self.missing |= dict.fromkeys(untried, problem)
             untried = {}
-            if self.step.role:
-                self._servers.gone[self.step.role] = problem
-        self._left = {key: record for key, record in self._left.items() if key in left or key in untried}
+            if self._role:
+                self._servers.gone[self._role] = problem
+        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
 
-    async def repeat(self) -> None:
-        """Run all records of a user's method once more, from the store alone."""
-        records = dict(self.step.records())
-        self.step.pieces.clear(), self.calls.clear(), self.raised.clear()
-        self._left = {key: record for key, record in records.items() if key not in self.missing}
-        missing, self.missing = self.missing, {}
-        await self.go({}, is_shown=False)
-        await end_tasks()
-        self.missing |= missing
-        if self._left:
-            raise self._asks_otherwise(next(iter(self._left)))
+    def _count_call(self) -> None:
+        """Count a call that has its result, which shows that the server answers."""
+        self._num_calls += 1
+        self._servers.answered.add(self._role)
+        self._in_a_row = 0
+        if self.stage.many_calls:
+            self._show(0, calls=self._num_calls)
 
-    async def _one(self, key: Key, record: Any, engines: Engines, room: Room, progress: Progress | None) -> bool:
+    def _show(self, number: int = 1, **counts: int) -> None:
+        if self._progress is not None:
+            self._progress.update(number, **counts)
+
+    async def _one(self, key: Key, record: Any, around: Surroundings, may_repeat: bool = True) -> bool:
         """Run one record and return whether it ended, with or without a value."""
-
-        def count() -> None:
-            self._num_calls += 1
-            self._servers.answered.add(self.step.role)
-            self._in_a_row = 0
-            if progress is not None and self.step.role is None:
-                progress.update(0, calls=self._num_calls)
-
-        before = self._asked.get(key, frozenset()) if self.is_own else None
-        ask = Ask(self.shared, record, key, engines, room, before, count)
-        method = self.step.method.answer if self.is_own else self.step.method
-        task = asyncio.create_task(
-            method(Question(record, self.shared.task, self.shared.shown) if self.is_own else record, ask)
-        )
+        output, its_key = self.stage.place(key)
+        ask = Ask(record, its_key, around)
+        method = asyncio.create_task(self.stage.method(record, ask))
         self._live.add(ask)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.add(method)
+        method.add_done_callback(self._tasks.discard)
         try:
-            await ask.watch(task)
-            ended = ask.ended
+            await ask.wait_for(method)
+            ended, gave_up = ask.ended, ask.gave_up
         finally:
             self._live.discard(ask)
-            ask.close(task)
-            self._tasks |= {one for one in ask.tasks if not one.done()}
-        if self.is_own:
-            self._asked[key] = self._asked.get(key, frozenset()) | ask.asked
-        if ask.asks_otherwise:
-            self._end(self._asks_otherwise(key))
-        elif isinstance(ended, UnavailableError):
+            ask.close(method)
+        if not ask.asked >= self._asked.get(key, set()) and ended is None and ask.needs is None:
+            self.asks_otherwise.add(key)
+        self._asked[key] = ask.asked
+        if isinstance(ended, UnavailableError):
             self.missing[key] = str(ended)
             self._in_a_row += 1
         elif isinstance(ended, MethodError):
@@ -271,32 +293,30 @@ class Run:
             self._end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
-            is_open = ask.needs in engines or self._completions(ask.needs).cached_only
-            self._is_stopped = not (self.step.role is None or is_open or ask.needs in self._servers.gone)
-        elif self.is_own:
-            return self._finish(key, task, ask)
+            for role, call in ask.lacking if self._is_dry else ():
+                self.lacking[role].add(call)
+        elif gave_up and may_repeat:  # all its calls are in the store now, so its answer depends on no clock
+            return await self._one(key, record, around, may_repeat=False)
+        elif gave_up:
+            self.raised[key] = "it did not wait for a call (a timeout?), so its answer depends on timing"
+        elif method.cancelled():
+            self.raised[key] = "it cancelled itself"
+        elif isinstance(error := method.exception(), MethodError):
+            self.raised[key] = str(error)
         else:
-            self.step.pieces[key] = task.result()
-            self._num_unusable += task.result()["value"] is None
+            piece = output.pieces[its_key] = method.result()
+            self._num_unusable += is_failed(piece)
+            self.calls[key] = [(role, call if call is piece else without_texts(call)) for role, call in ask.calls]
+            self._asked.pop(key)
             return True
         return False
 
-    def _num_requested(self) -> int:
-        """Return the number of completions requested so far from this step's models, also by earlier steps."""
-        roles = [self.step.role] if self.step.role else self.shared.roles
-        return sum(self._completions(role).asked for role in roles)
-
-    def _completions(self, role: str) -> Completions:
-        return self.shared.roles[role].model.completions
+    def num_requested(self) -> int:
+        """Return the number of completions requested so far from this stage's models, also by earlier stages."""
+        return sum(completions.asked for completions in {model.completions for model in self.stage.models.values()})
 
     def _tries(self) -> int:
-        return max(role.model.policy.max_retries for role in self.shared.roles.values()) + 1
-
-    def _asks_otherwise(self, key: Key) -> UserError:
-        return UserError(
-            f"id {quote(key[0])}: the method makes different calls than in its previous run\n"
-            "  use ask.random for all randomness, and do not depend on time or on the order in which calls finish"
-        )
+        return max(model.policy.max_retries for model in self.stage.models.values()) + 1
 
     def _end(self, error: Exception) -> None:
         """End the run: calls in flight still finish, and no new calls follow."""
@@ -304,38 +324,19 @@ class Run:
         for ask in self._live:
             ask.end(error)
 
-    def _finish(self, key: Key, task: asyncio.Task, ask: Ask) -> bool:
-        """Record what a user's method returned or raised; return False if it raised."""
-        error = MethodError("it cancelled itself") if task.cancelled() else task.exception()
-        if error is None and ask.gave_up:
-            error = MethodError("it cancelled a call (a timeout?), so its answer depends on timing")
-        value = None if error is not None else task.result()
-        if not isinstance(value, str | None):
-            error = TypeError(f"answer returned {type(value).__name__}, not a text or None")
-        while isinstance(error, BaseExceptionGroup):  # from a TaskGroup
-            error = error.exceptions[0]
-        if error is not None:
-            known = isinstance(error, MethodError)
-            where = "" if known else f"{self.step.method.place_of(error)}: {type(error).__name__}: "
-            self.raised[key] = f"{where}{error}"
-            return False
-        piece = self.step.pieces[key] = piece_of(value, ask)
-        self._num_unusable += piece["value"] is None
-        texts = ("value", "raw", "reasoning")
-        self.calls[key] = [
-            (role, {name: "" if name in texts and one[name] else one[name] for name in one}) for role, one in ask.calls
-        ]
-        return True
+    def finish(self) -> None:
+        """Publish the stage's outputs once all records have ended."""
+        for model in self.stage.models.values():
+            model.completions.keep_refusals()
+        for output in self.stage.outputs:
+            if not self._is_silent and (self.stage.is_replayed or not output.finished):
+                publish(self, output)
+
+    def calls_of(self, output: Output) -> list[tuple[str, Piece]]:
+        """Return role and record of each call behind an output's pieces."""
+        return [call for key, calls in self.calls.items() if self.stage.place(key)[0] is output for call in calls]
 
 
-async def end_tasks() -> None:
-    """Cancel tasks that methods left running; abandon those that ignore it, or asyncio.run would wait for them."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=GRACE)
-    for task in tasks:
-        if not task.done():
-            task._log_destroy_pending = False
-            asyncio._unregister_task(task)
+def without_texts(record: Piece) -> Piece:
+    """Return a call's record without its long texts, which the answer's record has."""
+    return {name: "" if name in ("value", "raw", "reasoning") and value else value for name, value in record.items()}

@@ -1,26 +1,22 @@
-"""Answers by an encoder-decoder, such as a fine-tuned FlanT5, run by transformers because vLLM does not serve these.
-
-`choose` is the entry point: utils/generation/engines.py imports this module if a model's config says encoder-decoder.
-"""
+"""Answers by an encoder-decoder, such as a fine-tuned FlanT5, run by transformers because vLLM does not serve these."""
 
 import asyncio
 import sys
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import choose_length
-from utils.generation.engines import open_completions, trained_settings
 from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
-from utils.generation.model import Model, Policy
+from utils.generation.model import Model, Policy, Window
+from utils.generation.plain_text import Passages, PlainText
 from utils.generation.requests import FURTHER, Completion, Sampling
-from utils.generator.plain_text import Passages, PlainText
 from utils.models.devices import fitting
 from utils.models.hub import model_folder
 from utils.models.machine import describe_weights
@@ -33,27 +29,17 @@ ANY_LENGTH = 2**31  # tokens
 
 
 @dataclass(frozen=True)
-class TextModel(Model):
-    """An encoder-decoder, which reads plain text; `fused` means fusion in decoder."""
+class TextWindow(Window):
+    """An encoder-decoder's window: input and output have their own lengths; `fused` means fusion in decoder."""
 
     fused: bool = False
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {"num_beams": NUM_BEAMS, "fusion": "decoder" if self.fused else "none"}
-
-    def open_engine(self, args: Namespace) -> "TransformersEngine":
-        return TransformersEngine(args, self)
-
-    def describe_memory(self, args: Namespace) -> list[str]:
-        return describe_weights(self.addr, args.cache_dir, 4 if args.dtype == "float32" else 2)
 
     def fit(
         self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
     ) -> Trimmed:
         if isinstance(items, History):
             what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
-            raise UserError(f"--model_addr {self.addr}: {what}\n  give a chat model")
+            raise UserError(f"{self.chat.tokenizer.name_or_path}: {what}\n  give a chat model")
         return self._fit(partial(fit_profile, prompt, chat=self.chat, join=join, **values), items)
 
     def fit_trimmed(
@@ -62,58 +48,71 @@ class TextModel(Model):
         return self._fit(partial(fit_trimmed, prompt, chat=self.chat, join=join, **values), entries)
 
     def _fit(self, fit: Callable[..., Any], items: Sequence[Any]) -> Trimmed:
-        """Fit a prompt, or each passage of a fused one, into the budget.
+        """Fit a prompt, or each passage of a fused one, into the input.
 
-        A question that exceeds the budget without any item is cut at its end, as by LaMP's tokenizer, because an email
-        may be longer than the model's input.
+        A question that is too long without any item is cut at its end, as by LaMP's tokenizer, because an email may be
+        longer than the model's input.
         """
-        budget = self.length - self.policy.max_tokens
+        budget = self.length - self.max_tokens
         groups = [[item] for item in items] if self.fused and items else [items]
-        found = [fit(group, budget=budget) for group in groups]
-        if found[0] is None:
+        fitted = [fit(group, budget=budget) for group in groups]
+        if fitted[0] is None:
             [*whole, end] = fit([], budget=ANY_LENGTH).prompt
             cut = array("i", [*whole[: budget - 1], end])
             return Trimmed(Passages((cut,)) if self.fused else cut, 0, len(items), question_cut=True)
-        found = [Trimmed(**vars(one)) for one in found]
+        passages = [Trimmed(**vars(passage)) for passage in fitted]
         if not self.fused:
-            return found[0]
-        used = [one for one in found if one.num_contexts_used]
+            return passages[0]
+        used = [passage for passage in passages if passage.num_contexts_used]
         return Trimmed(
-            Passages(tuple(one.prompt for one in used or found[:1])),
+            Passages(tuple(passage.prompt for passage in used or passages[:1])),
             len(used),
             len(items) - len(used),
-            any(one.context_cut for one in found),
-            sum(one.num_contexts_trimmed for one in used),
-            any(one.question_cut for one in found),
+            any(passage.context_cut for passage in passages),
+            sum(passage.num_contexts_trimmed for passage in used),
+            any(passage.question_cut for passage in passages),
         )
 
 
-def text_model(
-    addr: str, identity: str, chat: PlainText, read: int, written: int, fused: bool, schema: Any
-) -> TextModel:
-    """Return a model with these lengths; outputs are never retried, because beam search is deterministic."""
-    policy = Policy(0.0, 1.0, written, 0, 0, "never", schema)
-    return TextModel(addr, identity, chat, read + written, policy, fused=fused)
+@dataclass(frozen=True)
+class TextModel(Model):
+    """An encoder-decoder, which reads plain text. Its lengths are those of its training, unless flags are smaller."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return beam_settings(self.trained)
+
+    def _open_chat(self) -> PlainText:
+        return PlainText(self.addr, self.flags.cache_dir)
+
+    @cached_property
+    def window(self) -> TextWindow:
+        written = min(self.flags.max_tokens, self.trained.get("max_target_length", self.flags.max_tokens))
+        wanted = self.trained.get("max_input_length", INPUT_TOKENS) + written
+        length = choose_length(self.chat, self.flags.max_model_len, written, wanted)
+        fused = self.settings["fusion"] == "decoder"
+        print(
+            f"{self.addr}: an encoder-decoder, which transformers runs: {'fusion in decoder, ' if fused else ''}"
+            f"{NUM_BEAMS} beams, reads {length - written} tokens and writes {written}",
+            file=sys.stderr,
+        )
+        return TextWindow(self.chat, length, written, fused)
+
+    @cached_property
+    def policy(self) -> Policy:
+        # Never retried, because beam search is deterministic.
+        return Policy(0.0, 1.0, self.window.max_tokens, seed=0, max_retries=0, constrained_decoding="never")
+
+    def open_engine(self) -> "TransformersEngine":
+        return TransformersEngine(self.flags, self.addr, self.window)
+
+    def describe_memory(self) -> list[str]:
+        return describe_weights(self.addr, self.flags.cache_dir, 4 if self.flags.dtype == "float32" else 2)
 
 
-def choose(args: Namespace, identity: str, schema: dict[str, Any] | str) -> TextModel:
-    """Return the encoder-decoder that `args` names, not loaded yet, set its lengths, and print how it is run."""
-    refuse_flags(args)
-    trained = trained_settings(args.model_addr, args.cache_dir)
-    chat = PlainText(args.model_addr, args.cache_dir)
-    written = min(args.max_tokens, trained.get("max_target_length", args.max_tokens))
-    wanted = trained.get("max_input_length", INPUT_TOKENS) + written
-    args.max_tokens, args.max_model_len = written, choose_length(chat, args.max_model_len, written, wanted)
-    read, fused = args.max_model_len - written, trained.get("fusion") == "decoder"
-    how = "fusion in decoder, " if fused else ""
-    print(
-        f"{args.model_addr}: an encoder-decoder, which transformers runs: {how}{NUM_BEAMS} beams, "
-        f"reads {read} tokens and writes {written}",
-        file=sys.stderr,
-    )
-    model = text_model(args.model_addr, identity, chat, read, written, fused, schema)
-    completions = open_completions(args, args.model_addr, identity, **model.settings)
-    return replace(model, completions=completions, trained=trained)
+def beam_settings(trained: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that decide a generator's answers, by its training's manifest."""
+    return {"num_beams": NUM_BEAMS, "fusion": trained.get("fusion") or "none"}
 
 
 def refuse_flags(args: Namespace) -> None:
@@ -134,26 +133,26 @@ def refuse_flags(args: Namespace) -> None:
 class TransformersEngine:
     """An encoder-decoder in this process, which answers waiting requests in batches of similar length."""
 
-    def __init__(self, args: Namespace, model: TextModel):
-        announce(f"loading {model.addr}")
+    def __init__(self, args: Namespace, addr: str, window: TextWindow):
+        announce(f"loading {addr}")
         import torch
 
-        from utils.generator.beams import room_of
+        from utils.generation.beams import room_of
         from utils.models.devices import check_devices, settle_dtype
         from utils.training.base_model import device_name, load_encoder_decoder, quiet_libraries
 
         quiet_libraries()
         check_devices()
-        check_before_fetching(model.addr, args.cache_dir, smallest_gpu())
+        check_before_fetching(addr, args.cache_dir, smallest_gpu())
         dtype = settle_dtype(args.dtype)
         dtype = dtype if dtype == "auto" else getattr(torch, dtype)
-        folder = str(model_folder(model.addr, args.cache_dir))
+        folder = str(model_folder(addr, args.cache_dir))
         self._model = load_encoder_decoder(folder, {"trust_remote_code": False}, dtype).eval()
         if torch.cuda.is_available():
             self._model.cuda()
-        self._room = room_of(self._model, NUM_BEAMS, model.policy.max_tokens)
+        self._room = room_of(self._model, NUM_BEAMS, window.max_tokens)
         self.concurrency = WAITING * self._room.prompts
-        self._tokenizer = model.chat.tokenizer
+        self._tokenizer = window.chat.tokenizer
         self.device = f"{device_name(1)}, {str(self._model.dtype).removeprefix('torch.')}"
         announce(f"loaded on {self.device}")
         self._waiting: list[tuple[Any, int, asyncio.Future]] = []
@@ -168,7 +167,7 @@ class TransformersEngine:
         return await answer
 
     async def _answer_all(self) -> None:
-        from utils.generator.beams import batches
+        from utils.generation.beams import batches
 
         while True:
             await asyncio.sleep(0)  # lets answered requests be stored and new ones be made
@@ -191,7 +190,7 @@ class TransformersEngine:
                     answer.set_result(completion)
 
     def _write(self, batch: list[tuple[Any, int, asyncio.Future]]) -> list[Completion]:
-        from utils.generator.beams import write
+        from utils.generation.beams import write
 
         prompts = [prompt for prompt, *_ in batch]
         what = f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}"

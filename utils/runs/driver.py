@@ -1,0 +1,138 @@
+"""The driver of every script that asks a model: check the outputs, then count or make what they lack."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+
+from utils import cli
+from utils.cli import Arguments
+from utils.cli.errors import first_five, printable
+from utils.files.output import Key, Output
+from utils.generation.engines import OpenAPI, open_api
+from utils.runs.dry_run import describe_machine, describe_run
+from utils.runs.publishing import report_shard
+from utils.runs.runner import Loop, Run, Servers, make_pieces, models_of
+from utils.runs.stage import Stage
+
+NUM_ERRORS, LONGEST_ERROR = 5, 500  # of a method: errors to print, and characters of each
+
+
+def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = open_api) -> int:
+    """Make the outputs that are not finished, and return the exit code. With --dry_run, only count what they lack.
+
+    A record that a server failed to answer has no piece. If a server stops answering, all stages that use it end early.
+
+    Args:
+        open_api: returns the engine behind an API, from flags and key.
+
+    Raises:
+        UserError: an output cannot be written, a server has never answered, or the store lacks a completion with
+            --cached_only. Other exceptions of an engine or the store end the run and are raised.
+        NotedError: the open engine notes requests instead of making them.
+        KeyboardInterrupt: SIGINT or SIGTERM. Received completions are in the store.
+    """
+    left = unfinished(stages)
+    if args.dry_run:
+        return count_requests(stages, left, args)
+    outputs = [output for stage in left for output in stage.outputs if not output.finished or stage.is_replayed]
+    for output in (output for stage in stages for output in stage.outputs if output not in outputs):
+        output.report_finished()
+    if not left:
+        return 0
+    left = [stage for stage in stages if stage in left or is_needed(stage, left)]
+    for model in models_of(left).values():
+        model.load()
+    with ExitStack() as locks:
+        for output in outputs:
+            output.open()
+            locks.callback(output.close)
+        runs = make_pieces(left, args, open_api)
+    report_shard(args, [output.path for output in outputs])
+    return report(runs, outputs)
+
+
+def unfinished(stages: Sequence[Stage]) -> list[Stage]:
+    """Return the stages whose outputs are not all finished; those after them count as not finished."""
+    left: list[Stage] = []
+    for stage in stages:
+        for output in stage.outputs:
+            if output.keys is None and stage.after not in left:
+                output.keys = [*stage.records()]
+        for output in stage.outputs:  # all of them, so that each mistake is found before the first request
+            output.finished = output.is_finished() and stage.after not in left
+        if stage.is_replayed or not all(output.finished for output in stage.outputs):
+            left.append(stage)
+    return left
+
+
+def is_needed(stage: Stage, left: Sequence[Stage]) -> bool:
+    """Return whether a finished stage runs again, from the store, because a later one needs its pieces."""
+    return any(other.after is stage for other in left) and not any(output.pieces for output in stage.outputs)
+
+
+def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:
+    """Print what the stages would still request (--dry_run), and return the exit code, 1 if a method raises."""
+    servers, lacking, incomplete, codes = Servers(), [], [], [0]
+    for stage in stages:
+        names = ", ".join(output.path for output in stage.outputs)
+        if stage not in left and not is_needed(stage, left):
+            print(f"{names}: finished, 0 requests")
+            continue
+        if stage.after in incomplete and stage.after.stand_in is None:
+            print(f"{names}: not counted, because it is made from {stage.after.outputs[0].path}")
+            incomplete.append(stage)
+            continue
+        for model in stage.models.values():
+            model.load()
+        run = Run(stage, args, servers)
+        with closing(Loop()) as loop:
+            loop.run(run.go({}, is_dry=True))
+        lacking += describe_run(run)
+        codes.append(report_raised(run.raised))
+        if stage.assumes and stage.after in incomplete:
+            print(f"  {stage.assumes}")
+        if run.left:
+            incomplete.append(stage)
+        for key in run.left if stage.stand_in else ():
+            output, its_key = stage.place(key)
+            output.pieces[its_key] = stage.stand_in
+    lengths, costs = [sum(one.lengths) for one in lacking], [cost[1] for one in lacking if (cost := one.cost())]
+    most = f", at most {sum(costs):.4f} USD" if costs else ""
+    print(f"in all: {sum(len(one.lengths) for one in lacking)} requests, {sum(lengths)} prompt tokens{most}")
+    models = list(models_of(left).values())
+    outputs = [output for stage in stages for output in stage.outputs]
+    describe_machine(models[0].flags if models else args, models, outputs)
+    return max(codes)
+
+
+def are_complete(stages: Sequence[Stage]) -> bool:
+    """Return whether all outputs have all their pieces, after `run_stages`."""
+    outputs = [output for stage in stages for output in stage.outputs]
+    return all(output.finished or (output.keys is not None and not output.missing()) for output in outputs)
+
+
+def report(runs: Sequence[Run], outputs: Sequence[Output]) -> int:
+    """Print what is unusable, raised or missing, and return the exit code."""
+    # Nothing was requested for a finished output, so that commands that depend on this one can run.
+    codes = [output.report_failed() for output in outputs if not output.finished]
+    codes += [report_raised(run.raised) for run in runs]
+    # Without its piece, no later stage has a record for it either.
+    last = [run for run in runs if not any(other.stage.after is run.stage and other.left is not None for other in runs)]
+    for run in last:
+        missing = sum(len(output.missing()) for output in run.stage.outputs if output in outputs) - len(run.raised)
+        codes.append(cli.report_missing(missing, run.stage.unit.removesuffix("s")))
+    return max(codes)
+
+
+def report_raised(raised: Mapping[Key, str]) -> int:
+    """Print a method's most common errors with ids, and return the exit code."""
+    if not raised:
+        return 0
+    again = "correct it and run the same command again; its completions are kept"
+    print(f"the method raised on {len(raised)} records; {again}:", file=sys.stderr)
+    alike: dict[str, list[str]] = {}
+    for (question_id, *_), error in raised.items():
+        alike.setdefault(error, []).append(str(question_id))
+    for error, ids in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_ERRORS]:
+        print(f"  {printable(error[:LONGEST_ERROR])} (id {first_five(ids)})", file=sys.stderr)
+    return 1

@@ -1,0 +1,94 @@
+"""--dry_run: what a run without engines tells: what the store lacks, and so what the command would still pay for."""
+
+from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from utils.cli.errors import printable
+from utils.files.output import Output
+from utils.generation.calls import Call, prices_of
+from utils.generation.chat import LocalChat
+from utils.generation.model import Model
+from utils.models.machine import Loaded, describe_disk, describe_engine
+
+if TYPE_CHECKING:
+    from utils.runs.runner import Run
+
+# An answer of 2048 tokens takes about 10 kB. The store has its raw text, the output also has the parsed answer, and the
+# output is first written under a temporary name.
+PIECE_BYTES = 64_000
+NUM_IDS = 5  # of prompts that are too long
+
+
+@dataclass
+class Lacking:
+    """Requests to one model that the store has no completions for."""
+
+    model: Model
+    lengths: list[int] = field(default_factory=list)  # of the prompts, in tokens
+    num_options: int = 0  # texts whose likelihood is asked for
+    num_dropped: int = 0  # posts left out for length
+    num_cut: int = 0  # prompts whose last post, or question, was cut
+    most_requests: int = 0  # with retries
+    most_tokens: int = 0  # of all outputs
+
+    def add(self, call: Call) -> None:
+        self.lengths.append(self.model.chat.length(call.prompt))
+        self.num_options += len(call.options or ())
+        self.num_dropped += call.record.get("num_contexts_dropped", 0)
+        self.num_cut += bool(call.record.get("num_contexts_trimmed", 0) or call.record.get("context_cut", False))
+        self.most_requests += 1 if call.options else call.policy.max_retries + 1
+        self.most_tokens += 0 if call.options else call.policy.max_tokens
+
+    def cost(self) -> tuple[float, float] | None:
+        """Return US dollars for the prompts alone, and the most with their outputs; None without prices."""
+        if (prices := prices_of(self.model.flags)) is None:
+            return None
+        prompts = sum(self.lengths) * prices.input / 1e6
+        return prompts, prompts + self.most_tokens * prices.output / 1e6
+
+    def describe(self, role: str) -> str:
+        number, longest = len(self.lengths), max(self.lengths, default=0)
+        text = f"  {role}: {number} requests, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
+        if not number:
+            return text
+        text += f", longest prompt {longest}"
+        if self.num_options:
+            return f"{text}; {self.num_options} options to score, no text is generated"
+        most = round(self.most_tokens / number)
+        text += f"; at most {most} tokens per output, {self.most_requests} requests with retries"
+        if (cost := self.cost()) is not None:
+            text += f"\n    {cost[0]:.4f} USD for the prompts, at most {cost[1]:.4f} with the outputs"
+            text += f", {cost[1] * self.most_requests / number:.4f} with retries"
+        return text
+
+
+def describe_run(run: "Run") -> list[Lacking]:
+    """Print what a stage lacks after a run without engines, and return it by model."""
+    stage, lacking = run.stage, run.lacking
+    names = ", ".join(output.path for output in stage.outputs)
+    print(f"{names}: {run.total - len(run.left)} of {run.total} {stage.unit} need no request")
+    for role, requests in lacking.items():
+        print(requests.describe(role))
+    dropped, cut = (sum(getattr(one, name) for one in lacking.values()) for name in ("num_dropped", "num_cut"))
+    if dropped or cut:
+        print(f"  {dropped} {stage.task.item_words} left out for length, {cut} prompts cut at the end")
+    if too_long := [str(key[0]) for key, calls in run.calls.items() for _, record in calls if "attempts" not in record]:
+        print(printable(f"  {len(too_long)} prompts too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
+    if stage.many_calls and run.left:
+        print("  requests that depend on the answers to these are not counted")
+    return list(lacking.values())
+
+
+def describe_machine(flags: Namespace, models: Sequence[Model], outputs: Sequence[Output]) -> None:
+    """Print what this machine has and lacks for these models and outputs."""
+    loaded, lines = [], []
+    for model in models:
+        if (own := model.describe_memory()) is not None:
+            lines += own
+        elif isinstance(model.chat, LocalChat):
+            loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit))
+    lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
+    num_pieces = sum(len(output.keys or ()) for output in outputs)
+    print(*lines, *describe_disk(outputs[0].path, num_pieces * PIECE_BYTES), sep="\n")

@@ -1,0 +1,95 @@
+"""Publish a stage's outputs with the figures of the run in their manifests, and print a line for each."""
+
+from argparse import Namespace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from utils.files.output import Output, Piece, Pieces
+from utils.generation.calls import (
+    THOUGHT_COUNT,
+    TOKEN_COUNTS,
+    count_unfinished,
+    describe_cost,
+    describe_counts,
+    describe_records,
+    prices_of,
+    total,
+)
+from utils.generation.model import Model
+from utils.generation.vllm_engine import is_batch_invariant
+from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT, describe_unfinished
+
+if TYPE_CHECKING:
+    from utils.runs.runner import Run
+
+COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
+    "unusable": lambda call: call["value"] is None,
+    "unfinished": lambda call: call.get("reason") == UNFINISHED,
+    "truncated": lambda call: bool(call.get("truncated")),
+    "repaired": lambda call: call.get("parsed") == "repaired",
+    "num_contexts_dropped": lambda call: call.get("num_contexts_dropped", 0),
+}
+
+
+def publish(run: "Run", output: Output) -> None:
+    """Write an output with its manifest, and print a line about it; a shard writes nothing."""
+    stage, calls = run.stage, run.calls_of(output)
+    content, pieces = output.content(), output.pieces
+    first = next(iter(stage.models.values()), None)
+    made = describe_records(record for _, record in calls)
+    made.pop(UNFINISHED_COUNT, None)  # counts calls; the manifest counts pieces
+    by_role = {role: sum_calls(record for name, record in calls if name == role) for role in stage.models}
+    figures = {
+        # Like the device, it is not a setting, so a run may resume on another kind of GPU.
+        "batch_invariant": None if run.device is None or first.flags.openai else is_batch_invariant(),
+        "counts": stage.count(content, pieces) if stage.count else {output.unit: count_values(pieces)},
+        **(first.figures if first else {}),
+        **made,
+        **count_unfinished(pieces.values()),
+        **cost_of(by_role, stage.models),
+        **output.figures,
+    }
+    if stage.many_calls:
+        requested = run.num_requested()
+        reused = max(0, sum(record.get("attempts", 0) for _, record in calls) - requested)
+        figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}}
+        figures |= {"raised": len(run.raised), "asked_otherwise": len(run.asks_otherwise)}
+    if output.publish(run.device, **figures):
+        print((stage.describe or describe_output)(output, content, figures))
+
+
+def count_values(pieces: Pieces) -> int:
+    return sum(piece["value"] is not None for piece in pieces.values())
+
+
+def describe_output(output: Output, content: Any, figures: Mapping[str, Any]) -> str:
+    """Return a line with an output's counts and cost."""
+    counts = describe_counts(figures["counts"]) or "nothing to ask about"
+    return f"{output.path}: {counts}{describe_unfinished(figures.get(UNFINISHED_COUNT, 0))}{cost_in_words(figures)}"
+
+
+def cost_in_words(figures: Mapping[str, Any]) -> str:
+    return f"; {describe_cost(figures['cost_usd'])}" if "cost_usd" in figures else ""
+
+
+def sum_calls(calls: Iterable[Piece]) -> dict[str, int | None]:
+    """Return figures of several calls: number, tries, tokens (None if a server reported none), and outcomes."""
+    calls = list(calls)
+    figures = {"num_calls": len(calls), "attempts": sum(call.get("attempts", 0) for call in calls)}
+    figures |= {name: total([call.get(name, 0) for call in calls]) for name in TOKEN_COUNTS}
+    thought = {THOUGHT_COUNT: sum(call.get(THOUGHT_COUNT, 0) for call in calls)}
+    counted = {name: sum(map(count, calls)) for name, count in COUNTED.items()}
+    return figures | {name: count for name, count in (thought | counted).items() if count}
+
+
+def cost_of(by_role: Mapping[str, Mapping[str, int | None]], models: Mapping[str, Model]) -> dict[str, float | None]:
+    """Return a manifest's `cost_usd`, summed over the roles with prices; empty if no role has prices."""
+    costs = [prices.cost(by_role[role]) for role in models if (prices := prices_of(models[role].flags))]
+    return {"cost_usd": None if None in costs else round(sum(costs), 6)} if costs else {}
+
+
+def report_shard(args: Namespace, outputs: Sequence[str]) -> None:
+    """Print where a shard's completions are and how to write the outputs."""
+    if vars(args).get("num_shards", 1) > 1:
+        which = f"shard {args.shard_index} of {args.num_shards}"
+        print(f"{args.completions}: {which} is stored; run the command without shards to write {', '.join(outputs)}")

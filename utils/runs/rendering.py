@@ -1,0 +1,142 @@
+"""Turn what a method asks into a call: check it, choose its prompt and parser, and fit it into the model's window."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from prompts import History, Prompt, load_prompt, own_prompt
+from utils.benchmarks.task import Parser, Record, Task, Variant
+from utils.files.output import Key
+from utils.generation.calls import Call, fitted_call
+from utils.generation.model import Model
+from utils.parsing import Parsed, nothing, writable
+
+# Names that no placeholder can have: parameters of `Ask.__call__`.
+TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature"}
+
+
+class ParserError(Exception):
+    """A method's own parser raised an exception, which is the cause."""
+
+
+class Prompts:
+    """The prompts of a run: a benchmark's by name, and a method's own texts. Each is read once."""
+
+    def __init__(self, task: Task, prompts_dir: str | None):
+        self._files, self._prompts_dir = task.prompts, prompts_dir
+        self._read: dict[str, Prompt] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Prompt:
+        """Return the prompt of this name, or with this text; ValueError if it can be neither."""
+        if name not in self._read:
+            if name in self._files:
+                self._read[name] = load_prompt(self._files[name], self._prompts_dir)
+            elif re.search(r"[\s{]", name):
+                self._read[name] = own_prompt(name)
+            else:
+                known = ", ".join(self._files)
+                raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {known}, or give a text")
+        return self._read[name]
+
+
+def make_call(
+    task: Task,
+    prompts: Prompts,
+    record: Record,
+    key: Key,
+    model: Model,
+    name: str,
+    items: Sequence[Any] | History,
+    values: Mapping[str, str],
+    *,
+    parse: Parser | Callable[[str], Any] | None = None,
+    own: Mapping[str, Any] | None = None,
+    schema: Mapping[str, Any] | str | None = None,
+    options: Mapping[str, str] | None = None,
+    variant: Variant | None = None,
+    trimmed: bool = False,
+    fields: Mapping[str, Any] | None = None,
+) -> Call:
+    """Return the call of `key` with the prompt `name`, which is a benchmark's name or a text.
+
+    Args:
+        parse: instead of the benchmark's parser of answers.
+        own: max_tokens and temperature, which override the flags.
+        schema: the schema for the output, instead of the benchmark's.
+        options: texts by name; the likeliest is chosen.
+        variant: another form of the question, with its own values and parser.
+        trimmed: the items are `Task.best_entries`, which are cut to fit.
+        fields: further fields of the call's record.
+
+    ValueError if a method's call is invalid.
+    """
+    own = dict(own or {})
+    _check(items, parse, own)
+    prompt, is_named = prompts[name], name in prompts
+    known = task.values(record) | (variant.values if variant else {}) | values
+    _check_filled(prompt, known, values, items)
+    known = {placeholder: str(value) for placeholder, value in known.items() if placeholder in prompt.placeholders}
+    own["max_tokens"] = model.limit(own.get("max_tokens"))
+    if schema is None and is_named and parse is None:
+        schema = task.output.schema
+    if schema is None:
+        # The output has no schema, and the temperature does not rise with the tries.
+        own["constrained_decoding"] = "fallback"
+    tokens = {option: model.chat.render_option(text) for option, text in options.items()} if options else None
+    if tokens:
+        own["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
+    policy = replace(model.policy, schema=schema, **own)
+    if is_named and parse is None:
+        parse = variant.parse if variant else task.output.parse
+    window = replace(model.window, max_tokens=policy.max_tokens)
+    fit = window.fit_trimmed if trimmed else window.fit
+    fitted = fit(prompt, items, task.join, **known)
+    call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
+    return replace(call, options=tokens)
+
+
+def _check(items: Any, parse: Any, own: Mapping[str, Any]) -> None:
+    if isinstance(items, str):
+        raise ValueError("ask: items is a single text; give a list of texts")
+    for flag, value, kinds in (
+        ("max_tokens", own.get("max_tokens", 1), int),
+        ("temperature", own.get("temperature", 0), float | int),
+    ):
+        if not isinstance(value, kinds) or value < (flag == "max_tokens"):
+            raise ValueError(f"ask: {flag} is {value!r}; give a number")
+    if inspect.iscoroutinefunction(parse):
+        raise ValueError("ask: parse is async; give a plain function of the text")
+
+
+def _check_filled(prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
+    def in_braces(names: set[str]) -> str:
+        return ", ".join(f"{{{name}}}" for name in sorted(names))
+
+    if taken := sorted(prompt.placeholders & TAKEN):
+        raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
+    if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
+        raise ValueError("ask: items need {profile}, which is not in the prompt")
+    if missing := prompt.placeholders - known.keys() - {"profile"}:
+        raise ValueError(f"ask: no value for {in_braces(missing)} of the prompt")
+    if unused := values.keys() - prompt.placeholders:
+        raise ValueError(f"ask: the prompt has no {in_braces(unused)}")
+
+
+def reader(parse: Parser | Callable[[str], Any] | None) -> Parser:
+    """Return a parser of (text, cut) from a method's function of the text; without one, the value is the text."""
+
+    def read(text: str, cut: bool) -> Parsed:
+        try:
+            value = (writable(text).strip() or None) if parse is None else parse(text)
+        except (Exception, SystemExit) as error:
+            raise ParserError from error
+        return (
+            nothing("the method's parser found nothing usable") if value is None else Parsed(value, "strict", None, cut)
+        )
+
+    return parse if (getattr(parse, "__module__", None) or "").startswith("utils.") else read

@@ -1,0 +1,54 @@
+"""A stage: records that go through a method into outputs."""
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from utils.benchmarks.task import Task
+from utils.files.output import Key, Output, Piece, Pieces
+from utils.generation.model import Model
+from utils.runs.ask import Ask
+
+
+@dataclass(eq=False)
+class Stage:
+    """Records that go through a method into outputs.
+
+    Attributes:
+        task: its prompts, values and parser are those that `ask` uses.
+        records: returns the records by key; called when the stages before have ended. With several outputs, a key
+            begins with the number of its output.
+        method: an async function of a record and its `Ask` that returns a piece.
+        outputs: files that are made of the pieces.
+        models: by the role that `ask` names; the first is the default.
+        count: returns counts of an output's content and pieces, for its manifest and the line that is printed
+            (default: the pieces with a value).
+        describe: returns the line to print instead, from the output, its content and the manifest's figures.
+        after: the stage whose pieces the records are made from.
+        stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
+        assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
+        many_calls: a record makes several calls.
+        is_replayed: it is run even if its outputs are finished, because a user's method may have changed.
+    """
+
+    task: Task
+    records: Callable[[], Mapping[Key, Any]]
+    method: Callable[[Any, Ask], Coroutine[Any, Any, Piece]]
+    outputs: Sequence[Output]
+    models: Mapping[str, Model]
+    count: Callable[[Any, Pieces], dict[str, int]] | None = None
+    describe: Callable[[Output, Any, dict[str, Any]], str] | None = None
+    after: "Stage | None" = None
+    stand_in: Piece | None = None
+    assumes: str = ""
+    many_calls: bool = False
+    is_replayed: bool = False
+
+    @property
+    def unit(self) -> str:
+        """The plural noun for its pieces."""
+        return self.outputs[0].unit
+
+    def place(self, key: Key) -> tuple[Output, Key]:
+        """Return the output of a record, and its key there."""
+        return (self.outputs[0], key) if len(self.outputs) == 1 else (self.outputs[key[0]], key[1:])
