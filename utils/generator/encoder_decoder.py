@@ -17,7 +17,7 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import choose_length
 from utils.generation.engines import open_completions, trained_settings
-from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
+from utils.generation.fitting import Entry, Trimmed, fit_items, fit_trimmed
 from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.generator.plain_text import Passages, PlainText
@@ -54,7 +54,7 @@ class TextModel(Model):
         if isinstance(items, History):
             what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
             raise UserError(f"--model_addr {self.addr}: {what}\n  give a chat model")
-        return self._fit(partial(fit_profile, prompt, chat=self.chat, join=join, **values), items)
+        return self._fit(partial(fit_items, prompt, chat=self.chat, join=join, **values), items)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
