@@ -19,11 +19,11 @@ def hash_file(path: Path) -> str:
     if (kept := _read().get(key := _key(path))) is not None:
         return kept
     with open(path, "rb") as file:
-        found, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
+        digest, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
-            _keep({**_read(), key: found})
-    return found
+            _keep({**_read(), key: digest})
+    return digest
 
 
 def is_kept(path: Path) -> bool:
