@@ -31,7 +31,7 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.files.manifest import KEY_IN_QUERY
 from utils.generation.chat import Rendered
-from utils.generation.refusals import LONGEST_PAUSE, Asked, LongReplyError, MalformedError, Refusals, ThrottledClient
+from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
@@ -103,7 +103,7 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        request, schema, send = self._asked(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
+        request, schema, send = self._request(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
         async with self._alone_at_first((model, isinstance(schema, dict))):
             try:
                 completion = await self._insist(lambda: self.refusals.ask(request, schema, send))
@@ -132,11 +132,9 @@ class APIEngine:
                     except UserError as error:
                         self._problems[kind[0]] = error
                         raise
-                    except UnavailableError:  # an outage, during which the others need not wait for each other
-                        self._kinds.add(kind)
-                        raise
-                    except RefusedError as refusal:
-                        self._kinds |= {kind} if refusal.is_certain else set()
+                    except (UnavailableError, RefusedError) as error:
+                        if isinstance(error, UnavailableError) or error.is_certain:  # in an outage, nobody need wait
+                            self._kinds.add(kind)
                         raise
                     if not (kind[1] and self.refusals.doubtful):
                         self._kinds.add(kind)
@@ -179,7 +177,7 @@ class APIEngine:
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
-    def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
+    def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
         """Return the body of a request to an API that accepts all parameters."""
         seed = sampling.seed if self._sends_seed else None
         optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}

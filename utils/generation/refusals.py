@@ -30,7 +30,7 @@ _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
 )
 
-Asked = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
+Request = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
 LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, our tries follow after 5, 25, 125, 300, ...
 LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; a longer one counts as none
 PATIENCE = 1800.0  # seconds of nothing but refusals, after which requests no longer pause, so that their tries end
@@ -79,21 +79,21 @@ class Refusals:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
         return self._current if isinstance(schema, dict) else self._current._replace(format=len(FORMATS) - 1)
 
-    def body(self, way: Way, request: Asked, schema: Any) -> dict[str, Any]:
+    def body(self, way: Way, request: Request, schema: Any) -> dict[str, Any]:
         """Return the whole body of a request."""
         kept = {name: value for name, value in request.items() if name not in way.left_out}
         limited = {way.limit if name == "max_tokens" else name: value for name, value in kept.items()}
         held = response_format(FORMATS[way.format], schema)
         return {**limited, **({"response_format": held} if held else {})}
 
-    def told(self, way: Way, request: Asked, schema: Any, completion: Completion) -> Completion:
+    def with_refused(self, way: Way, request: Request, schema: Any, completion: Completion) -> Completion:
         """Return the completion with the refused parameters and the format that replaced a refused one."""
         refused = [*(way.left_out & request.keys()), *([self._preferred] if way.limit != self._preferred else [])]
         taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
 
     async def ask(
-        self, request: Asked, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
+        self, request: Request, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
     ) -> Completion:
         """Send a request, without what the server refuses, until it is accepted; return the completion.
 
@@ -113,7 +113,7 @@ class Refusals:
                     way = _without(way, body, refusal, met)
                 continue
             self._learn(way, met, request.get("messages"), isinstance(schema, dict))
-            return self.told(way, request, schema, completion)
+            return self.with_refused(way, request, schema, completion)
 
     def _learn(self, way: Way, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
         """Use the way that worked for all later requests, and print its changes."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ThoughtReader:
-    """Tells thoughts from answers by vLLM's parser if its marks are in the text, otherwise by the marks that we know.
+    """Separates thoughts from answers, by vLLM's parser if its marks are in the text, otherwise by `split_thoughts`.
 
     Attributes:
         marks_are_special: whether the marks are special tokens, which a text shows only on request.
