@@ -120,10 +120,10 @@ def test_an_adapter_takes_config_and_tokenizer_from_its_base(tmp_path, models):
 def test_an_adapters_own_tokenizer_comes_first(tmp_path, models):
     adapter = save_adapter(tmp_path / "adapter", models["normal"])
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "own:{% for m in messages %}{{ m.content }}{% endfor %}"
+    tokenizer.chat_template = "own:{% for m in messages|reverse %}{{ m.content }}{% endfor %}"
     tokenizer.save_pretrained(adapter)
     chat = LocalChat(adapter)
-    assert decode(chat.render(MESSAGES)).startswith("own:Be brief.猫")
+    assert decode(chat.render(MESSAGES)).startswith("own:猫")
     assert chat.model_limit == 300  # still the base's
 
 

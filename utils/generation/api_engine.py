@@ -198,7 +198,11 @@ class APIEngine:
         try:
             return await response
         except openai.APIStatusError as error:
-            raise self._explain(error) from None
+            # Other servers use other formats, so a refused request's whole body is shown.
+            whole = str(_without_inputs(error.body)) if error.body else error.message
+            shown = whole if error.status_code in MALFORMED else error.message
+            text = field_of(error.body, "message", object) or shown
+            raise self._problem(error.status_code, error.code, text, error.param, whole) from None
         except openai.APIConnectionError as error:  # also time-outs
             if isinstance(error.__cause__, LongReplyError):
                 raise UnavailableError(f"the {self.device} {error.__cause__}; check --base_url") from None
@@ -257,13 +261,6 @@ class APIEngine:
             system_fingerprint=self._one_line(state) if state else None,
             answered_by=self._one_line(name) if name not in (None, "", request["model"]) else None,
         )
-
-    def _explain(self, error: openai.APIStatusError) -> Exception:
-        body = error.body if isinstance(error.body, dict) else {}
-        # Other servers use other formats, so a refused request's whole body is shown.
-        whole = str(_without_inputs(error.body)) if error.body else error.message
-        text = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
-        return self._problem(error.status_code, error.code, text, error.param, whole)
 
     def _problem(
         self, status: int, code: str | None, text: object, param: str | None = None, whole: str = ""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from datetime import date
 from functools import cached_property, lru_cache
-from itertools import chain, islice, product
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -47,23 +47,25 @@ BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English te
 
 
 def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
-    """Return `fold`'s arguments for the first form of `PROBE` that a template renders without dropping or moving text.
+    """Return `fold`'s arguments for the first form of messages that a template renders without dropping or moving text.
 
     A template may put a system message at the beginning anywhere (Mistral's puts it into the last user message).
-    `render` may raise anything; only a UserError ends the run. If the template renders no form, returns the last one.
+    `render` may raise anything; only a UserError ends the run.
     """
-    probe = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(PROBE)]
-    for alternates, num_systems in product((False, True), (math.inf, 1, 0)):
+    forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
+    forms.append((("system", "user"), 1, True))  # of a template for single questions
+    for roles, num_systems, alternates in forms:
+        messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
         try:
-            text = render(fold(probe, num_systems, alternates))
+            text = render(fold(messages, num_systems, alternates))
         except UserError:
             raise
         except Exception:
             continue
-        first, *others = (text.find(message["content"]) for message in probe)
+        first, *others = (text.find(message["content"]) for message in messages)
         if -1 not in (first, *others) and others == sorted(others):
-            break
-    return num_systems, alternates
+            return num_systems, alternates
+    return 0, True
 
 
 def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
