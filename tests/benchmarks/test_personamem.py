@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -22,7 +23,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import Accepts, APIChat, LocalChat, find_accepts, fold
+from utils.generation.chat import APIChat, LocalChat, find_form, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
@@ -422,31 +423,41 @@ LAST_SYSTEM_FIRST = (
 
 
 @pytest.mark.parametrize(
-    ("template", "accepts", "text"),
+    ("template", "form", "text"),
     [
-        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", Accepts(True, True, True, True), None),
+        ("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", (math.inf, False), None),
         (  # as Gemma's
             "{% if messages[0].role == 'system' %}{{ raise_exception('') }}{% endif %}{% for m in messages %}"
             "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('') }}{% endif %}"
             "[{{ m.role }}]{{ m.content }}{% endfor %}",
-            Accepts(False, False, False, False),
+            (0, True),
             "[user]card one\n\nhello[assistant]hi[user]card two[assistant]back\n\nagain[user]question",
         ),
         (  # like DeepSeek's: the last system message comes first, instead of all others
             LAST_SYSTEM_FIRST,
-            Accepts(system=True, later_system=False, repeats=True, assistant_first=True),
+            (1, False),
             "card one[user]hello[assistant]hi[user]card two[assistant]back[assistant]again[user]question",
+        ),
+        (  # like an older one of Mistral's: the system message is a part of the last user message
+            "{% for m in messages if m.role != 'system' %}"
+            "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('') }}{% endif %}"
+            "[{{ m.role }}]{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+            "{{ m.content }}{% endfor %}",
+            (1, True),
+            "[user]hello[assistant]hi[user]card two[assistant]back\n\nagain[user]card one\n\nquestion",
         ),
     ],
 )
-def test_turns_are_merged_if_the_template_does_not_support_them(template, accepts, text):
+def test_turns_are_merged_if_the_template_does_not_support_them(template, form, text):
     def refuse(text):
         raise TemplateError(text)
 
     compiled = Environment().from_string(template)
     render = lambda messages: compiled.render(messages=messages, raise_exception=refuse)  # noqa: E731
-    assert find_accepts(render) == accepts
-    assert (render(fold(TURNS, accepts)) == text) if text else (fold(TURNS, accepts) == TURNS)
+    assert find_form(render) == form
+    assert (render(fold(TURNS, *form)) == text) if text else (fold(TURNS, *form) == TURNS)
+    behind = [*TURNS, {"role": "system", "content": "card three"}]
+    assert render(fold(behind, *form)).endswith("card three")  # also behind the last question
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,12 @@ import pytest
 
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
-from utils.generation.chat import Accepts, APIChat, LocalChat, choose_length, fold
-from utils.generation.fitting import Fitted, fit_posts
+from utils.generation.chat import APIChat, LocalChat, choose_length, fold
+from utils.generation.fitting import Fitted, fit_posts, largest
 from utils.generation.plain_text import PlainText
 from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
-NO_SYSTEM = Accepts(system=False, later_system=False, repeats=False, assistant_first=False)
 MERGED = "Be brief.\n\n猫 ’{x}’?\n\noutput: ```json"
 
 TURNS = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[end]{% endfor %}"
@@ -435,6 +434,21 @@ def test_a_long_profile_is_rendered_a_few_times_only(posts, budget, most_renders
     assert chat.renders <= most_renders
 
 
+@pytest.mark.parametrize("guess", [None, 0, 3, 40, 100])
+@pytest.mark.parametrize("fits", range(-1, 101))
+def test_the_largest_that_fits_is_found_from_any_guess(guess, fits):
+    tried = []
+    assert largest(100, lambda n: (tried.append(n), n if n <= fits else None)[1], guess) == (
+        (fits, fits) if fits >= 0 else (0, None)
+    )
+    start = 100 if guess is None else guess
+    assert tried[0] == start and len(set(tried)) == len(tried)  # nothing is rendered twice
+    if guess is None:
+        assert len(tried) <= 9  # both ends, and log2 of 100
+    else:
+        assert len(tried) <= 2 + 2 * abs(fits - guess).bit_length()
+
+
 def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
     chat, prompt = LocalChat(models["refuses system"]), load_prompt("lampqa/rag")
     posts = ["first post ’", "second 猫", "third"]
@@ -566,7 +580,7 @@ def test_prompt_and_reply_equal_the_rendered_conversation(tmp_path, style):
     prompt = user
     if style == "Gemma":
         prompt = system + user  # merged into the user's
-        whole[0] = fold(prompt, NO_SYSTEM)[0]
+        whole[0] = fold(prompt, 0, True)[0]
     ids = [*chat.render(prompt), *chat.render_reply("Cost\ntime")]
     expected = chat.tokenizer.apply_chat_template(whole, return_dict=False)
     assert ids == expected[: len(ids)]

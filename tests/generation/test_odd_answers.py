@@ -220,6 +220,16 @@ def test_a_failure_inside_a_choice_and_a_refusal(server, flags, output, question
     assert (answers["q0"][0]["output"], answers["q0"][0]["reason"]) == (None, "refusal: I can't help.")
 
 
+def test_thoughts_in_the_content_are_kept_beside_an_empty_field(server, flags, output, questions):
+    """Some servers send both, and `reasoning` as null."""
+    server.faults = lambda body, times: "other JSON"
+    thought, text = {"type": "thinking", "thinking": "Let me see."}, {"type": "text", "text": "A"}
+    server.body = changed(put(*MESSAGE, {"reasoning": None, "reasoning_content": "", "content": [thought, text]}))
+    answer(flags, output, data=questions(1))
+    [stored] = output.parent.glob("completions/*/*.jsonl")
+    assert '"reasoning":"Let me see."' in stored.read_text()
+
+
 def number_in(text):
     return int(re.search(r"number (\d+)\?", text)[1])
 

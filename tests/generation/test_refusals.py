@@ -320,7 +320,7 @@ def ask(server, *takes):
     async def send(body):
         sent.append(body)
         if unknown := [name for name in body if name not in takes]:
-            raise MalformedError(found := f"no {unknown[0]}", param=unknown[0], found=found)
+            raise MalformedError(found := f"no {unknown[0]}", param=unknown[0], details=found)
         return Completion("text", "stop", 1, 0, 1)
 
     return asyncio.run(server.ask({"model": "m", "max_tokens": 5}, None, send)), sent
@@ -347,7 +347,7 @@ def test_a_field_listed_as_allowed_is_not_the_cause_of_a_refusal():
     """In serde's words; none of the listed fields was refused."""
     found = "unknown field `temperature`, expected one of `model`, `messages`, `seed`, `top_p`, `max_tokens`"
     body = {"model": "m", "messages": [], "seed": 1, "top_p": 0.9, "max_tokens": 5, "temperature": 0.1}
-    assert refusals._named(MalformedError("refused", found=found), body) == "temperature"
+    assert refusals._named(MalformedError("refused", details=found), body) == "temperature"
 
 
 # Formats

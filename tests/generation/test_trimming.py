@@ -13,7 +13,7 @@ from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat
 from utils.generation.encoder_decoder import TextWindow
-from utils.generation.fitting import fit_profile, fit_trimmed
+from utils.generation.fitting import fit_items, fit_trimmed
 from utils.generation.plain_text import PlainText, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,11 +41,11 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
         entries, values = task.best_entries(record, 10), task.values(record)
         items = task.best_items(record, 10)
         assert [write(text) for text, write in entries] == items
-        whole = fit_profile(prompt, items, chat, 8192, task.join, **values)
+        whole = fit_items(prompt, items, chat, 8192, task.join, **values)
         assert fit_trimmed(prompt, entries, chat, 8192, task.join, **values).prompt == whole.prompt
         if not items:
             continue
-        around = chat.length(fit_profile(prompt, [], chat, 8192, task.join, **values).prompt)
+        around = chat.length(fit_items(prompt, [], chat, 8192, task.join, **values).prompt)
         needed = sum(chat.count(write("")) for _, write in entries)
         # Room for the surrounding text within 0.6 of it, for the entries' own words, and some of their texts.
         budget = max(int(around / 0.6) + 50, around + 2 * needed + 50)
@@ -101,7 +101,7 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
     prompt = load_prompt(task.prompts["rag"])
 
     def count_rendered(items):
-        return len(fit_profile(prompt, items, Characters(), 10**6, task.join, question="?").prompt) - 1
+        return len(fit_items(prompt, items, Characters(), 10**6, task.join, question="?").prompt) - 1
 
     for k, num_words, seed in product(range(1, 17), (2, 40, 60, 400), (1, 2)):
         generator = random.Random(100 * seed + k)

@@ -57,14 +57,14 @@ def test_the_table_of_the_readme(tmp_path, name, parameters, token_bytes):
 
 @pytest.mark.parametrize(("length", "requests"), [(1, 10), (16, 10), (17, 5), (80, 2), (81, 1), (160, 1), (161, 0)])
 def test_requests_take_whole_blocks_of_16_tokens(length, requests):
-    size = ModelSize(weights=0, layers=1, kv_heads=1, head_dim=1, value_bytes=2, heads=1)
+    size = ModelSize(weights=0, heads=1, kv_heads=1, head_bytes=4)
     fit = fit_model(size, ALLOWANCE + 160 * 4 + 60, 1.0)  # 4 bytes a token: 10 blocks, and 15 tokens that are none
     assert fit.tokens == 160
     assert fit.requests(length) == requests
 
 
 def test_more_gpus_than_key_value_heads():
-    size = ModelSize(weights=70, layers=28, kv_heads=4, head_dim=128, value_bytes=2, heads=28)
+    size = ModelSize(weights=70, heads=28, kv_heads=4, head_bytes=2 * 28 * 128 * 2)
     # each GPU holds one head: 2 x 28 x 1 x 128 x 2
     assert [size.token_bytes(count) for count in (1, 2, 4, 7, 14)] == [57_344, 28_672, 14_336, 14_336, 14_336]
     assert fit_model(size, ALLOWANCE + 100, 1.0, 7).weights == 10

@@ -31,7 +31,7 @@ from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.files.manifest import KEY_IN_QUERY
 from utils.generation.chat import Rendered
-from utils.generation.refusals import LONGEST_PAUSE, Asked, LongReplyError, MalformedError, Refusals, ThrottledClient
+from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
 from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
@@ -103,10 +103,10 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
-        asked, schema, send = self._asked(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
+        request, schema, send = self._request(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
         async with self._alone_at_first((model, isinstance(schema, dict))):
             try:
-                completion = await self._insist(lambda: self.refusals.ask(asked, schema, send))
+                completion = await self._insist(lambda: self.refusals.ask(request, schema, send))
             except MalformedError as error:
                 raise self._refusal(model, prompt, error) from None
             except RefusedError:
@@ -132,11 +132,9 @@ class APIEngine:
                     except UserError as error:
                         self._problems[kind[0]] = error
                         raise
-                    except UnavailableError:  # an outage, during which the others need not wait for each other
-                        self._kinds.add(kind)
-                        raise
-                    except RefusedError as refusal:
-                        self._kinds |= {kind} if refusal.is_certain else set()
+                    except (UnavailableError, RefusedError) as error:
+                        if isinstance(error, UnavailableError) or error.is_certain:  # in an outage, nobody need wait
+                            self._kinds.add(kind)
                         raise
                     if not (kind[1] and self.refusals.doubtful):
                         self._kinds.add(kind)
@@ -179,36 +177,39 @@ class APIEngine:
         self._note(f"{problem}; giving up after {tries} tries")
         raise UnavailableError(problem)
 
-    def _asked(self, model: str, prompt: Rendered, sampling: Sampling) -> Asked:
+    def _request(self, model: str, prompt: Rendered, sampling: Sampling) -> Request:
         """Return the body of a request to an API that accepts all parameters."""
-        set_by_default = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
-        if not self._sends_seed:
-            del set_by_default["seed"]
-        given = {name: value for name, value in set_by_default.items() if value is not None}
+        seed = sampling.seed if self._sends_seed else None
+        optional = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": seed}
+        given = {name: value for name, value in optional.items() if value is not None}
         further = dict(sampling.further)
         extra_body = further.pop("extra_body", {})
-        messages = {"model": model, "messages": prompt}
-        return {**messages, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
+        required = {"model": model, "messages": prompt}
+        return {**required, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:
         """Send a request's body and return the completion."""
         # The library's method for chats checks the type of every message, which takes as long as the request.
-        asked = self._client.post("/chat/completions", cast_to=Response, body=body)
-        return self._read((await self._explained(asked)).content, sampling, body)
+        response = self._client.post("/chat/completions", cast_to=Response, body=body)
+        return self._read((await self._explained(response)).content, sampling, body)
 
-    async def _explained(self, asked: Awaitable[T]) -> T:
+    async def _explained(self, response: Awaitable[T]) -> T:
         """Return the client library's result, and raise its errors as ours."""
         try:
-            return await asked
+            return await response
         except openai.APIStatusError as error:
-            raise self._explain(error) from None
+            # Other servers use other formats, so a refused request's whole body is shown.
+            whole = str(_without_inputs(error.body)) if error.body else error.message
+            shown = whole if error.status_code in MALFORMED else error.message
+            text = field_of(error.body, "message", object) or shown
+            raise self._problem(error.status_code, error.code, text, error.param, whole) from None
         except openai.APIConnectionError as error:  # also time-outs
             if isinstance(error.__cause__, LongReplyError):
                 raise UnavailableError(f"the {self.device} {error.__cause__}; check --base_url") from None
             raise UnavailableError(f"the {self.device} cannot be reached: {error.message}") from None
 
-    def _read(self, content: bytes, sampling: Sampling, asked: dict[str, Any]) -> Completion:
-        """Return the completion in a reply's body; UnavailableError if there is none. `asked` is the request's body."""
+    def _read(self, content: bytes, sampling: Sampling, request: dict[str, Any]) -> Completion:
+        """Return the completion in a response's body; UnavailableError if there is none. `request` is its body."""
         try:
             answer = json.loads(content)
         except (ValueError, RecursionError):  # also for numbers of thousands of digits and endless nesting
@@ -219,11 +220,11 @@ class APIEngine:
         # A blocked prompt or answer has no choice, or one without a message.
         choice = (choices and choices[0]) or {} if choices is not None else None
         message = choice.get("message") or {} if isinstance(choice, dict) else None
-        text, told = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
+        text, thoughts = _text_and_thoughts(message.get("content")) if isinstance(message, dict) else (None, "")
         # Other kinds of servers answer 200 with a web page or an error.
         if text is None:
-            found = self._one_line(error or content.decode(errors="replace"))
-            raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {found}")
+            shown = self._one_line(error or content.decode(errors="replace"))
+            raise UnavailableError(f"the {self.device} returned no completion; check --base_url: {shown}")
         is_broken = field_of(choice, "error", dict)  # OpenRouter: the provider failed in the middle
         finish_reason = "error" if is_broken else self._one_line(choice.get("finish_reason") or "unknown")
         if finish_reason.lower().startswith("content_filter"):
@@ -233,12 +234,19 @@ class APIEngine:
         usage, state = field_of(answer, "usage", dict), field_of(answer, "system_fingerprint", str)
         name = field_of(answer, "model", str)
         reasoning_tokens = _count(field_of(usage, "completion_tokens_details", dict), "reasoning_tokens")
+        prompt, written, total = (_count(usage, f"{part}_tokens") for part in ("prompt", "completion", "total"))
+        if None not in (prompt, written, total):  # some APIs (xAI, Gemini) count thoughts only in the total
+            written = max(written, total - prompt)
+        # Many servers send thoughts in a separate field, under two names.
+        thoughts = field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str) or thoughts
         # A server that constrains the whole output leaves no room for a thought, so the text begins with the answer.
-        cut, is_held = is_cut(finish_reason), "response_format" in asked
-        opened = None if sampling.opened and is_held else sampling.opened
-        split = _split({"reasoning": told, **message} if told else message, text, cut, opened)
-        is_told = split.reasoning or reasoning_tokens is not None or is_held or text.lstrip().startswith(("{", "```"))
-        if cut and not is_told and THINKING_NAMES.match(asked["model"]):
+        cut, is_constrained = is_cut(finish_reason), "response_format" in request
+        if thoughts:
+            split = Split(text, thoughts.strip(), unfinished=not text.strip())
+        else:
+            split = split_thoughts(text, cut, None if sampling.opened and is_constrained else sampling.opened)
+        is_marked = split.reasoning or reasoning_tokens is not None or text.lstrip().startswith(("{", "```"))
+        if cut and not is_marked and not is_constrained and THINKING_NAMES.match(request["model"]):
             # If the template opens <think> and the text is cut inside the thought, the text has no tag at all.
             split = Split("", text.strip(), unfinished=True)
         return Completion(
@@ -247,31 +255,24 @@ class APIEngine:
             reasoning_tokens=reasoning_tokens,
             unfinished=split.unfinished or bool(reasoning_tokens and not split.answer.strip()),
             finish_reason=finish_reason,
-            prompt_tokens=_count(usage, "prompt_tokens"),
+            prompt_tokens=prompt,
             cached_tokens=_count(field_of(usage, "prompt_tokens_details", dict), "cached_tokens"),
-            completion_tokens=_written(usage),
+            completion_tokens=written,
             system_fingerprint=self._one_line(state) if state else None,
-            answered_by=self._one_line(name) if name not in (None, "", asked["model"]) else None,
+            answered_by=self._one_line(name) if name not in (None, "", request["model"]) else None,
         )
 
-    def _explain(self, error: openai.APIStatusError) -> Exception:
-        body = error.body if isinstance(error.body, dict) else {}
-        # Other servers use other formats, so a refused request's whole body is shown.
-        whole = str(_without_inputs(error.body)) if error.body else error.message
-        found = body.get("message") or (whole if error.status_code in MALFORMED else error.message)
-        return self._problem(error.status_code, error.code, found, error.param, whole)
-
     def _problem(
-        self, status: int, code: str | None, found: object, param: str | None = None, whole: str = ""
+        self, status: int, code: str | None, text: object, param: str | None = None, whole: str = ""
     ) -> Exception:
         """Return the exception for an error status.
 
         Args:
-            found: the error's message.
+            text: the error's message.
             param: the parameter that the error names.
             whole: the whole error body.
         """
-        message = self._one_line(found)
+        message = self._one_line(text)
         code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(code or "")).lower()  # some write DataInspectionFailed
         if status < 500 and code in REFUSED:
             return RefusedError(f"{code}: {message}")
@@ -283,20 +284,20 @@ class APIEngine:
         is_too_long &= status not in (408, 429) or "too large" in message.lower()
         if is_too_long and status < 500:
             hint = "\n  give the real limit as --max_model_len, or a smaller --max_tokens"
-            told = f"the {self.device} refuses a prompt because it is too long: {message}{hint}"
-            return MalformedError(told, status, code)
+            problem = f"the {self.device} refuses a prompt because it is too long: {message}{hint}"
+            return MalformedError(problem, status, code)
         if (status in PASSING or status >= 500) and not is_for_all:
             return UnavailableError(f"the {self.device} answers {status}: {message}")
         if status not in ENDS_RUN and not is_for_all:
-            told = f"the {self.device} refuses the request: {message}"
-            return MalformedError(told, status, code, param, whole if status in MALFORMED else "")
+            details = whole if status in MALFORMED else ""
+            return MalformedError(f"the {self.device} refuses the request: {message}", status, code, param, details)
         has_path = self._client.base_url.path.strip("/") != ""
         hint = "" if has_path or status not in NO_SUCH_PATH else "\n  --base_url has no path; it usually ends in /v1"
         return (AbsentError if status == 404 else UserError)(f"the {self.device} answers {status}: {message}{hint}")
 
-    def _one_line(self, found: object) -> str:
+    def _one_line(self, message: object) -> str:
         """Return a server's message as one printable line, without the secrets that some servers repeat."""
-        text = str(found)
+        text = str(message)
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return printable(" ".join(text.split()))[:300]
@@ -342,8 +343,8 @@ def ask_for_root(model: str, base_url: str | None, api_key: str) -> str | None:
 
 def field_of(value: Any, name: str, kind: type[T]) -> T | None:
     """Return a field of a JSON object; None unless it exists and has the type `kind`."""
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, kind) else None
+    field = value.get(name) if isinstance(value, dict) else None
+    return field if isinstance(field, kind) else None
 
 
 def _without_inputs(error: Any) -> Any:
@@ -364,35 +365,21 @@ def _text_and_thoughts(content: Any) -> tuple[str | None, str]:
         return content or "", ""
     if not isinstance(content, list | dict):
         return None, ""
-    parts = [
-        {"text": part} if isinstance(part, str) else part
-        for part in ([content] if isinstance(content, dict) else content)
-    ]
-    texts = [
-        field_of(part, "text", str) for part in parts if field_of(part, "type", str) in (None, "text", "output_text")
-    ]
-    thoughts = [part.get("thinking") for part in parts if field_of(part, "type", str) == "thinking"]
-    told = [thought if isinstance(thought, str) else _text_and_thoughts(thought)[0] for thought in thoughts]
-    return "".join(filter(None, texts)), "\n".join(filter(None, told))
-
-
-def _split(message: dict[str, Any], text: str, cut: bool, opened: bool | None) -> Split:
-    """Split a message into answer and thoughts. Many servers send thoughts in a separate field, under two names."""
-    if thoughts := field_of(message, "reasoning", str) or field_of(message, "reasoning_content", str):
-        return Split(text, thoughts.strip(), unfinished=not text.strip())
-    return split_thoughts(text, cut, opened)
+    texts, thoughts = [], []
+    for part in [content] if isinstance(content, dict) else content:
+        kind = field_of(part, "type", str)
+        if kind == "thinking":
+            thought = part.get("thinking")
+            thoughts.append(thought if isinstance(thought, str) else _text_and_thoughts(thought)[0])
+        elif kind in (None, "text", "output_text"):
+            texts.append(part if isinstance(part, str) else field_of(part, "text", str))
+    return "".join(filter(None, texts)), "\n".join(filter(None, thoughts))
 
 
 def _count(usage: dict[str, Any] | None, name: str) -> int | None:
     """Return a number of tokens; None unless it is a whole number from 0 to `MOST_TOKENS`."""
     count = field_of(usage, name, int)
     return count if type(count) is int and 0 <= count <= MOST_TOKENS else None
-
-
-def _written(usage: dict[str, Any] | None) -> int | None:
-    """Return the number of output tokens, with thoughts; some APIs (xAI, Gemini) count thoughts only in the total."""
-    prompt, written, total = (_count(usage, f"{name}_tokens") for name in ("prompt", "completion", "total"))
-    return written if None in (prompt, written, total) else max(written, total - prompt)
 
 
 def find_secrets(api_key: str, base_url: str) -> list[str]:

@@ -67,7 +67,7 @@ class BatchEngine(APIEngine):
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
-        its, schema, asked, alone = self._its, sampling.schema, self._asked(model, prompt, sampling), super().complete
+        its, schema, asked, alone = self._its, sampling.schema, self._request(model, prompt, sampling), super().complete
         # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
             way = self.refusals.way(schema)
@@ -85,7 +85,7 @@ class BatchEngine(APIEngine):
             raise RefusedError(answer)
         if answer is not None:
             try:
-                return self.refusals.told(way, asked, schema, self._read(answer, sampling, body))
+                return self.refusals.with_refused(way, asked, schema, self._read(answer, sampling, body))
             except UnavailableError:  # the answer is not a completion
                 its.tries[key] += 1
         its.noted[key] = body

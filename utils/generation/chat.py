@@ -12,7 +12,6 @@ from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -43,79 +42,52 @@ BREAK = "\ufdd0"  # not a character; put into a control token's text, so that it
 # that prompts do not change from day to day, or between training and answering.
 TEMPLATE_DATE = "2024-07-26"
 CLOCK = "strftime_now"  # a template's function for today's date
+PROBE = ("system", "assistant", "user", "user", "assistant", "assistant", "system", "user")  # roles that some refuse
 BYTES_PER_TOKEN = 3  # a safe estimate without the model's tokenizer (English text has about 4)
 
 
-@dataclass(frozen=True)
-class Accepts:
-    """What a chat template accepts without an error and without dropping or moving text."""
+def find_form(render: Callable[[Messages], str]) -> tuple[float, bool]:
+    """Return `fold`'s arguments for the first form of messages that a template renders without dropping or moving text.
 
-    system: bool  # a system message at the beginning
-    later_system: bool  # a system message after others
-    repeats: bool  # two messages of one role in a row
-    assistant_first: bool  # an assistant's message before any user's
-
-
-def find_accepts(render: Callable[[Messages], str]) -> Accepts:
-    """Try out what a template accepts; `render` may raise anything for the rest.
-
-    A UserError from `render` ends the run.
+    A template may put a system message at the beginning anywhere (Mistral's puts it into the last user message).
+    `render` may raise anything; only a UserError ends the run.
     """
-
-    def takes(*roles: str) -> bool:
+    forms = [(PROBE, num_systems, alternates) for alternates in (False, True) for num_systems in (math.inf, 1, 0)]
+    forms.append((("system", "user"), 1, True))  # of a template for single questions
+    for roles, num_systems, alternates in forms:
         messages = [{"role": role, "content": f"c0ffee{number} text"} for number, role in enumerate(roles)]
         try:
-            text = render(messages)
+            text = render(fold(messages, num_systems, alternates))
         except UserError:
             raise
         except Exception:
-            return False
-        places = [text.find(message["content"]) for message in messages]
-        # With a single question, the template may put the system message anywhere.
-        return -1 not in places and (len(roles) == 2 or places == sorted(places))
-
-    return Accepts(
-        takes("system", "user"),
-        takes("system", "user", "assistant", "system", "user"),  # some keep only the last system message, first
-        takes("user", "user", "assistant", "assistant", "user"),
-        takes("assistant", "user"),
-    )
+            continue
+        first, *others = (text.find(message["content"]) for message in messages)
+        if -1 not in (first, *others) and others == sorted(others):
+            return num_systems, alternates
+    return 0, True
 
 
-def fold(messages: Messages, accepts: Accepts) -> Messages:
+def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
     """Convert messages to a form that a template accepts, keeping the order of the texts.
 
-    A refused system message is put before the text of the next user message, or becomes a user message. So does a
-    refused first message of the assistant. Refused neighbours of one role are merged.
+    Args:
+        num_systems: a system message is kept only among this many messages at the beginning. Any other one becomes a
+            user message, and the text of a user message behind it is added to it.
+        alternates: user and assistant must alternate, beginning with the user. A first message of the assistant becomes
+            a user message, and neighbours of one role are merged.
     """
     folded: Messages = []
-    ahead: list[str] = []
+    is_refused = False  # whether the message before was a refused system message
     for number, message in enumerate(messages):
         role, content = message["role"], message["content"]
-        if role == "system" and not (accepts.system if number == 0 else accepts.later_system):
-            ahead.append(content)
-            continue
-        if role == "user":
-            folded.append({"role": role, "content": "\n\n".join([*ahead, content])})
-        else:
-            folded += [{"role": "user", "content": "\n\n".join(ahead)}] if ahead else []
-            folded.append({"role": role, "content": content})
-        ahead = []
-    if not accepts.assistant_first:
-        first = next((message for message in folded if message["role"] != "system"), None)
-        if first is not None and first["role"] == "assistant":
-            folded[folded.index(first)] = {**first, "role": "user"}
-    return folded if accepts.repeats else merge_neighbours(folded)
-
-
-def merge_neighbours(messages: Messages) -> Messages:
-    merged: Messages = []
-    for message in messages:
-        if merged and merged[-1]["role"] == message["role"]:
-            merged[-1] = {**message, "content": f"{merged[-1]['content']}\n\n{message['content']}"}
-        else:
-            merged.append(message)
-    return merged
+        merges, is_refused = is_refused or alternates, role == "system" and number >= num_systems
+        if is_refused or (alternates and role == "assistant" and all(kept["role"] == "system" for kept in folded)):
+            role = "user"
+        if merges and folded and folded[-1]["role"] == role:
+            content = f"{folded.pop()['content']}\n\n{content}"
+        folded.append({"role": role, "content": content})
+    return folded
 
 
 def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
@@ -217,8 +189,9 @@ class LocalChat(_Counting):
                 raise UserError(f"--chat_template_kwargs: {CLOCK} is {self.date}; give a date, YYYY-MM-DD") from None
         self.prompt_end = self._check_template()
         if self.prompt_end.strip() and self._marks.search(self.prompt_end) is None:
-            told = f"its chat template ends the user's turn with plain text, {quote(self.prompt_end.strip())}"
-            print(f"note: {model_addr}: {told}, which a post may contain too", file=sys.stderr)
+            end = quote(self.prompt_end.strip())
+            problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
+            print(f"note: {model_addr}: {problem}", file=sys.stderr)
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
 
     def _check_template(self) -> str:
@@ -242,8 +215,8 @@ class LocalChat(_Counting):
 
     def _text(self, messages: Messages) -> str:
         with self._blaming_template():
-            told = [{**message, "content": self._as_text(message["content"])} for message in messages]
-            return self._apply(fold(told, self._accepts)) + self.behind
+            texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
+            return self._apply(fold(texts, *self._form)) + self.behind
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
         """Return the template's text for messages, up to the assistant's turn if it `asks`."""
@@ -269,13 +242,16 @@ class LocalChat(_Counting):
     @cached_property
     def _marks(self) -> re.Pattern[str]:
         """The texts that the tokenizer reads as control tokens."""
-        added = [one for one in self.tokenizer.added_tokens_decoder.items() if len(one[1].content) > 1]
-        marks = {one.content: number for number, one in added if one.special or CONTROL.fullmatch(one.content)}
+        marks = {
+            token.content: number
+            for number, token in self.tokenizer.added_tokens_decoder.items()
+            if len(token.content) > 1 and (token.special or CONTROL.fullmatch(token.content))
+        }
         broken = self._encode_all([mark[0] + BREAK + mark[1:] for mark in marks])
         unknown = self.tokenizer.unk_token
         if stuck := [mark for mark, ids in zip(marks, broken, strict=True) if marks[mark] in ids and mark != unknown]:
-            told = f"its tokenizer reads {stuck[0]} in any text as a control token"
-            print(f"note: {self.tokenizer.name_or_path}: {told}", file=sys.stderr)
+            problem = f"its tokenizer reads {stuck[0]} in any text as a control token"
+            print(f"note: {self.tokenizer.name_or_path}: {problem}", file=sys.stderr)
         longest_first = sorted(marks, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -286,7 +262,7 @@ class LocalChat(_Counting):
         if any(BREAK in text for text in texts):
             parts = [text.split(BREAK) for text in texts]
             encoded = iter(self._encode_all([*chain.from_iterable(parts)]))
-            return [array("i", chain.from_iterable(next(encoded) for _ in its)) for its in parts]
+            return [array("i", chain.from_iterable(next(encoded) for _ in pieces)) for pieces in parts]
         if backend := getattr(self.tokenizer, "backend_tokenizer", None):
             backend.no_truncation()
             backend.no_padding()
@@ -300,9 +276,9 @@ class LocalChat(_Counting):
         return array("i", ids)
 
     @cached_property
-    def _accepts(self) -> Accepts:
-        """What the template accepts. Some refuse the system role (Gemma 2), some silently drop its text."""
-        return find_accepts(self._apply)
+    def _form(self) -> tuple[float, bool]:
+        """The template's form of messages. Some refuse the system role (Gemma 2), some silently drop its text."""
+        return find_form(self._apply)
 
     def render_reply(self, text: str) -> array:
         """Return the token ids of the assistant's reply to `render`'s prompt, with the token that ends its turn."""
@@ -368,19 +344,17 @@ def _tiktoken_encoder(model: str) -> Callable[[str], list[int]] | None:
     """Return tiktoken's encoder for a model; None if tiktoken does not know it or cannot fetch its table in time."""
     import tiktoken
 
-    found: list[Any] = []
+    encodings: list[Any] = []
 
     def fetch() -> None:
         with suppress(KeyError, ValueError, OSError):  # unknown model, not the table, no connection
-            found.append(tiktoken.encoding_for_model(model))
+            encodings.append(tiktoken.encoding_for_model(model))
 
     # In a thread, because tiktoken sets no time limit: behind some firewalls, its request would hang forever.
     thread = threading.Thread(target=fetch, daemon=True)
     thread.start()
     thread.join(FETCH_SECONDS)
-    if not found:
-        return None
-    return lambda text: found[0].encode(text, disallowed_special=())
+    return (lambda text: encodings[0].encode(text, disallowed_special=())) if encodings else None
 
 
 def render_all(chat: Chat, groups: Iterable[Sequence[Messages]]) -> Iterator[list[Rendered]]:

@@ -13,7 +13,7 @@ from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import choose_length
-from utils.generation.fitting import Entry, Trimmed, fit_profile, fit_trimmed
+from utils.generation.fitting import Entry, Trimmed, fit_items, fit_trimmed
 from utils.generation.model import Model, Policy, Window
 from utils.generation.plain_text import Passages, PlainText
 from utils.generation.requests import FURTHER, Completion, Sampling
@@ -40,7 +40,7 @@ class TextWindow(Window):
         if isinstance(items, History):
             what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
             raise UserError(f"{self.chat.tokenizer.name_or_path}: {what}\n  give a chat model")
-        return self._fit(partial(fit_profile, prompt, chat=self.chat, join=join, **values), items)
+        return self._fit(partial(fit_items, prompt, chat=self.chat, join=join, **values), items)
 
     def fit_trimmed(
         self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str

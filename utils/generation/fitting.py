@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from prompts import History, Messages, Prompt
 from utils.generation.chat import Chat, Rendered
@@ -32,46 +32,21 @@ def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Ch
         budget: most tokens that the prompt may have.
     """
 
-    def render_within(kept: list[str]) -> Rendered | None:
-        rendered = chat.render(build(kept))
-        return rendered if chat.length(rendered) <= budget else None
+    def render(kept: list[str]) -> Rendered | None:
+        return _render_within(build(kept), chat, budget)
 
-    used, prompt = longest(len(posts), lambda n: render_within(posts[:n]))
+    used, prompt = largest(len(posts), lambda n: render(posts[:n]))
     if prompt is None or used > 0 or not posts:
         return prompt and Fitted(prompt, used, len(posts) - used)
-    length, cut_prompt = longest(len(posts[0]), lambda n: render_within([posts[0][:n].rstrip()] if n else []))
+    length, cut_prompt = largest(len(posts[0]), lambda n: render([posts[0][:n].rstrip()] if n else []))
     if not posts[0][:length].strip():
         return Fitted(prompt, 0, len(posts))
     return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
 
 
-def fit_profile(
-    prompt: Prompt, items: Sequence[str], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
-) -> Fitted | None:
-    """Fit a prompt with a user's best items into a budget (`fit_posts`).
-
-    `join` makes one text of several items. A prompt without {profile} takes no items.
-    """
-
-    def build(kept: list[str]) -> Messages:
-        profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
-        return prompt.messages(**profile, **values)
-
-    return fit_posts(build, list(items), chat, budget)
-
-
-def longest(most: int, render: Callable[[int], T | None]) -> tuple[int, T | None]:
-    """Return the largest n in 0..most for which `render(n)` is not None, and that value; (0, None) if there is none."""
-    if (prompt := render(most)) is not None:
-        return most, prompt
-    low, high, best = 0, most, render(0)
-    while best is not None and high - low > 1:  # low fits, high doesn't
-        middle = (low + high) // 2
-        if (prompt := render(middle)) is None:
-            high = middle
-        else:
-            low, best = middle, prompt
-    return low, best
+def _render_within(messages: Messages, chat: Chat, budget: int) -> Rendered | None:
+    rendered = chat.render(messages)
+    return rendered if chat.length(rendered) <= budget else None
 
 
 def fit_items(
@@ -82,10 +57,18 @@ def fit_items(
     join: Callable[[list[str]], str],
     **values: str,
 ) -> Fitted | None:
-    """Fit a prompt with items into a budget by `fit_history` or `fit_profile`."""
+    """Fit a prompt with a user's best items into a budget by `fit_posts`, or with a history by `fit_history`.
+
+    `join` makes one text of several items. A prompt without {profile} takes no items.
+    """
     if isinstance(items, History):
         return fit_history(prompt, items, chat, budget, **values)
-    return fit_profile(prompt, items, chat, budget, join, **values)
+
+    def build(kept: list[str]) -> Messages:
+        profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
+        return prompt.messages(**profile, **values)
+
+    return fit_posts(build, list(items), chat, budget)
 
 
 def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **values: str) -> Fitted | None:
@@ -95,12 +78,11 @@ def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **val
     so the prompt is rendered only a few times, even for long histories.
     """
 
-    def within(number: int) -> Rendered | None:
-        rendered = chat.render(prompt.messages(turns=history.first(number), **values))
-        return rendered if chat.length(rendered) <= budget else None
+    def render(number: int) -> Rendered | None:
+        return _render_within(prompt.messages(turns=history.first(number), **values), chat, budget)
 
     most = len(history.items)
-    number, rendered = largest(most, guess_number(history, chat, budget), within)
+    number, rendered = largest(most, render, guess_number(history, chat, budget))
     return rendered and Fitted(rendered, number, most - number)
 
 
@@ -114,26 +96,25 @@ def guess_number(history: History, chat: Chat, budget: int) -> int:
     return len(history.items)
 
 
-def largest(most: int, guess: int, fit: Callable[[int], Any]) -> tuple[int, Any]:
+def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None) -> tuple[int, T | None]:
     """Return the largest n in 0..most for which `fit(n)` is not None, and that value; (0, None) if there is none.
 
-    Tries the guess, then doubles the distance from it, and finally bisects.
+    Tries the guess, then doubles the distance from it, and finally bisects. Without a guess, tries `most`, then 0.
     """
-    best = fit(guess)
-    low, high, step = (guess, most + 1, 1) if best is not None else (-1, guess, 1)
+    middle, step = (most, most) if guess is None else (guess, 1)
+    low, high, best = -1, most + 1, None  # low fits, high does not
     while high - low > 1:
-        if best is not None and high > most:
-            middle = min(low + step, most)  # no number is known to be too large
-        elif best is None:
-            middle = max(high - step, 0)  # no number is known to fit
+        if (value := fit(middle)) is None:
+            high = middle
+        else:
+            low, best = middle, value
+        if low < 0:
+            middle = max(high - step, 0)
+        elif high > most:
+            middle = min(low + step, most)
         else:
             middle = (low + high) // 2
         step *= 2
-        found = fit(middle)
-        if found is not None:
-            low, best = middle, found
-        else:
-            high = middle
     return max(low, 0), best
 
 
@@ -161,15 +142,14 @@ def fit_trimmed(
 
     def render(texts: list[str], end: int) -> Rendered | None:
         kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
-        rendered = chat.render(prompt.messages(profile=join(texts), **kept))
-        return rendered if chat.length(rendered) <= budget else None
+        return _render_within(prompt.messages(profile=join(texts), **kept), chat, budget)
 
     bare, alone = [state("") for _, state in entries], length([])
     # One token more per seam: a text may have one more token between others than alone.
     seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
     items = trim(entries, alone, seams, budget, chat.count)
     for texts in (items, []):
-        end, rendered = longest(len(question), lambda end, texts=texts: render(texts, end))
+        end, rendered = largest(len(question), lambda end, texts=texts: render(texts, end))
         if rendered is not None and (end or not question):
             used = len(texts)
             shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
@@ -191,23 +171,15 @@ def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: C
     """
     for tenths in range(6, -1, -1):
         room = budget - min(alone, budget * tenths // 10) - seams
-        texts = _share(entries, room // max(len(entries), 1), count)
-        if texts is not None:
+        share, saved, texts = room // max(len(entries), 1), 0, []
+        for entry in entries:
+            if (text := _cut(entry, share + saved, count)) is None:
+                break
+            saved += share - count(text)
+            texts.append(text)
+        else:
             return texts
     return []
-
-
-def _share(entries: Sequence[Entry], share: int, count: Callable[[str], int]) -> list[str] | None:
-    """Trim each entry to its share of tokens; None if an entry's fixed words exceed it."""
-    texts: list[str] = []
-    saved = 0
-    for entry in entries:
-        cut = _cut(entry, share + saved, count)
-        if cut is None:
-            return None
-        saved += share - count(cut)
-        texts.append(cut)
-    return texts
 
 
 def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
@@ -218,4 +190,4 @@ def _cut(entry: Entry, most: int, count: Callable[[str], int]) -> str | None:
         cut = state(text[:length].rstrip() if length < len(text) else text)
         return cut if count(cut) <= most else None
 
-    return longest(len(text), within)[1]
+    return largest(len(text), within)[1]

@@ -30,7 +30,7 @@ _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
 )
 
-Asked = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
+Request = dict[str, Any]  # a request's body without response_format, with the limit as max_tokens
 LONGEST_PAUSE = 300.0  # seconds; while nothing is answered, our tries follow after 5, 25, 125, 300, ...
 LONGEST_WAIT = 600.0  # seconds, if a refusal names a time; a longer one counts as none
 PATIENCE = 1800.0  # seconds of nothing but refusals, after which requests no longer pause, so that their tries end
@@ -43,15 +43,15 @@ RISE_AFTER = 10  # answers per allowed request before the limit rises
 class MalformedError(UserError):
     """The API refuses a request because of a parameter, its response_format, its prompt, or something else in it.
 
-    `param` is the parameter that the error names, `found` its whole body; `found` is empty if no parameter can help.
+    `param` is the parameter that the error names, `details` its whole body, empty if no parameter can help.
     `is_for_all` is True if it refuses a parameter that the run cannot leave out.
     """
 
     is_for_all = False
 
-    def __init__(self, message: str, status: int = 400, code: str = "", param: str | None = None, found: str = ""):
+    def __init__(self, message: str, status: int = 400, code: str = "", param: str | None = None, details: str = ""):
         super().__init__(message)
-        self.status, self.code, self.param, self.found = status, code, param or "", found
+        self.status, self.code, self.param, self.details = status, code, param or "", details
 
 
 class Way(NamedTuple):
@@ -71,29 +71,29 @@ class Refusals:
 
     def __init__(self, limit: str):
         self._preferred = limit
-        self._known = Way(limit, frozenset(), 0)
-        # The messages for which the known format was refused; the next ones show whether it is refused for all.
+        self._current = Way(limit, frozenset(), 0)
+        # The messages for which the current format was refused; the next ones show whether it is refused for all.
         self.doubtful: Any = None
 
     def way(self, schema: Any) -> Way:
         """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
-        return self._known if isinstance(schema, dict) else self._known._replace(format=len(FORMATS) - 1)
+        return self._current if isinstance(schema, dict) else self._current._replace(format=len(FORMATS) - 1)
 
-    def body(self, way: Way, asked: Asked, schema: Any) -> dict[str, Any]:
+    def body(self, way: Way, request: Request, schema: Any) -> dict[str, Any]:
         """Return the whole body of a request."""
-        kept = {name: value for name, value in asked.items() if name not in way.left_out}
+        kept = {name: value for name, value in request.items() if name not in way.left_out}
         limited = {way.limit if name == "max_tokens" else name: value for name, value in kept.items()}
         held = response_format(FORMATS[way.format], schema)
         return {**limited, **({"response_format": held} if held else {})}
 
-    def told(self, way: Way, asked: Asked, schema: Any, completion: Completion) -> Completion:
+    def with_refused(self, way: Way, request: Request, schema: Any, completion: Completion) -> Completion:
         """Return the completion with the refused parameters and the format that replaced a refused one."""
-        refused = [*(way.left_out & asked.keys()), *([self._preferred] if way.limit != self._preferred else [])]
+        refused = [*(way.left_out & request.keys()), *([self._preferred] if way.limit != self._preferred else [])]
         taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
         return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
 
     async def ask(
-        self, asked: Asked, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
+        self, request: Request, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
     ) -> Completion:
         """Send a request, without what the server refuses, until it is accepted; return the completion.
 
@@ -102,43 +102,43 @@ class Refusals:
         way, is_repeated = self.way(schema), False
         met: dict[str, MalformedError] = {}  # what was refused, and how
         while True:
-            body = self.body(way, asked, schema)
+            body = self.body(way, request, schema)
             try:
                 completion = await send(body)
             except MalformedError as refusal:
                 is_vague = not (_names(refusal) & body.keys() or "response_format" in _words(refusal))
-                if refusal.found and is_vague and not is_repeated:
+                if refusal.details and is_vague and not is_repeated:
                     is_repeated = True  # it may pass
                 else:
                     way = _without(way, body, refusal, met)
                 continue
-            self._learn(way, met, asked.get("messages"), isinstance(schema, dict))
-            return self.told(way, asked, schema, completion)
+            self._learn(way, met, request.get("messages"), isinstance(schema, dict))
+            return self.with_refused(way, request, schema, completion)
 
     def _learn(self, way: Way, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
         """Use the way that worked for all later requests, and print its changes."""
-        known = self._known
-        formats = [one for one in FORMATS[known.format : way.format] if one in met]
+        current = self._current
+        formats = [name for name in FORMATS[current.format : way.format] if name in met]
         if has_schema:
             is_second = formats and self.doubtful not in (None, prompt)
             self.doubtful = prompt if formats and not is_second else None
             formats = formats if is_second else []
         for name, refusal in met.items():
-            if name == known.limit:
-                known, told = known._replace(limit=way.limit), f"with {way.limit}"
+            if name == current.limit:
+                current, change = current._replace(limit=way.limit), f"with {way.limit}"
             elif formats and name == formats[0]:
-                known, told = known._replace(format=way.format), f"without {' and '.join(formats)}"
-            elif name in way.left_out - known.left_out:
-                known, told = known._replace(left_out=known.left_out | {name}), f"without {name}"
+                current, change = current._replace(format=way.format), f"without {' and '.join(formats)}"
+            elif name in way.left_out - current.left_out:
+                current, change = current._replace(left_out=current.left_out | {name}), f"without {name}"
             else:
                 continue  # another request met this refusal first
-            print(f"note: {refusal}; the run continues {told}", file=sys.stderr, flush=True)
-        self._known = known
+            print(f"note: {refusal}; the run continues {change}", file=sys.stderr, flush=True)
+        self._current = current
 
 
 def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
     """Return how to repeat a refused request, and add the refusal to `met`; raise it if nothing can be changed."""
-    if not refusal.found:
+    if not refusal.details:
         raise refusal
     name = _named(refusal, body)
     if name in LIMITS:
@@ -153,7 +153,7 @@ def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[
         return way._replace(left_out=way.left_out | {name})
     if "response_format" not in body:
         refusal.is_for_all = bool(_names(refusal) & (body.keys() - {"messages"}))
-        raise refusal if refusal.is_for_all else next((met[one] for one in FORMATS if one in met), refusal)
+        raise refusal if refusal.is_for_all else next((met[name] for name in FORMATS if name in met), refusal)
     met[FORMATS[way.format]] = refusal
     return way._replace(format=way.format + 1)
 
@@ -168,12 +168,12 @@ def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:
 
 def _names(refusal: MalformedError) -> set[str]:
     """Return the words in a refusal that are surely names: quoted, or given as its parameter."""
-    return {*re.findall(r"\w+", refusal.param), *re.findall(r"[\"'`](\w+)[\"'`]", refusal.found)}
+    return {*re.findall(r"\w+", refusal.param), *re.findall(r"[\"'`](\w+)[\"'`]", refusal.details)}
 
 
 def _words(refusal: MalformedError) -> set[str]:
     """Return the words of a refusal up to a list of accepted names."""
-    return set(re.findall(r"\w+", _ALLOWED.split(refusal.found)[0]))
+    return set(re.findall(r"\w+", _ALLOWED.split(refusal.details)[0]))
 
 
 def response_format(kind: str, schema: Any) -> dict[str, Any] | None:
@@ -210,7 +210,7 @@ class Throttle:
         self._freed = asyncio.Event()
         self._quiet_until = self._wave_began = -math.inf
         self._floor = 1  # the lowest limit in this wave
-        self._pause = self._next_pause = 0.0  # of this wave and the next one, if the API names no time
+        self._waves = 0  # since the last answer
 
     async def enter(self) -> float:
         """Wait for a place, and return the time at which it was given."""
@@ -231,10 +231,8 @@ class Throttle:
 
     def accepted(self) -> None:
         """Record that a request was answered."""
-        self._next_pause, self._refused_since = 0.0, None
-        if self.limit == self._most:
-            return
-        self._answered += 1
+        self._waves, self._refused_since = 0, None
+        self._answered += self.limit < self._most
         if self._answered >= RISE_AFTER * self.limit:
             self.limit = min(self._most, self.limit + max(1, self.limit // 4))
             self._answered = 0
@@ -247,10 +245,11 @@ class Throttle:
         now = time.monotonic()
         if entered >= self._wave_began:
             self._wave_began, self._floor = now, max(1, self.limit // 2)
-            self._pause, self._next_pause = self._next_pause, min(max(1.0, 2 * self._next_pause), LONGEST_PAUSE)
+            self._waves += 1
         self.limit = max(self._floor, self.limit - 1)
         self._refused_since = now if self._refused_since is None else self._refused_since
-        pause = (named or self._pause) if now - self._refused_since < PATIENCE else 0.0
+        pause = named or (min(2.0 ** min(self._waves - 2, 9), LONGEST_PAUSE) if self._waves > 1 else 0.0)
+        pause = pause if now - self._refused_since < PATIENCE else 0.0
         self._quiet_until = max(self._quiet_until, now + pause)
         return pause
 

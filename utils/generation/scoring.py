@@ -48,21 +48,21 @@ async def score_continuations(
     start = tuple(prompt)
     results: list[RequestOutput] = []
 
-    async def score(told: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
-        """Return, by continuation of a node, the sum over its tokens after the first ones, which are `told`."""
+    async def score(scored: Tokens, node: Tokens, group: list[Tokens]) -> dict[Tokens, float]:
+        """Return, by continuation of a node, the sum over its tokens after the `scored` first ones."""
         size = len(node)
-        branches = {first: list(its) for first, its in groupby(group, key=lambda tokens: tokens[size : size + 1])}
+        branches = {first: list(part) for first, part in groupby(group, key=lambda tokens: tokens[size : size + 1])}
         ended = branches.pop((), [])
         inner, behind, nexts = 0.0, {}, {}
-        if branches or size > len(told):
-            result = await _ask_node(ask, start, told, node, [first for [first] in branches], results)
-            nexts = {first: _told_next(result, first) for [first] in branches}
-            if size > len(told):
-                inner = await _sum_told(ask, start, told, node, result, results)
-        ends = {first: node + first if by_token else _shared(its) for first, its in branches.items()}
-        parts = await asyncio.gather(*(score(node + first, ends[first], its) for first, its in branches.items()))
-        for [first], part in zip(branches, parts, strict=True):
-            behind |= {tokens: inner + nexts[first] + rest for tokens, rest in part.items()}
+        if branches or size > len(scored):
+            result = await _ask_node(ask, start, scored, node, [first for [first] in branches], results)
+            nexts = {first: _next_logprob(result, first) for [first] in branches}
+            if size > len(scored):
+                inner = await _sum_own(ask, start, scored, node, result, results)
+        ends = {first: node + first if by_token else _shared(part) for first, part in branches.items()}
+        sums = await asyncio.gather(*(score(node + first, ends[first], part) for first, part in branches.items()))
+        for [first], rests in zip(branches, sums, strict=True):
+            behind |= {tokens: inner + nexts[first] + rest for tokens, rest in rests.items()}
         return behind | dict.fromkeys(ended, inner)
 
     sums = await score((), (), sorted(set(map(tuple, continuations))))
@@ -86,44 +86,44 @@ def split_shared(texts: Mapping[str, array]) -> tuple[array, dict[str, array]]:
 def _shared(group: list[Tokens]) -> Tokens:
     """Return the common beginning of a sorted group."""
     pairs = zip(group[0], group[-1], strict=False)
-    return tuple(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return tuple(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 async def _ask_node(
-    ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
+    ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, nexts: list[int], results: list["RequestOutput"]
 ) -> "RequestOutput":
-    """Request the log-probabilities of `nexts` after a node, and of the node's own tokens after those in `told`."""
+    """Request the log-probabilities of `nexts` after a node, and of the node's own tokens after the `scored` ones."""
     wanted: dict[str, Any] = {"logprob_token_ids": nexts or None}
-    if len(node) > len(told):
+    if len(node) > len(scored):
         wanted |= {"prompt_logprobs": 0, "flat_logprobs": True}  # per position, only its own token's
     results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=False)))
-    if len(node) > len(told) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(told):
+    if len(node) > len(scored) and (results[-1].num_cached_tokens or 0) >= len(prompt) + len(scored):
         # The node's own tokens are cached: another question has the same prompt and option.
         results.append(await ask(prompt + node, _params(**wanted, skip_reading_prefix_cache=True)))
     return results[-1]
 
 
-async def _sum_told(
-    ask: Ask, prompt: Tokens, told: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
+async def _sum_own(
+    ask: Ask, prompt: Tokens, scored: Tokens, node: Tokens, result: "RequestOutput", results: list["RequestOutput"]
 ) -> float:
     """Sum over a node's own tokens by its result's `prompt_logprobs`, or token by token if these are other tokens'."""
-    own, found = node[len(told) :], result.prompt_logprobs
-    if tuple(found.token_ids[-len(own) :]) == own:
-        return sum(found.logprobs[-len(own) :])
+    own, returned = node[len(scored) :], result.prompt_logprobs
+    if tuple(returned.token_ids[-len(own) :]) == own:
+        return sum(returned.logprobs[-len(own) :])
     _say_slower()
-    before = [node[:size] for size in range(len(told), len(node))]
+    before = [node[:size] for size in range(len(scored), len(node))]
     singly = await asyncio.gather(
-        *(_ask_node(ask, prompt, it, it, [token], results) for it, token in zip(before, own, strict=True))
+        *(_ask_node(ask, prompt, tokens, tokens, [token], results) for tokens, token in zip(before, own, strict=True))
     )
-    return sum(_told_next(one, token) for one, token in zip(singly, own, strict=True))
+    return sum(_next_logprob(single, token) for single, token in zip(singly, own, strict=True))
 
 
-def _told_next(result: "RequestOutput", token: int) -> float:
+def _next_logprob(result: "RequestOutput", token: int) -> float:
     """Return the log-probability of a token after the request's tokens; UserError if the result lacks it."""
-    [found, *_] = result.outputs[0].logprobs or [{}]
-    if token not in found:
+    [logprobs, *_] = result.outputs[0].logprobs or [{}]
+    if token not in logprobs:
         raise UserError(f"vLLM did not return the requested log-probability of token {token}; set {FIRST_RUNNER}")
-    return found[token].logprob
+    return logprobs[token].logprob
 
 
 @functools.cache

@@ -40,9 +40,8 @@ SUM = b',"crc32":"%08x"}\n'
 SUM_LENGTH = len(SUM % 0)
 REFRESH_SECONDS = 10  # between reads of the lines that other processes add
 SYNC_SECONDS = 1  # between fsyncs: a power cut loses no more
-OPEN_FILES = 100  # open for reading: every run adds a file to a store, and a process may open about 1000
+OPEN_FILES = 100  # at once, for reading: every run adds a file to a store, and a process may open about 1000
 HOLE_LOOKS = 5  # one second apart: on a network file system, incomplete lines may read as zeros
-OFFSET_BITS, LENGTH_BITS = 48, 32  # a line's place is one integer; 100,000 tuples would take 10 MB more
 
 
 class ModelStore:
@@ -59,16 +58,16 @@ class ModelStore:
 
     def __init__(self, store: str | Path, model: str, described: dict[str, Any]):
         """`model` is the model's name, with which the folder's name begins."""
-        told = json.dumps(described, sort_keys=True)
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
-        digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
         self._root, self._pattern = Path(store), f"*-{digest}"  # runs that name the model otherwise may add folders
         self.folder = next(iter(sorted(self._root.glob(self._pattern))), self._root / f"{name}-{digest}")
         self.described = described
-        self._places: dict[bytes, int] = {}  # by key, the place of the line
+        self._places: dict[bytes, tuple[_Lines, int, int]] = {}  # by key, a line's file, offset and length
         self._files: list[_Lines] = []
-        self._opened: dict[_Lines, None] = {}  # files that `get` has open, the most recently used last
-        self._own: IO[bytes] | None = None
+        self._opened: dict[_Lines, IO[bytes]] = {}  # for `get`
+        self._own: IO[bytes] | None = None  # the file to which this process appends, and what it has of it
+        self._own_lines: _Lines | None = None
         self._read_at = -float("inf")
         self._synced_at = 0.0
 
@@ -79,10 +78,12 @@ class ModelStore:
         place = self._places.get(bytes.fromhex(key))
         if place is None:
             return None
-        number, offset = divmod(place >> LENGTH_BITS, 1 << OFFSET_BITS)
-        file = self._files[number]
-        line = file.read(offset, place & ((1 << LENGTH_BITS) - 1))
-        self._close_oldest(file)
+        file, offset, length = place
+        if file not in self._opened:
+            if len(self._opened) == OPEN_FILES:
+                self._close_opened()
+            self._opened[file] = file.open(buffering=0)
+        line = os.pread(self._opened[file].fileno(), length, offset)
         if not _is_whole(line) or line[KEY_START:KEY_END] != key.encode():
             raise UserError(f"{file.path}: changed while this run used it; run the same command again")
         return json.loads(line)
@@ -102,13 +103,16 @@ class ModelStore:
         check_could_write(self.folder / "model.json")
 
     def close(self) -> None:
-        for file in self._opened:
-            file.close()
+        self._close_opened()
         own, self._own = self._own, None
-        self._files, self._places, self._opened, self._read_at = [], {}, {}, -float("inf")
+        self._files, self._places, self._read_at = [], {}, -float("inf")
         if own is not None:
             with own, naming(own.name):
                 sync(own)
+
+    def _close_opened(self) -> None:
+        while self._opened:
+            self._opened.popitem()[1].close()
 
     def _begin(self) -> None:
         """Make this process's own file. Its name begins with the time, so that older files sort first."""
@@ -117,24 +121,24 @@ class ModelStore:
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}.jsonl"
         self._own = open_appending(path)
-        self._files.append(_Lines(path, self.described))
-        self._own_number = len(self._files) - 1
-        of = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
-        self._append(NO_KEY, of)
+        self._own_lines = _Lines(path, self.described)
+        self._files.append(self._own_lines)
+        writer = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
+        self._append(NO_KEY, writer)
 
     def _make_folder(self) -> None:
         path = self.folder / "model.json"
-        known = _read_model(path)["servers"]
-        servers = [*known, *({self.server} - {None, *known})]
+        recorded = _read_model(path)["servers"]
+        servers = [*recorded, *({self.server} - {None, *recorded})]
         described = self.described | ({"servers": servers} if servers else {})
         with as_user_error(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            if servers != known or not path.exists():
+            if servers != recorded or not path.exists():
                 write_atomically(path, json.dumps(described, indent=2) + "\n")
 
-    def _append(self, key: str, fields: dict[str, Any]) -> int:
+    def _append(self, key: str, fields: dict[str, Any]) -> tuple["_Lines", int, int]:
         """Write a line and return its place. If only a part can be written, the part is removed."""
-        file = self._files[self._own_number]
+        file = self._own_lines
         line = line_of(key, fields)
         try:
             write_line(self._own, line, file.path)
@@ -144,17 +148,8 @@ class ModelStore:
             except OSError:
                 self._own = None  # the file ends with an incomplete line, so later lines go to another file
             raise
-        place = _place(self._own_number, file.end, len(line))
         file.end += len(line)
-        return place
-
-    def _close_oldest(self, file: "_Lines") -> None:
-        self._opened.pop(file, None)
-        self._opened[file] = None
-        if len(self._opened) > OPEN_FILES:
-            oldest = next(iter(self._opened))
-            oldest.close()
-            del self._opened[oldest]
+        return file, file.end - len(line), len(line)
 
     def refresh(self) -> None:
         """Make the next `get` read the lines that other processes have added."""
@@ -162,16 +157,15 @@ class ModelStore:
 
     def _read_new(self) -> None:
         """Index the lines that other processes have added since the last read."""
-        known = {file.path for file in self._files}
+        paths = {file.path for file in self._files}
         for path in sorted(self._root.glob(f"{self._pattern}/*.jsonl"), key=lambda path: path.name):
-            if path not in known:
+            if path not in paths:
                 check_regular(path)
                 self._files.append(_Lines(path, self.described))
-        for number, file in enumerate(self._files):
-            if self._own is not None and number == self._own_number:
-                continue
-            for key, offset, length in file.read_new():
-                self._places.setdefault(key, _place(number, offset, length))
+        for file in self._files:
+            if self._own is None or file is not self._own_lines:
+                for key, offset, length in file.read_new():
+                    self._places.setdefault(key, (file, offset, length))
         self._read_at = time.monotonic()
 
 
@@ -179,15 +173,8 @@ class _Lines:
     """A file of the store, read up to `end`."""
 
     def __init__(self, path: Path, described: dict[str, Any]):
-        self.path, self.end, self._number = path, 0, 0
-        self._described = described
-        self._file: IO[bytes] | None = None
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Read bytes; the file then stays open until `close`."""
-        if self._file is None:
-            self._file = self._open(buffering=0)
-        return os.pread(self._file.fileno(), length, offset)
+        self.path, self.end = path, 0
+        self._described, self._number = described, 0
 
     def read_new(self, looks: int = HOLE_LOOKS) -> list[tuple[bytes, int, int]]:
         """Return key, offset and length of each new line, except an incomplete last line.
@@ -195,8 +182,8 @@ class _Lines:
         Another process is still writing that line, or was killed; then nobody appends to the file. UserError if a line
         is damaged, or is complete except for its line break.
         """
-        found = []
-        with self._open(buffering=1 << 20) as file:
+        lines = []
+        with self.open(buffering=1 << 20) as file:
             file.seek(self.end)
             for line in file:
                 if not _is_whole(line):
@@ -204,40 +191,33 @@ class _Lines:
                         break
                     if b"\0" in line and looks > 1:
                         time.sleep(1)
-                        return found + self.read_new(looks - 1)
-                    self._refuse()
+                        return lines + self.read_new(looks - 1)
+                    raise UserError(
+                        f"{self.path}: line {self._number + 1} is damaged\n"
+                        "  delete that line to request its completion again"
+                    )
                 self._number += 1
                 if (key := line[KEY_START:KEY_END].decode()) != NO_KEY:
-                    found.append((bytes.fromhex(key), self.end, len(line)))
+                    lines.append((bytes.fromhex(key), self.end, len(line)))
                 elif (model := json.loads(line).get("model")) != self._described:
                     raise UserError(
                         f"{self.path}: has completions of another model, {json.dumps(model)}\n"
                         "  move it back to that model's folder"
                     )
                 self.end += len(line)
-        return found
+        return lines
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self, buffering: int) -> IO[bytes]:
+    def open(self, buffering: int) -> IO[bytes]:
         try:
             return open(self.path, "rb", buffering=buffering)
         except OSError as error:
             raise UserError(f"{self.path}: cannot be read: {describe_os_error(error)}") from None
 
-    def _refuse(self) -> None:
-        raise UserError(
-            f"{self.path}: line {self._number + 1} is damaged\n  delete that line to request its completion again"
-        )
-
 
 def find_model(store: str | Path, server: str) -> str | None:
     """Return the identity of the model whose completions a store has from `server` ("NAME at ADDRESS"), or None."""
-    found = map(_read_model, sorted(Path(store).glob("*/model.json")))
-    return next((model["model"] for model in found if server in model["servers"]), None)
+    models = map(_read_model, sorted(Path(store).glob("*/model.json")))
+    return next((model["model"] for model in models if server in model["servers"]), None)
 
 
 def _read_model(path: Path) -> dict[str, Any]:
@@ -259,7 +239,3 @@ def line_of(key: str, fields: dict[str, Any]) -> bytes:
 
 def _is_whole(line: bytes) -> bool:
     return line[-SUM_LENGTH:] == SUM % zlib.crc32(line[:-SUM_LENGTH])
-
-
-def _place(file: int, offset: int, length: int) -> int:
-    return (file << OFFSET_BITS | offset) << LENGTH_BITS | length

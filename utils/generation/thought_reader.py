@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ThoughtReader:
-    """Tells thoughts from answers by vLLM's parser if its marks are in the text, otherwise by the marks that we know.
+    """Separates thoughts from answers, by vLLM's parser if its marks are in the text, otherwise by `split_thoughts`.
 
     Attributes:
         marks_are_special: whether the marks are special tokens, which a text shows only on request.
@@ -32,26 +32,24 @@ class ThoughtReader:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.reasoning import ReasoningParserManager
 
-        if name not in (known := ReasoningParserManager.list_registered()):
-            raise UserError(
-                f"--reasoning_parser {name}: unknown; vLLM has {', '.join(known)}\n  give one of these, or {NO_PARSER}"
-            )
+        if name not in (parsers := ReasoningParserManager.list_registered()):
+            problem = f"--reasoning_parser {name}: unknown; vLLM has {', '.join(parsers)}"
+            raise UserError(f"{problem}\n  give one of these, or {NO_PARSER}")
         tokenizer = load_tokenizer()
         try:
             self._parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
         except (RuntimeError, ValueError) as error:  # raised if the marks are not tokens
             raise UserError(f"--reasoning_parser {name}: not for this model: {error}") from None
         self._request = ChatCompletionRequest(messages=[])
-        added, vocabulary = getattr(tokenizer, "added_tokens_decoder", {}), tokenizer.get_vocab()
-        marks = {self._parser.reasoning_start_str, self._parser.reasoning_end_str} & vocabulary.keys()
-        self.marks_are_special = any(mark.special for mark in (added.get(vocabulary[one]) for one in marks) if mark)
+        marks = {self._parser.reasoning_start_str, self._parser.reasoning_end_str}
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        self.marks_are_special = any(token.special and token.content in marks for token in added)
 
     def read(self, output: "CompletionOutput", sampling: Sampling) -> tuple[Split, int]:
         """Return an output split into thoughts and answer, and the thoughts' number of tokens, without marks."""
         parser = self._parser if sampling.reasoning_parser not in (None, NO_PARSER) else None
-        opened = sampling.opened
-        if opened and parser is None and sampling.schema:  # constrained from its first token, it begins with the answer
-            opened = False
+        # Constrained from its first token, it begins with the answer.
+        opened = False if sampling.opened and parser is None and sampling.schema else sampling.opened
         split = self._split(parser, output.text, is_cut(output.finish_reason), opened)
         if not split.reasoning:
             return split, 0
@@ -76,14 +74,11 @@ class ThoughtReader:
 
 def harmony_tag(schema: dict[str, Any] | str) -> str:
     """Return vLLM's `structural_tag` that constrains gpt-oss's final channel, after an unconstrained analysis."""
-    held = (
-        {"type": "regex", "pattern": schema}
-        if isinstance(schema, str)
-        else {"type": "json_schema", "json_schema": schema}
-    )
+    is_regex = isinstance(schema, str)
+    content = {"type": "regex", "pattern": schema} if is_regex else {"type": "json_schema", "json_schema": schema}
     analysis = {"begin": "<|channel|>analysis<|message|>", "content": {"type": "any_text"}, "end": "<|end|>"}
     turn = {"type": "const_string", "value": "<|start|>assistant"}
     thought = {"type": "sequence", "elements": [{"type": "tag", **analysis}, turn]}
-    final = {"type": "tag", "begin": TO_ANSWER, "content": held, "end": ["<|end|>", ""]}
+    final = {"type": "tag", "begin": TO_ANSWER, "content": content, "end": ["<|end|>", ""]}
     elements = [{"type": "optional", "content": thought}, final]
     return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})

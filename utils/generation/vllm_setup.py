@@ -53,8 +53,8 @@ def set_defaults(on_gpu: bool, engines: int) -> None:
 
 def last_message(log: str) -> str | None:
     """Return the last error in a log of vLLM's processes, in one line; None if there is none."""
-    found = RAISED.findall(Path(log).read_text(encoding="utf-8", errors="replace"))
-    return found[-1][:300] if found else None
+    errors = RAISED.findall(Path(log).read_text(encoding="utf-8", errors="replace"))
+    return errors[-1][:300] if errors else None
 
 
 def tie_engine_processes(method: str) -> None:

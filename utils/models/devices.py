@@ -51,7 +51,9 @@ def check_devices() -> None:
                     f"{gpu} has compute capability {capability}, but torch and vLLM need at least {OLDEST}\n"
                     "  use a newer GPU (docs/gpu.md), or exclude this one with CUDA_VISIBLE_DEVICES"
                 )
-    elif not _cpu_is_meant() and (gpu := _find_gpu()):
+        return
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # hides all GPUs if it begins with none ("", "-1")
+    if (visible is None or re.match(r"\s*(\d|GPU-|MIG-)", visible)) and (gpu := _find_gpu()):
         raise UserError(
             f"{gpu}, but torch finds none\n"
             f"  {_way_out(torch.version.cuda)}\n"
@@ -109,12 +111,6 @@ def _call_nvidia_smi(*arguments: str) -> list[str] | None:
         return None
     answer = subprocess.run(["nvidia-smi", *arguments], capture_output=True, text=True)
     return None if answer.returncode else answer.stdout.strip().splitlines()
-
-
-def _cpu_is_meant() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES begins with no GPU ("", "-1"), which hides all GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible is not None and re.match(r"\s*(\d|GPU-|MIG-)", visible) is None
 
 
 def _find_gpu() -> str | None:

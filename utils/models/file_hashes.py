@@ -19,11 +19,15 @@ def hash_file(path: Path) -> str:
     if (kept := _read().get(key := _key(path))) is not None:
         return kept
     with open(path, "rb") as file:
-        found, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
+        digest, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
     if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
-            _keep({**_read(), key: found})
-    return found
+            _cache().parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:  # of several processes, the last one wins
+                staged = Path(folder) / "hashes.json"
+                staged.write_text(json.dumps({**_read(), key: digest}), encoding="utf-8")
+                staged.replace(_cache())
+    return digest
 
 
 def is_kept(path: Path) -> bool:
@@ -51,12 +55,3 @@ def _read() -> dict[str, str]:
         kept = json.loads(_cache().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     return {}
-
-
-def _keep(hashes: dict[str, str]) -> None:
-    """Save the hashes; if several processes do so at once, the last one wins."""
-    _cache().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:
-        staged = Path(folder) / "hashes.json"
-        staged.write_text(json.dumps(hashes), encoding="utf-8")
-        staged.replace(_cache())

@@ -139,11 +139,11 @@ def model_file(name: str, file: str, cache_dir: str | None = None) -> Path | Non
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     commit = cached_commit(name, cache_dir)
-    found = try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=commit)
-    if found is None and not is_hub_away():
+    path = try_to_load_from_cache(name, file, cache_dir=cache_dir, revision=commit)
+    if path is None and not is_hub_away():
         with _hub_errors(name), suppress(RemoteEntryNotFoundError):
-            found = hf_hub_download(name, file, revision=commit, cache_dir=cache_dir)
-    return Path(found) if isinstance(found, str) else None  # otherwise, a marker that the hub lacks the file
+            path = hf_hub_download(name, file, revision=commit, cache_dir=cache_dir)
+    return Path(path) if isinstance(path, str) else None  # otherwise, a marker that the hub lacks the file
 
 
 @contextmanager
@@ -192,8 +192,8 @@ def cached_folder(name: str, cache_dir: str | None = None) -> Path | None:
         validate_repo_id(name)
     except HFValidationError:
         raise UserError(f"{name!r}: neither a folder nor a valid name on the hub") from None
-    found = (try_to_load_from_cache(name, config, cache_dir=cache_dir) for config in CONFIGS)
-    return next((Path(path).parent for path in found if isinstance(path, str)), None)
+    paths = (try_to_load_from_cache(name, config, cache_dir=cache_dir) for config in CONFIGS)
+    return next((Path(path).parent for path in paths if isinstance(path, str)), None)
 
 
 def check_cache_dir(cache_dir: str | None) -> None:
@@ -249,7 +249,7 @@ def find_headers(name: str, cache_dir: str | None = None) -> dict[str, tuple[lis
         disable_progress_bars()
     with _hub_errors(name), suppress(errors.NotASafetensorsRepoError, errors.SafetensorsParsingError):
         files = HfApi().get_safetensors_metadata(name, revision=cached_commit(name, cache_dir)).files_metadata.values()
-        return {key: (list(one.shape), one.dtype) for file in files for key, one in file.tensors.items()}
+        return {key: (list(tensor.shape), tensor.dtype) for file in files for key, tensor in file.tensors.items()}
     return {}
 
 
@@ -289,14 +289,15 @@ def _refuse_unserved(folder: Path) -> None:
     """Raise UserError for an adapter on which vLLM's process would die, at its first request."""
     config = adapter_config(str(folder))
     bias, start, rank = config.get("bias"), config.get("init_lora_weights"), max(ranks_of(config))
-    found = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
-    found += [f"bias {quote(bias)}"] if bias not in (None, "none") else []
-    found += [f"init_lora_weights {quote(start)}"] if type(start) is str and start.lower() not in PLAIN_STARTS else []
-    found += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
-    found += [f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)]
-    if found:
+    unserved = [f"{name} {quote(config[name])}" for name in NOT_SERVED if config.get(name)]
+    unserved += [f"bias {quote(bias)}"] if bias not in (None, "none") else []
+    is_plain = type(start) is not str or start.lower() in PLAIN_STARTS
+    unserved += [] if is_plain else [f"init_lora_weights {quote(start)}"]
+    unserved += [f"rank {rank} (at most {MOST_RANK})"] if rank > MOST_RANK else []
+    unserved += [f"the weight {name}" for name in read_headers(folder) if not SERVED.search(name)]
+    if unserved:
         raise UserError(
-            f"{folder}: vLLM does not serve an adapter with {found[0]}\n"
+            f"{folder}: vLLM does not serve an adapter with {unserved[0]}\n"
             "  merge it into its base model (PEFT's merge_and_unload), or train one without it"
         )
 
@@ -320,9 +321,9 @@ def _check_adapter(folder: Path, cache_dir: str | None, safetensors_only: bool) 
         axis = {"A.weight": 1, "B.weight": 0}.get(part)
         if axis is None:
             continue
-        found = shapes.get(inner_name(f"{module}.weight"))
-        if found is None or found[axis] != shape[axis]:
-            what = "has no such module" if found is None else f"has {found[axis]} there, the adapter {shape[axis]}"
+        own = shapes.get(inner_name(f"{module}.weight"))
+        if own is None or own[axis] != shape[axis]:
+            what = "has no such module" if own is None else f"has {own[axis]} there, the adapter {shape[axis]}"
             raise UserError(
                 f"{folder}: adapter does not match the architecture of {base}\n"
                 f"  {module.removeprefix('base_model.model.')}: the base model {what}"
@@ -352,9 +353,7 @@ def _hub_errors(name: str) -> Iterator[None]:
     """Turn the hub's errors about a model into UserErrors."""
     from huggingface_hub import errors
 
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.ERROR
-    )  # it warns of every retry; only the outcome is reported below
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # otherwise, it warns of every retry
     try:
         yield
     except errors.GatedRepoError:

@@ -57,23 +57,8 @@ def find_source(name: str, revision: str | None, cache_dir: str) -> Source:
 
     UserError if there is none or it cannot be fetched; UnreachableError if only the hub's answer is missing.
     """
-    if not is_folder(name):
-        return _find_on_hub(name, revision, cache_dir)
-    return find_folder(name, "--dataset_name", revision)
-
-
-def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
-    """Return the files in a folder given by `flag`; UserError if it does not exist."""
-    folder = Path(name)
-    if not folder.is_dir():
-        raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
-    if revision is not None:
-        raise UserError(f"--revision {revision}: {name} is a folder, so it has no revisions")
-    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-    return Source(name, None, folder, sizes)
-
-
-def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
+    if is_folder(name):
+        return find_folder(name, "--dataset_name", revision)
     check_before_hub()
     from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
@@ -102,15 +87,26 @@ def _find_on_hub(name: str, revision: str | None, cache_dir: str) -> Source:
     return Source(name, folder.name, folder, {entry.path: entry.size for entry in tree}, cache_dir)
 
 
+def find_folder(name: str, flag: str, revision: str | None = None) -> Source:
+    """Return the files in a folder given by `flag`; UserError if it does not exist."""
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UserError(f"{flag} {name}: {'not a folder' if folder.exists() else 'no such folder'}")
+    if revision is not None:
+        raise UserError(f"--revision {revision}: {name} is a folder, so it has no revisions")
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    return Source(name, None, folder, sizes)
+
+
 def files_of(source: Source, config: str, split: str) -> list[str]:
     """Return the files of a config's split, according to the card or to file names; UserError if there are none."""
     patterns = _card_patterns(source, config, split) or [f"*{config}/{split}/*", f"*{config}/{split}[-.]*"]
     readable = [path for path in sorted(source.sizes) if path.endswith(SUFFIXES)]
-    found = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
-    if not found:
+    files = [path for path in readable if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
+    if not files:
         what = f"{source.name}, {config}, {split}: cannot be downloaded"
         raise UserError(f"{what}: it has no file {patterns[0]!r} of a supported type ({', '.join(SUFFIXES)})")
-    return found
+    return files
 
 
 def _card_patterns(source: Source, config: str, split: str) -> list[str]:
@@ -121,7 +117,8 @@ def _card_patterns(source: Source, config: str, split: str) -> list[str]:
         return []
     try:
         configs = (metadata_load(source.folder / CARD) or {}).get("configs") or []
-        entries = [entry for one in configs if one["config_name"] == config for entry in one.get("data_files", [])]
+        lists = [part.get("data_files", []) for part in configs if part["config_name"] == config]
+        entries = [entry for files in lists for entry in files]
         paths = [entry["path"] for entry in entries if entry["split"] == split]
     except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{source.name}: cannot be downloaded: its {CARD} does not list its files") from None
@@ -148,7 +145,7 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
     try:
         yield
     except tuple(mistakes) as error:
-        raise UserError(next(told for kind, told in mistakes.items() if isinstance(error, kind))) from None
+        raise UserError(next(text for kind, text in mistakes.items() if isinstance(error, kind))) from None
     except (errors.HTTPError, OSError, RuntimeError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # the disk
             error.filename = error.filename or cache_dir
@@ -156,16 +153,16 @@ def _explaining(name: str, revision: str | None, cache_dir: str) -> Iterator[Non
         cause = (isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__) or error
         status = cause.response.status_code if isinstance(cause, errors.HfHubHTTPError) else None
         if status is not None and status < 500:
-            told = f"the hub returned status {status}; check the token with `hf auth whoami`"
-            raise UserError(f"{name}: cannot be downloaded: {told}") from None
+            problem = f"the hub returned status {status}; check the token with `hf auth whoami`"
+            raise UserError(f"{name}: cannot be downloaded: {problem}") from None
         copy = "without internet copy the dataset's folder here and give it as --dataset_name"
         if constants.HF_HUB_OFFLINE:
             missing = f"incomplete in --cache_dir {cache_dir}, and HF_HUB_OFFLINE is set"
             raise UnreachableError(f"{name}: {missing}\n  {copy}") from None
-        problem = (
-            f"the hub returned status {status}" if status else f"the hub cannot be reached ({type(cause).__name__})"
-        )
+        problem = f"the hub returned status {status}"
         if "Consistency check" in str(error):
             problem = "a file has another size than the hub reports"
+        elif status is None:
+            problem = f"the hub cannot be reached ({type(cause).__name__})"
         again = f"run the same command again, or {copy}"
         raise UnreachableError(f"{name}: cannot be downloaded: {problem}\n  {again}") from None

@@ -79,7 +79,7 @@ def longest_sequence(config: Any) -> int | None:
     if limit is None or "gemma3" in config.model_type:
         return limit
     factor = 1.0
-    nested = [its for its in ropes.values() if isinstance(its, dict)]  # per type of layer
+    nested = [rope for rope in ropes.values() if isinstance(rope, dict)]  # per type of layer
     for rope in nested or [ropes]:
         if rope.get("rope_type") not in WITHIN_LIMIT:
             factor = rope.get("factor", factor)
@@ -115,7 +115,7 @@ def adapter_config(name: str) -> dict[str, Any] | None:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         base = config["base_model_name_or_path"]
-        if any(type(one) is not int for one in ranks_of(config)) or "\0" in (base or ""):
+        if any(type(rank) is not int for rank in ranks_of(config)) or "\0" in (base or ""):
             raise ValueError
         if config["peft_type"] == "LORA" and isinstance(base, str) and base and min(ranks_of(config)) > 0:
             return config

@@ -65,7 +65,7 @@ def describe_weights(name: str, cache_dir: str | None, value_bytes: int, what: s
     gpus = _find_gpus()
     lines = _describe_gpus(gpus)
     if headers := find_headers(name, cache_dir):  # unknown for pickled weights
-        needed = memory.count_weights(headers, value_bytes, without_head=False)[1]
+        needed = memory.count_bytes(headers, value_bytes, without_head=False)
         lines.append(f"{name}: {needed / GB:.1f} GB of {what} per GPU; activations come on top")
         if gpus:
             smallest = min(gpu.total for gpu in gpus)
@@ -86,7 +86,16 @@ def describe_disk(path: str, needed: int = 0) -> list[str]:
 
 
 def _find_gpus() -> list[Gpu]:
-    return memory.find_gpus() if has_gpu() else []
+    """Return the GPUs that this process may use, in torch's order; UserError if one exists but cannot be used."""
+    if not has_gpu():
+        return []
+    import torch
+
+    try:
+        indices = range(torch.cuda.device_count())
+        return [Gpu(torch.cuda.get_device_properties(i).name, *torch.cuda.mem_get_info(i)) for i in indices]
+    except RuntimeError as error:  # the driver refuses, or another process uses it exclusively
+        raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
 
 def _describe_gpus(gpus: list[Gpu]) -> list[str]:
@@ -147,8 +156,10 @@ def _check_compiler() -> list[str]:
     """Raise UserError unless Triton, which vLLM and the trainings use on a GPU, can compile."""
     compiler = os.environ.get("CC", shutil.which("gcc") or shutil.which("clang"))
     if compiler is None or shutil.which(compiler) is None:
-        found = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"
-        raise UserError(f"a C compiler, which Triton needs on a GPU: {found}\n  load a module that has one, or set CC")
+        problem = "no gcc or clang" if compiler is None else f"CC={compiler}: no such program"
+        raise UserError(
+            f"a C compiler, which Triton needs on a GPU: {problem}\n  load a module that has one, or set CC"
+        )
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")  # the scheme that Triton uses
     if not header.is_file():
         raise UserError(f"{header}, which Triton needs on a GPU\n  install Python's headers (python3-dev)")

@@ -19,15 +19,11 @@ GB = 10**9
 GIB = 2**30
 BLOCK = 16  # tokens that vLLM's KV cache gives out at a time
 
-# The memory that vLLM takes from --gpu_memory_utilization besides the weights, before the rest becomes KV cache: peak
-# activations, memory outside torch (CUDA, NCCL, attention's workspace) and CUDA graphs (determine_available_memory in
-# vLLM's v1/worker/gpu_worker.py). vLLM measures them at each start. GPUs share weights and KV cache, but each needs all
-# of this for itself. A guess, not measured here: users' published start-up logs, of models with 8 to 32 billion
-# parameters, show 1.3 GiB of activations (with one GPU and with two), 0.3 to 1.8 outside torch, 0.3 to 1.1 of graphs.
+# What vLLM needs on each GPU besides weights and KV cache; it measures that at each start (`determine_available_memory`
+# in its v1/worker/gpu_worker.py). A guess from users' published logs of models with 8 to 32 billion parameters: 1.3 GiB
+# of activations, 0.3 to 1.8 outside torch (CUDA, NCCL, attention's workspace), 0.3 to 1.1 of CUDA graphs.
 ALLOWANCE = 3 * GIB
-# The maximum of each in those logs; in one, two GPUs have 3.6 GiB each outside torch (vLLM's pull request 10511). Also
-# a guess, because that was in 2024: in vLLM 0.32, CUDA's context and NCCL's first allocations precede the first
-# measurement, so they come out of the memory that --gpu_memory_utilization leaves free.
+# The most in those logs; one with two GPUs has 3.6 GiB outside torch on each (vLLM's pull request 10511, of 2024).
 MOST_ALLOWANCE = int(4.2 * GIB)
 MOST_ALLOWANCE_OF_SEVERAL = int(6.0 * GIB)
 
@@ -48,15 +44,13 @@ class ModelSize:
     """The sizes that decide a model's memory."""
 
     weights: int  # bytes of its weights in vLLM
-    layers: int  # the KV cache has 2 x layers x kv_heads x head_dim numbers per token
-    kv_heads: int
-    head_dim: int
-    value_bytes: int  # bytes of a number in the KV cache
     heads: int  # attention heads, which vLLM divides between the GPUs
+    kv_heads: int
+    head_bytes: int  # bytes of KV cache per token and KV head
 
     def token_bytes(self, num_gpus: int = 1) -> int:
         """Return each GPU's bytes of KV cache per token, for at least one head; layers with a window may need less."""
-        return 2 * self.layers * max(1, self.kv_heads // num_gpus) * self.head_dim * self.value_bytes
+        return max(1, self.kv_heads // num_gpus) * self.head_bytes
 
 
 class Fit(NamedTuple):
@@ -119,25 +113,19 @@ def read_size(headers: dict[str, tuple[list[int], str]], config: Any, dtype: str
         return None
     value_bytes = 4 if dtype == "float32" else 2
     # If the embeddings are tied, vLLM leaves out an output layer that a file has.
-    tied = getattr(text, "tie_word_embeddings", False)
-    return ModelSize(
-        weights=count_weights(headers, value_bytes, without_head=tied)[1],
-        layers=text.num_hidden_layers,
-        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
-        value_bytes=value_bytes,
-        heads=heads,
-    )
+    weights = count_bytes(headers, value_bytes, without_head=getattr(text, "tie_word_embeddings", False))
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    head_bytes = 2 * text.num_hidden_layers * head_dim * value_bytes  # keys and values
+    return ModelSize(weights, heads, getattr(text, "num_key_value_heads", None) or heads, head_bytes)
 
 
-def count_weights(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> tuple[int, int]:
-    """Return how many numbers the weights have, and their bytes, with `value_bytes` for each unquantized number."""
-    tensors = [
-        (prod(shape), value_bytes if kind in _CAST else _BYTES.get(kind, 1))
+def count_bytes(headers: dict[str, tuple[list[int], str]], value_bytes: int, without_head: bool) -> int:
+    """Return the bytes of the weights, with `value_bytes` for each unquantized number."""
+    return sum(
+        prod(shape) * (value_bytes if kind in _CAST else _BYTES.get(kind, 1))
         for name, (shape, kind) in headers.items()
         if not (without_head and name.endswith("lm_head.weight"))
-    ]
-    return sum(count for count, _ in tensors), sum(count * size for count, size in tensors)
+    )
 
 
 def refuse_too_large(
@@ -157,18 +145,17 @@ def check_before_fetching(
     value_bytes: int = 2,
     share: float = 1,
     num_gpus: int = 1,
-    **told: str,
+    remedy: str = "a smaller model",
 ) -> None:
     """Raise UserError if a model of known size surely cannot fit, before it is fetched or loaded.
 
     Args:
         gpu_memory: bytes of a GPU; None skips the check.
         value_bytes: bytes per weight; in a training of all weights, with gradient and AdamW's averages.
-        told: the remedy for `refuse_too_large`.
     """
     if gpu_memory is not None and (headers := find_headers(name, cache_dir)):
-        needed = count_weights(headers, value_bytes, without_head=True)[1]  # the head may be tied
-        refuse_too_large(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, share, **told)
+        needed = count_bytes(headers, value_bytes, without_head=True)  # the head may be tied
+        refuse_too_large(f"the weights of {name}", -(-needed // num_gpus), gpu_memory, share, remedy)
 
 
 def smallest_gpu() -> int | None:
@@ -189,26 +176,13 @@ def check_weights(folder: Path) -> None:
 
     with loading(folder, "config.json"), torch.device("meta"):  # without weights
         wanted = AutoModelForCausalLM.from_config(load_config(folder)).state_dict()
-    found = {name: shape for name, (shape, _) in read_headers(folder).items()}
+    shapes = {name: shape for name, (shape, _) in read_headers(folder).items()}
     for name, tensor in wanted.items():
-        if found.get(name, list(tensor.shape)) != list(tensor.shape):
-            what = f"{name} has shape {found[name]}, but config.json implies {list(tensor.shape)}"
+        if shapes.get(name, list(tensor.shape)) != list(tensor.shape):
+            what = f"{name} has shape {shapes[name]}, but config.json implies {list(tensor.shape)}"
             raise UserError(f"{folder}: its weights do not match its config.json: {what}")
-    if unknown := sorted(found.keys() - wanted.keys()):
+    if unknown := sorted(shapes.keys() - wanted.keys()):
         raise UserError(f"{folder}: its weights do not match its config.json, which does not include {unknown[0]}")
-
-
-def find_gpus() -> list[Gpu]:
-    """Return the GPUs that this process may use, in torch's order; UserError if one exists but cannot be used."""
-    import torch
-
-    try:
-        return [
-            Gpu(torch.cuda.get_device_properties(index).name, *torch.cuda.mem_get_info(index))
-            for index in range(torch.cuda.device_count())
-        ]
-    except RuntimeError as error:  # the driver refuses, or another process uses it exclusively
-        raise UserError(f"the GPUs cannot be used: {str(error).strip().splitlines()[0]}; see nvidia-smi") from None
 
 
 def count_gpus(args: Namespace) -> int:
@@ -216,12 +190,12 @@ def count_gpus(args: Namespace) -> int:
     return args.tensor_parallel_size * args.data_parallel_size
 
 
-def check_gpu_count(found: int, args: Namespace) -> None:
+def check_gpu_count(num_gpus: int, args: Namespace) -> None:
     """Raise UserError if there are fewer GPUs than the flags ask for."""
-    if count_gpus(args) > found:
+    if count_gpus(args) > num_gpus:
         copies = args.data_parallel_size
         flags = f"--tensor_parallel_size {args.tensor_parallel_size}" + f" --data_parallel_size {copies}" * (copies > 1)
-        raise UserError(f"{flags}: this machine has only {found} GPUs")
+        raise UserError(f"{flags}: this machine has only {num_gpus} GPUs")
 
 
 def check_gpu_free(index: int, free: float, total: float, utilization: float) -> None:
