@@ -19,7 +19,6 @@ from typing import Any
 
 import psutil
 from measure import CHAT, parse_flags, peak_memory, print_spread, write_figures
-from utils.runs.shared import Role, Shared, Step
 
 import baselines
 import evaluate_responses
@@ -29,16 +28,15 @@ from utils.cli.arguments import set_up_torch
 from utils.cli.flags import Arguments
 from utils.files.output import Output
 from utils.generation.calls import Call
-from utils.generation.chat import LocalChat
-from utils.generation.completions import Completions
-from utils.generation.engines import choose_generator, identify_model
-from utils.generation.model import Model, Policy
-from utils.generation.store import ModelStore
+from utils.generation.engines import choose_model
+from utils.generation.model import Model
 from utils.generation.vllm_engine import VLLMEngine, engine_settings, sampling_params
 from utils.records.datasets import read_dataset
 from utils.runs.ask import Ask
-from utils.runs.judging import System, build_calls, choose_judge
+from utils.runs.judging import JudgeModel, System, choose_judge, requests_to
+from utils.runs.rendering import Prompts, make_call
 from utils.runs.runner import Run, Servers
+from utils.runs.stage import Stage
 
 SAMPLE = Path(__file__).resolve().parent.parent / "data/mini_lampqa"
 MODEL_LENGTH = 4096  # tokens
@@ -98,45 +96,41 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 async def one_run(
-    args: argparse.Namespace, judging: argparse.Namespace, answering: argparse.Namespace, engines: Any, folder: Path
+    args: argparse.Namespace, judging: Arguments, answering: Arguments, engines: Any, folder: Path
 ) -> dict[str, float]:
     """Return the rates of all three on the same prompts; the first one changes between runs."""
     from vllm import SamplingParams
 
     ours, bare, naive = engines
     folder.mkdir()
-    chat = LocalChat(args.model_addr)
     figures: dict[str, float] = {}
-    verdicts = judge_calls(judging, chat, folder)
-    policy = Policy.from_arguments(judging, METRIC.judge.output.schema)
-    completions = Completions(ModelStore(folder / "completions", args.model_addr, {}), False, False)
-    judge = Model(args.model_addr, "judge", chat, MODEL_LENGTH, policy, completions)
+    judge = choose_judge(judging.replaced(completions=str(folder / "judge"), max_model_len=MODEL_LENGTH), METRIC.judge)
+    verdicts = judge_calls(judging, judge, folder)
     for who in ("ours", "bare", "naive") if int(folder.name) % 2 == 0 else ("naive", "bare", "ours"):
         if who == "ours":
             seconds, tokens = await timed(ours, judge, verdicts)
             figures["our verdicts/s"] = len(verdicts) / seconds
             figures["cached"] = sum(t["cached_tokens"] for t in tokens) / sum(t["prompt_tokens"] for t in tokens)
         elif who == "bare":
-            params = [sampling_params(policy.sampling(call.key, 0)) for call in verdicts]
+            params = [sampling_params(call.policy.sampling(call.key, 0)) for call in verdicts]
             figures["bare verdicts/s"] = len(verdicts) / timed_bare(bare, verdicts, params)[0]
         else:
             free_text = SamplingParams(temperature=0, max_tokens=VERDICT_TOKENS, min_tokens=VERDICT_TOKENS)
             figures["naive verdicts/s"] = len(verdicts) / timed_bare(naive, verdicts, [free_text] * len(verdicts))[0]
-    answering.completions = str(folder / "completions")
-    model = choose_generator(answering, identify_model(answering, args.model_addr), TASK.output.schema)
-    answers, policy = answer_calls(model), model.policy
+    model = choose_model(answering.replaced(completions=str(folder / "completions")))
+    answers = answer_calls(model)
     for who in ("ours", "bare") if int(folder.name) % 2 == 0 else ("bare", "ours"):
         if who == "ours":
             seconds, written = await timed(ours, model, answers)
             figures["our tokens/s"] = sum(one["completion_tokens"] for one in written) / seconds
         else:
-            params = [sampling_params(policy.sampling(call.key, 0)) for call in answers]
+            params = [sampling_params(call.policy.sampling(call.key, 0)) for call in answers]
             seconds, outputs = timed_bare(bare, answers, params)
             figures["bare tokens/s"] = sum(len(output.outputs[0].token_ids) for output in outputs) / seconds
     return figures
 
 
-def judge_arguments(args: argparse.Namespace) -> argparse.Namespace:
+def judge_arguments(args: argparse.Namespace) -> Arguments:
     parser = evaluate_responses.build_parser()
     command = ["--evaluator_llm", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--response_addr", "-"]
     command += ["--score_addr", "-", "--limit", str(args.questions), "--max_tokens", "32"]
@@ -144,7 +138,7 @@ def judge_arguments(args: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
-def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
+def answer_arguments(args: argparse.Namespace) -> Arguments:
     parser = baselines.build_parser()
     command = ["--model_addr", args.model_addr, "--inputs_addr", str(SAMPLE / "train.json"), "--output_addr", "-"]
     command += ["--rag", "--num_contexts", "2", "--max_tokens", str(args.max_tokens)]
@@ -152,21 +146,21 @@ def answer_arguments(args: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args([*command, "--constrained_decoding", "always", "--max_retries", "0"])
 
 
-def judge_calls(judging: argparse.Namespace, chat: LocalChat, folder: Path) -> list[Call]:
+def judge_calls(judging: Arguments, judge: JudgeModel, folder: Path) -> list[Call]:
     """Return a call for every aspect of the first questions; responses consist of the user's posts."""
     records = read_dataset(SAMPLE / "train.json", needs=["aspect"])[: judging.limit]
     responses = [{r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}]
-    keys = [key for record in records for key in METRIC.keys(record)]
-    output = Output(str(folder / "scores.json"), {}, keys, lambda verdicts: verdicts, "verdicts", judging)
-    system = System(["-"], responses, records, METRIC, output)
-    return [call for call, _ in build_calls([system], records, replace(choose_judge(judging, METRIC.judge), chat=chat))]
+    output = Output(str(folder / "scores.json"), {}, [], None, "verdicts", judging)
+    form, requests = METRIC.judge.output, requests_to([System(responses, records, METRIC, output)], records)
+    policy = replace(judge.policy, schema=form.schema)
+    prompts = [(key, judge.chat.render(judge.messages(request))) for key, request in requests.items()]
+    return [Call(key, prompt, form.parse, policy) for key, prompt in prompts]
 
 
 def answer_calls(model: Model) -> list[Call]:
-    shared = Shared(TASK, {"generator": Role(Arguments(), model)}, 0, 2)
-    records = read_dataset(SAMPLE / "train.json", needs=["profile"])
+    records, prompts = read_dataset(SAMPLE / "train.json", needs=["profile"]), Prompts(TASK, None)
     return [
-        shared.make(record, (record["id"], 0), "generator", "rag", TASK.best_items(record, 2), {})[1]
+        make_call(TASK, prompts, record, (record["id"], 0), model, "rag", TASK.best_items(record, 2), {})
         for record in records
     ]
 
@@ -181,16 +175,16 @@ def load_bare(judging: argparse.Namespace, model: str, prefix_cache: bool) -> An
 
 async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[float, list[dict[str, Any]]]:
     """Return the seconds for these calls through the runner, and their records."""
-    shared = Shared(TASK, {"generator": Role(Arguments(), model)}, 0, 2)
 
     async def send(call: Call, ask: Ask) -> dict[str, Any]:
-        return await ask.send("generator", lambda: (model, call, str))
+        return await ask.send("generator", lambda: call)
 
-    step = Step(send, lambda: {call.key: call for call in calls}, "calls", {}, "generator")
+    output = Output("", {}, [call.key for call in calls], None, "calls", model.flags)
+    stage = Stage(TASK, lambda: {call.key: call for call in calls}, send, [output], {"generator": model})
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await Run(step, shared, Servers()).go({"generator": engine})
-    return time.perf_counter() - started, list(step.pieces.values())
+    await Run(stage, model.flags, Servers(), is_silent=True).go({"generator": engine})
+    return time.perf_counter() - started, list(output.pieces.values())
 
 
 def timed_bare(engine: Any, calls: Sequence[Call], params: list[Any]) -> tuple[float, list[Any]]:

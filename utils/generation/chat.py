@@ -30,7 +30,6 @@ Rendered = array | Messages  # token ids (4 bytes each, because a whole test set
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
-LENGTH_STEP = 64  # a judge's length is rounded up to a multiple of this
 RENDERED_AT_ONCE = 500  # groups of prompts that are held as text
 TOKENS_PER_MESSAGE = 4  # what OpenAI's chat format adds around each message
 COUNTED = 50_000  # messages whose lengths are remembered
@@ -386,9 +385,3 @@ def limit_length(chat: Chat, flag: str, length: int | None, wanted: int) -> int:
     if length and limit and length > limit:
         raise UserError(f"{flag} {length}: the model supports at most {limit} tokens")
     return length or min(wanted, limit or wanted)
-
-
-def choose_judge_length(chat: Chat, max_model_len: int | None, max_tokens: int, longest: int) -> int:
-    """Return the length that a judge's longest prompt needs; more would take memory from the KV cache."""
-    needed = math.ceil((longest + max_tokens) / LENGTH_STEP) * LENGTH_STEP
-    return choose_length(chat, max_model_len, max_tokens, needed)

@@ -17,6 +17,9 @@ from utils.records.responses import collect_responses, count_responses, read_pla
 from utils.runs.answers import Dataset, Method, Responses
 from utils.runs.stage import Stage
 
+# Aspects that take the place of a plan that does not exist yet (--dry_run); real ones have about as many words.
+STAND_IN = ["An aspect of the answer that is not planned yet"] * 5
+
 
 def add_planner_arguments(parser: cli.FlagParser) -> None:
     """Add the flags for the source of plans. The generator's API key is never sent to the planner's API."""
@@ -119,7 +122,7 @@ def stages_of_plans(
                 [output],
                 {"planner": planner} if planner else {},
                 count_plans,
-                stand_in={"value": None, "reason": "not made yet"},
+                stand_in=parsing.gold_plan(STAND_IN, lead_in),
             )
         )
     return stages
@@ -147,7 +150,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         {"generator": model},
         count,
         after=plans,
-        assumes=f"without the plans, which do not exist yet; each adds up to {args.max_tokens_plan} tokens",
+        assumes="with made-up plans of five aspects in place of those that do not exist yet",
     )
 
 
