@@ -26,6 +26,7 @@ from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import Call, describe_calls, prices_of
 from utils.generation.chat import VERDICT_TOKENS
 from utils.generation.engines import print_machine
+from utils.generation.failures import common_reasons
 from utils.records.datasets import read_questions
 from utils.runs.ask import Ask
 from utils.runs.command import Command, execute, writing
@@ -135,7 +136,7 @@ def prepare(args: cli.Arguments) -> Command:
                 device, _ = run_steps([step], shared)
                 for system in its:
                     publish_scores(system, task, args, device, model.figures)
-        code = max(system.output.report_failed() for system in its)
+        code = max(system.output.report_failed(common_reasons) for system in its)
         return max(code, cli.report_missing(sum(len(system.output.missing()) for system in its), "verdict"))
 
     return Command([[system.output] for system in systems], describe, work)

@@ -41,7 +41,8 @@ from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.json_files import read_json, read_toml
 from utils.files.manifest import file_hash
-from utils.files.writing import Lock, check_writable, write_array, write_synced
+from utils.files.writing import Lock, check_could_write, write_array, write_synced
+from utils.generation.failures import common_reasons
 from utils.parsing import building as parsing
 
 SCRIPT = "utils/build_dataset.py"
@@ -116,7 +117,7 @@ def main(argv: list[str] | None = None) -> int:
         raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
     asking = Asking(args, (FILTER, ASPECTS), SCRIPT)
-    check_writable(folder / "posts.sqlite")
+    check_could_write(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
     try:
@@ -129,7 +130,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         if missing := asking.ask(candidates):
             return cli.report_missing(missing, "output")
-        code = max(output.report_failed() for output in asking.outputs.values())
+        code = max(output.report_failed(common_reasons) for output in asking.outputs.values())
         counts |= {**asking.counts(), "evidence": check_evidence(args, steps, asking, candidates)}
         counts["splits"] = make_splits(args, steps)
         counts["files"] = write_files(args, steps, index, files)

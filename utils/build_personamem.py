@@ -29,12 +29,13 @@ from utils.building.steps import format_counts
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import prepare_derived
-from utils.files.manifest import describe_run, file_hash, noted_settings, publish, publish_staged, settings_of
+from utils.files.manifest import describe_run, file_hash, noted_settings, publish, publishing, settings_of
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.files.writing import Lock, staged_path, write_synced
+from utils.files.writing import Lock, write_synced
 from utils.generation.calls import TOKEN_COUNTS, describe_cost, total
 from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.engines import print_machine
+from utils.generation.failures import common_reasons
 from utils.personas import assembly, conversations, inputs
 from utils.personas.asking import PROMPTS, SMALL, Asking
 from utils.personas.inputs import PERIODS
@@ -115,7 +116,7 @@ def main(argv: list[str] | None = None) -> int:
             return building.describe()
         if missing := building.make():
             return cli.report_missing(missing, "record")
-        code = max(output.report_failed() for output in building.outputs.values())
+        code = max(output.report_failed(common_reasons) for output in building.outputs.values())
     if "assemble" in args.step:
         assemble(args)
     return code
@@ -156,7 +157,7 @@ class Building:
         keys, path = [(key,) for key in keys], str(self.folder / f"{name}.json")
         wanted = partial(_refuse_other, Path(path), {key for (key,) in keys})
         settings = self.args.settings() | settings
-        return Output(path, settings, keys, _collect, UNITS[name], self.args, may_shrink=True, check=wanted)
+        return Output(path, settings, keys, _collect, UNITS[name], self.args, check=wanted)
 
     def _wanted(self) -> list[str]:
         """Return the names of the wanted steps' files, in order."""
@@ -297,8 +298,8 @@ def assemble(args: cli.Arguments) -> None:
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
     publish(validity, figures, run)
-    write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
-    publish_staged(page, run)
+    with publishing(page, run) as staged:
+        write_synced(staged, make_page(sections_of(rows), args.seed))
     for lock in locks:
         lock.release()
     print(

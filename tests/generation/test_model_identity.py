@@ -16,10 +16,11 @@ import baselines
 import evaluate_responses
 from utils import make_table
 from utils.cli import UserError
+from utils.files import file_hashes
 from utils.files.manifest import read_manifest
 from utils.generation.engines import identify_model
 from utils.generation.store import ModelStore
-from utils.models import file_hashes, hub
+from utils.models import hub
 from utils.models.hub import model_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]

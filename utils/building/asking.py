@@ -55,7 +55,7 @@ class Asking:
         settings = args.settings() | {"script": self._script, "step": name, "model": self._identity}
         settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
         path, collect = str(Path(args.output_dir) / f"{name}.json"), partial(_collect, question.field)
-        return Output(path, settings, [], collect, question.unit, args, may_shrink=True)
+        return Output(path, settings, [], collect, question.unit, args)
 
     @cached_property
     def _shared(self) -> Shared:

@@ -16,6 +16,7 @@ from utils.files.manifest import file_hash, refuse_unranked
 from utils.files.output import Key, Output, Piece
 from utils.generation.calls import describe_calls, prices_of
 from utils.generation.engines import choose_answerer, identify_model, print_machine, publish_records
+from utils.generation.failures import common_reasons
 from utils.generation.model import Model
 from utils.generation.thinking import template_variables
 from utils.records.datasets import read_questions, select_questions
@@ -168,7 +169,7 @@ def prepare_answers(args: Arguments, datasets: list[Dataset], method: Method, na
             run_steps(steps(shared, its), shared)
         # Beam search would write the same text again, and LaMP's own rule scores any text.
         by_beams = "num_beams" in shared.roles["generator"].model.settings
-        codes = [output.report_failed() for output in left]
+        codes = [output.report_failed(common_reasons) for output in left]
         missing = sum(len(output.missing()) for output in left)
         return max(0 if by_beams else max(codes), cli.report_missing(missing, "answer"))
 

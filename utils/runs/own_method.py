@@ -29,6 +29,7 @@ from utils.generation.engines import (
     print_machine,
     report_shard,
 )
+from utils.generation.failures import common_reasons
 from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import collect_responses, count_responses
 from utils.runs.answers import check_ranked, read_datasets
@@ -78,7 +79,7 @@ def answer_by_method(args: Arguments) -> int:
     unread = [name for name in shared.settings if name not in shared.settings_read]
     if unread and output.pieces:  # a record that failed may not have come to read it
         print(f"note: the method did not read --set {', '.join(unread)} for any question", file=sys.stderr)
-    code = 0 if device is None else output.report_failed()
+    code = 0 if device is None else output.report_failed(common_reasons)
     return max(code, report_raised(run.raised), cli.report_missing(len(run.missing), "answer"))
 
 

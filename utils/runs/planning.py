@@ -12,6 +12,7 @@ from utils.files.manifest import file_hash, noted_settings
 from utils.files.output import Key, Output, Pieces
 from utils.generation.calls import prices_of
 from utils.generation.engines import publish_records
+from utils.generation.failures import common_reasons
 from utils.parsing import plans as parsing
 from utils.planner.examples import trained_variables
 from utils.records.responses import collect_responses, count_responses, read_plans
@@ -177,5 +178,5 @@ def publish_answers(shared: Shared, answers: Output, device: str | None) -> None
 def report(pairs: list[list[Output]]) -> int:
     """Print unusable and missing outputs, and return the exit code."""
     made = [plans for _, plans in pairs if not plans.finished] + [answers for answers, _ in pairs]
-    code = max(output.report_failed() for output in made)
+    code = max(output.report_failed(common_reasons) for output in made)
     return max(code, cli.report_missing(sum(len(answers.missing()) for answers, _ in pairs), "answer"))

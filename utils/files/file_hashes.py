@@ -9,18 +9,23 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.cli.progress import LARGE
+from utils.files.writing import check_regular, naming
 
 SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # places that are read of a file whose hash is kept
 SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one tick of its file system's clock
 
 
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex."""
-    if (kept := _read().get(key := _key(path))) is not None:
-        return kept
-    with open(path, "rb") as file:
-        found, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
-    if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
+def file_hash(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
+    check_regular(Path(path))
+    with naming(path), open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size < LARGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        if (kept := _read().get(key := _key(Path(path)))) is not None:
+            return kept
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
             _keep({**_read(), key: found})
     return found
