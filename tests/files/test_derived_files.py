@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_each_file_of_a_figure_whole(folder, monkeypatch):
     run("f.png")
     Path("rag_scores.json").write_bytes(Path("plan_scores.json").read_bytes())
     before, whole = snapshot(folder), derived_files.open_whole
-    first, second = (name for name in before if name.suffix in (".pdf", ".png"))
+    first, second = folder / "f.png", folder / "f.pdf"
 
     def full(path, mode):
         if second.name in path.name:
