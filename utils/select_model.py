@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(found)
     chosen = found.index(best)
     check_could_write(link.parent / "manifest.json", links=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, found, strict=True)):
         print(f"{score:.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")

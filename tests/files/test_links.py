@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,9 @@ def test_the_best_model_is_found_by_a_link_in_a_linked_folder(tmp_path, out):
     words = ["--model_addr", tmp_path / "model", "--score_addr", tmp_path / "scores.json", "--link_addr", out / "best"]
     assert select_model.main(list(map(str, words))) == 0
     assert (out / "best").resolve() == tmp_path / "model" and (out / "best").is_dir()
+    assert select_model.main([*map(str, words[:-1]), str(out / "new/folder/best")]) == 0
+    assert (out / "new/folder/best").resolve() == tmp_path / "model"
+    shutil.rmtree(out / "new")
     replace_link(out / "best", "nowhere")  # the link itself is replaced
     assert os.readlink(out / "best") == "nowhere" and [path.name for path in out.iterdir()] == ["best"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
-from utils.files.manifest import file_hash, noted_settings, own_manifest, read_manifest
+from utils.files.manifest import file_hash, manifest_of, noted_settings, read_manifest
 from utils.files.output import Output
 from utils.files.writing import Lock
 from utils.generation.failures import common_reasons
@@ -276,7 +276,7 @@ def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
         text = path.read_text() if path.exists() else None
         is_new = noted_settings(path) == SETTINGS
         seen.add((text, is_new))
-        assert (own_manifest(path) is None) == (text is None)
+        assert (manifest_of(path, or_older=True) is None) == (text is None)
         refused = is_finished(path)  # False: it has none of the keys
         assert refused is False if is_new or text is None else "was made with other settings" in refused
         write(path, overwrite=bool(refused))

@@ -48,8 +48,8 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
 
 
 def is_own(path: Path, script: str) -> bool:
-    """Return whether the file is as `script` wrote it."""
-    made = manifest.own_manifest(path)
+    """Return whether the file is as `script` wrote it, or wrote it before a run that died while replacing it."""
+    made = manifest.manifest_of(path, or_older=True)
     return made is not None and made["settings"].get("script") == script
 
 

@@ -80,13 +80,13 @@ def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_cha
     if not path.exists():
         return False
     check_regular(path)
-    made = own_manifest(path)
+    made = manifest_of(path, or_older=True)
     if made is None:
         problem = NOT_OURS if (beside := manifest_path(path)).exists() else f"{NOT_OURS}: {beside.name} is missing"
     elif differing := differences(made["settings"], settings, may_change):
         problem = f"was made with other settings: {differing}"
     else:
-        return manifest_of(path) is not None and not differences(made["settings"], settings)
+        return not differences(made["settings"], settings) and manifest_of(path) is not None
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
@@ -103,7 +103,7 @@ def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
     delete_leftovers(path)
     with replacing(path) as staged:
         yield staged
-        replaced = {"replaces_sha256": file_hash(path)} if own_manifest(path) else {}
+        replaced = {"replaces_sha256": file_hash(path)} if manifest_of(path, or_older=True) else {}
         with replacing(manifest_path(path)) as beside:
             write_json(beside, {**manifest, "output_sha256": file_hash(staged), **replaced})
 
@@ -136,21 +136,16 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
     return all(typed) and isinstance(manifest["settings"].get("prompt", {}), dict)
 
 
-def own_manifest(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output, also if that of a run that died while replacing the output.
+def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
+    """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
 
-    None if there is no readable one, or the output was changed since.
+    With `or_older`, the output may also be the older one that a run died before replacing.
     """
     made = read_manifest(path)
     if made is None or not Path(path).is_file():  # reading a pipe or a device might never end
         return None
-    return made if file_hash(path) in (made["output_sha256"], made.get("replaces_sha256")) else None
-
-
-def manifest_of(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one, or it does not describe this content."""
-    made = own_manifest(path)
-    return made if made and made["output_sha256"] == file_hash(path) else None
+    hashes = (made["output_sha256"], made.get("replaces_sha256") if or_older else None)
+    return made if file_hash(path) in hashes else None
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
