@@ -111,15 +111,15 @@ class Output:
         """Raise UserError if this command's file may not replace the one with this manifest."""
         before, now, number = made.get("dataset"), self.dataset, made.get("pieces", 0)
         try:
+            if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
+                refuse_other_source([before], [now])
+            self.check(made)
             # Without inputs among the settings, the keys follow from earlier steps' files, and may become fewer.
             if "inputs" in self.settings and not made.get("missing") and number > len(self.keys):
                 raise UserError(
                     f"has {number} {self.unit}, but this command makes only {len(self.keys)}\n"
                     "  give another output, or --overwrite to replace it; completions are kept"
                 )
-            if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
-                refuse_other_source([before], [now])
-            self.check(made)
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
