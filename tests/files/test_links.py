@@ -35,7 +35,12 @@ def rank(dataset, output):
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_a_ranked_file_finds_its_histories_by_either_name(tmp_path, out, kind):
     words = ["--dataset", "PersonaMem-32k", "--source_dir", PERSONAMEM, "--output_dir", tmp_path / "data"]
+    (tmp_path / "data").mkdir()
+    leftovers = [tmp_path / f"data/PersonaMem_32k{end}.{'0' * 16}.tmp" for end in (".json", "_contexts.jsonl")]
+    for leftover in leftovers:  # of a killed process
+        leftover.touch()
     assert download_datasets.main(list(map(str, words))) == 0
+    assert not any(leftover.exists() for leftover in leftovers)
     path, real = out / "ranked.json", tmp_path / "scratch/of/user/ranked.json"
     if kind == "file":
         path = tmp_path / "ranked.json"
