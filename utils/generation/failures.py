@@ -1,22 +1,21 @@
 """Why pieces of an output are unusable, and what to try."""
 
 import re
-from typing import Any
 
 from utils.cli.errors import quote
 from utils.files.output import NO_ANSWER, Key, Output, Piece
 from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
-NUM_REASONS = 3
+NUM_REASONS = 3  # reasons to print
 
 
 def common_reasons(output: Output, failed: list[Key]) -> list[str]:
-    """Return two lines for each of the three most common reasons: the count with a sample, and a remedy."""
+    """Return two lines for each of the most common reasons: the count with a sample, and a remedy."""
     alike: dict[tuple[str, str], list[Key]] = {}
     for key in failed:
         piece = output.pieces[key]
         reason = re.sub(r"\d+", "0", str(piece.get("reason")))
-        alike.setdefault((reason, what_to_try(piece, output.settings, output.unit)), []).append(key)
+        alike.setdefault((reason, _what_to_try(output, piece)), []).append(key)
     lines = []
     # Ties keep the order in which the reasons appeared.
     for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
@@ -28,7 +27,7 @@ def common_reasons(output: Output, failed: list[Key]) -> list[str]:
     return lines
 
 
-def what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
+def _what_to_try(output: Output, piece: Piece) -> str:
     """Return a remedy for a failed piece, by how far the model got."""
     if piece.get("reason") == NO_ANSWER:
         return "changing the method: it returned None or an empty text although its calls succeeded"
@@ -42,10 +41,10 @@ def what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
         return "another model or server: this one refuses these prompts"
     if piece.get("reason") == UNFINISHED:
         return THINK_LONGER
-    if piece.get("finish_reason") == "length" and unit == "plans":
+    if piece.get("finish_reason") == "length" and output.unit == "plans":
         return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
     if piece.get("finish_reason") == "length":
         return "a higher --max_tokens, with a --max_model_len that has room for it"
-    if settings.get("constrained_decoding") == "never":
+    if output.settings.get("constrained_decoding") == "never":
         return "--constrained_decoding fallback, or another model"
     return "another model, or a prompt of your own by --prompts_dir"
