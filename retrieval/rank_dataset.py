@@ -37,7 +37,8 @@ from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
 from utils.cli.errors import quote
 from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import Progress, announce, announce_file
-from utils.files.manifest import file_hash, noted_settings
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator

@@ -14,7 +14,8 @@ from utils.benchmarks import lampqa
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = [  # from the bottom up; a library imports from those below it, and from itself
     ("utils.parsing", "utils.cli"),
-    ("utils.files", "utils.models"),
+    ("utils.files",),
+    ("utils.models",),
     ("utils.scoring", "prompts", "utils.training"),
     ("utils.generation",),
     ("utils.planner", "utils.benchmarks"),

@@ -39,9 +39,9 @@ from utils.building.reading_page import Section, Shown
 from utils.building.steps import Counts, Steps, format_counts
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
+from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_toml
-from utils.files.manifest import file_hash
-from utils.files.writing import Lock, check_writable, write_array, write_synced
+from utils.files.writing import Lock, check_could_write, write_array, write_synced
 from utils.generation.engines import OpenAPI, open_api
 from utils.parsing import building as parsing
 from utils.runs.driver import are_complete, run_stages
@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     if args.validation_share + args.test_share >= 1:
         raise UserError("--validation_share and --test_share leave nothing for training; give a sum below 1")
     files = read_communities(Path(args.communities_addr or lampqa.COMMUNITIES_FILE))
-    check_writable(folder / "posts.sqlite")
+    check_could_write(folder / "posts.sqlite")
     lock = Lock(folder / "posts.sqlite")
     index, steps = PostIndex(folder / "posts.sqlite"), Steps(SCRIPT, args)
     try:

@@ -30,9 +30,10 @@ from utils.building.steps import format_counts
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.files.derived_files import prepare_derived
-from utils.files.manifest import describe_run, file_hash, noted_settings, publish, publish_staged, settings_of
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, noted_settings, publish, publishing, settings_of
 from utils.files.output import Key, Output, Piece, Pieces
-from utils.files.writing import Lock, staged_path, write_synced
+from utils.files.writing import Lock, write_synced
 from utils.generation.chat import APIChat, load_tokenizer
 from utils.generation.engines import OpenAPI, open_api
 from utils.personas import assembly, conversations, inputs
@@ -250,8 +251,8 @@ def assemble(args: cli.Arguments) -> None:
         rows = [row for part in assembly.assemble(made, unfiltered, count_tokens) for row in part.rows]
     figures = measure(rows)
     publish(validity, figures, run)
-    write_synced(staged_path(page), make_page(sections_of(rows), args.seed))
-    publish_staged(page, run)
+    with publishing(page, run) as staged:
+        write_synced(staged, make_page(sections_of(rows), args.seed))
     for lock in locks:
         lock.release()
     print(

@@ -28,7 +28,7 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.manifest import describe_run, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import Lock, check_writable
+from utils.files.writing import Lock, check_could_write
 from utils.models import hub_datasets
 from utils.models.hub import check_cache_dir
 from utils.models.hub_datasets import Source, UnreachableError, find_folder
@@ -80,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
         outputs = {path: what for path, what in outputs.items() if not is_the_users_own(path)}
     if not outputs:
         return 0
-    check_writable(next(iter(outputs)))
+    check_could_write(next(iter(outputs)))
     try:
         source = find_source(parts[0], args)
     except UnreachableError as error:
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:
         check_commits(outputs, source)
     run = describe_run(vars(args), {}, None)  # once, because it takes longer than writing a small file
     for path, (part, split) in outputs.items():
-        check_writable(path)
+        check_could_write(path)
         lock = Lock(path)
         try:
             make_file(task, part, split, source, path, args.overwrite, run, args.skip_invalid)

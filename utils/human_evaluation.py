@@ -28,7 +28,7 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.files.derived_files import add_output_arguments, prepare_derived, publish_derived
-from utils.files.manifest import file_hash
+from utils.files.file_hashes import file_hash
 from utils.parsing.plans import one_line
 from utils.records.datasets import read_dataset, refuse_shared_ids
 from utils.records.responses import match_responses, read_responses

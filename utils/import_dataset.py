@@ -28,8 +28,9 @@ from utils.benchmarks.task import Record
 from utils.cli import UserError
 from utils.cli.errors import kind, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, publish_staged
-from utils.files.writing import staged_path, write_array
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, publishing
+from utils.files.writing import locked, write_json
 from utils.records.datasets import check_record
 from utils.records.leaks import padded
 from utils.records.originals import rows_of
@@ -64,10 +65,12 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived([output], SCRIPT, args.overwrite)
     questions = read_rows(args.questions, args.columns, "--columns", "id", "question", "author")
     posts = read_rows(args.posts, args.post_columns, "--post_columns", "author", "text")
-    with TemporaryFile(dir=output.parent) as file:  # posts may take more than the memory
-        write_array(staged_path(output), with_profiles(questions, posts, file, counts), indent=2)
-    settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
-    publish_staged(output, describe_run(vars(args), settings, None, counts=counts))
+    run: dict[str, Any] = {}
+    with locked(output), publishing(output, run) as staged:
+        with TemporaryFile(dir=output.parent) as file:  # posts may take more than the memory
+            write_json(staged, with_profiles(questions, posts, file, counts))
+        settings = {"script": SCRIPT, "inputs": {path: file_hash(path) for path in (args.questions, args.posts)}}
+        run |= describe_run(vars(args), settings, None, counts=counts)
     print(f"{output}: {', '.join(f'{count} {what}' for what, count in counts.items() if count)}")
     return 0
 

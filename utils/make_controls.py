@@ -14,7 +14,6 @@ docs/trusting_the_judge.md says which scores to expect.
 """
 
 import argparse
-import json
 import random
 import re
 import sys
@@ -29,7 +28,9 @@ from utils.benchmarks import task_of
 from utils.benchmarks.task import Controls, Record
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, publish_all
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, publish
+from utils.files.writing import locked
 from utils.records.datasets import read_questions
 from utils.records.responses import answers_to, are_answered, match_responses, read_responses
 
@@ -69,11 +70,11 @@ def main(argv: list[str] | None = None) -> int:
     prepare_derived(files, SCRIPT, args.overwrite)
     # The settings that a model's answers have too, except for the prompt.
     made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
-    texts = {path: json.dumps(one, ensure_ascii=False, indent=2) + "\n" for path, one in files.items()}
-    contents = {path: text.encode() for path, text in texts.items()}
-    publish_all(contents, describe_run(vars(args), {"script": SCRIPT, **made_from}, None))
-    for path, one in files.items():
-        print(f"{path}: {describe(one)}")
+    run = describe_run(vars(args), {"script": SCRIPT, **made_from}, None)
+    with locked(*files):
+        for path, one in files.items():
+            publish(path, one, run)
+            print(f"{path}: {describe(one)}")
     return 0
 
 

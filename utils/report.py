@@ -21,8 +21,9 @@ from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.cli.errors import first_five, quote
 from utils.files.derived_files import add_overwrite_argument, prepare_derived, publish_derived
+from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
-from utils.files.manifest import file_hash, settings_of
+from utils.files.manifest import settings_of
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses, refuse_other_questions
 from utils.tables import report_page

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from utils import cli
 from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.files.writing import check_writable, replace_link
+from utils.files.writing import check_could_write, replace_link
 from utils.records.scores import Scores, read_scores
 from utils.tables.columns import MACRO, mean_score, scored, strata_of
 from utils.tables.formats import counted
@@ -51,7 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     kind = next(iter(scores.values()))
     best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(found)
     chosen = found.index(best)
-    check_writable(link.parent / "manifest.json", links=True)
+    check_could_write(link.parent / "manifest.json", links=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
     for number, (folder, score) in enumerate(zip(args.model_addr, found, strict=True)):
         print(f"{score:.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")

@@ -25,7 +25,9 @@ from utils.benchmarks import tasks
 from utils.benchmarks.task import Metric
 from utils.cli import UserError
 from utils.files.derived_files import add_overwrite_argument, prepare_derived
-from utils.files.manifest import describe_run, file_hash, manifest_of, publish_all, settings_of
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, manifest_of, publish, settings_of
+from utils.files.writing import locked
 from utils.records.responses import are_answered, read_responses
 from utils.records.scores import Scores, read_scores, strategy_in_words
 from utils.tables.notes import describe_selection
@@ -89,12 +91,14 @@ def split(responses: Responses) -> list[Responses]:
 
 def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
     width = len(str(len(samples) - 1))
-    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": encode(one) for i, one in enumerate(samples)}
+    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": one for i, one in enumerate(samples)}
     cli.check_outputs(list(map(str, files)), [args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
-    publish_all(files, describe_run(vars(args), make_settings(args), None))
-    for path, one in zip(files, samples, strict=True):
-        print(f"{path}: responses to {len(one)} questions")
+    run = describe_run(vars(args), make_settings(args), None)
+    with locked(*files):
+        for path, one in files.items():
+            publish(path, one, run)
+            print(f"{path}: responses to {len(one)} questions")
 
 
 def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
@@ -113,12 +117,13 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
         raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
     prepare_derived(paths.values(), SCRIPT, args.overwrite)
     hashes = [file_hash(path) for path in files]
-    for which, path in paths.items():
-        by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
-        by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
-        settings = make_settings(args, scores=hashes, selected_by=by)
-        publish_all({Path(path): encode(selected[which])}, describe_run(vars(args), settings, None, counts=counts))
-        print(f"{path}: {counts['kept']} of {len(responses)} questions; {describe_selection(by)}")
+    with locked(*paths.values()):
+        for which, path in paths.items():
+            by = {"which": which, "samples": len(samples), **describe_scorer(first_addr, first, metric)}
+            by |= {"unscored": unscored} if (unscored := counts.get("samples without a score")) else {}
+            settings = make_settings(args, scores=hashes, selected_by=by)
+            publish(path, selected[which], describe_run(vars(args), settings, None, counts=counts))
+            print(f"{path}: {counts['kept']} of {len(responses)} questions; {describe_selection(by)}")
     print(in_words(counts))
 
 

@@ -19,7 +19,8 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import TYPES
 from utils.benchmarks.personamem_results import DISTANCES, NOT_GIVEN, distance_of, evidence_position
 from utils.cli import UserError
-from utils.files.manifest import file_hash, publish
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import publish
 from utils.records.contexts import open_profile
 from utils.records.responses import read_responses
 from utils.tables.report_page import MOST_CHARACTERS, show_history

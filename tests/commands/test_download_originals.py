@@ -16,7 +16,8 @@ from web_server import FINE, Trouble, lamp_files, serve
 from zygote import ROOT, Zygote
 
 from utils.benchmarks import tasks
-from utils.files.manifest import file_hash, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import read_manifest
 from utils.records.datasets import read_dataset
 
 LAMP, LONG = ROOT / "tests/data/mini_lamp", ROOT / "tests/data/mini_longlamp"
@@ -233,6 +234,9 @@ def test_bad_input_is_reported_and_nothing_is_replaced(download, originals, path
 
 def test_a_server_that_recovers(download, server):
     server.in_turn(Trouble(503), Trouble(429), Trouble(cut_after=1000), Trouble(cut_after=0), Trouble(hold_after=0))
+    leftover = download.cache / server.url.partition("//")[2] / f"{TRAIN}.{'0' * 16}.tmp"  # of a killed process
+    leftover.parent.mkdir(parents=True)
+    leftover.touch()
     errors = download.run(do=f"{HURRY}; w.SILENCE = 1")[1]
     assert download.records() == sample("LaMP-4", "dev")
     assert [line.rpartition(";")[0] for line in errors.splitlines()] == [
@@ -244,7 +248,7 @@ def test_a_server_that_recovers(download, server):
     ]
     wanted = [wanted for path, wanted in server.asked if path == TRAIN]
     assert wanted == [None] * 3 + ["bytes=1000-"] * 3
-    assert download.cached(".part") == download.cached(".tag") == []
+    assert download.cached(".tmp") == download.cached(".tag") == []
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from test_report import NASTY
 from utils import compare_evaluators
 from utils.benchmarks.lampqa import CATEGORIES
 from utils.cli import UserError
-from utils.files.manifest import file_hash
+from utils.files.file_hashes import file_hash
 from utils.human_evaluation import main
 from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha
 from utils.tables.agreement import majority

@@ -10,7 +10,8 @@ from test_strategies import judging  # noqa: F401
 
 import evaluate_responses
 from utils.cli import UserError
-from utils.files.manifest import file_hash, publish, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import publish, read_manifest
 from utils.select_responses import main
 
 # By question the four samples' scores; None has no score, and "-" no answer, which scores 0.

@@ -4,15 +4,15 @@ import errno
 import hashlib
 import importlib
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from utils.cli import UserError
-from utils.files import manifest
-from utils.files.derived_files import is_own, prepare_derived
-from utils.files.manifest import describe_run, publish, read_manifest
-from utils.files.writing import staged_path
+from utils.files import derived_files
+from utils.files.derived_files import is_own
+from utils.files.manifest import describe_run, manifest_of, publish, read_manifest
 
 SAMPLE = Path(__file__).parents[1] / "data/mini_lampqa"
 NOT_OURS = "exists, and was not written by this script or was changed since\n  give another output, or --overwrite to "
@@ -112,39 +112,39 @@ def test_other_files_are_refused_and_replaced_with_overwrite(folder, name, how, 
     assert is_own(path, read_manifest(path)["settings"]["script"])
 
 
-def test_a_full_disk_leaves_both_files_of_a_figure(folder, monkeypatch):
+def test_a_full_disk_leaves_each_file_of_a_figure_whole(folder, monkeypatch):
+    """The first file is replaced, the second one is not; the next run replaces both."""
     run("f.png")
-    before = snapshot(folder)
-    whole = manifest.open_whole
+    Path("rag_scores.json").write_bytes(Path("plan_scores.json").read_bytes())
+    before, whole = snapshot(folder), derived_files.open_whole
+    first, second = folder / "f.png", folder / "f.pdf"
 
     def full(path, mode):
-        if "pdf" in path.name:  # the second one
+        if second.name in path.name:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return whole(path, mode)
 
-    monkeypatch.setattr(manifest, "open_whole", full)
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(derived_files, "open_whole", full)
         run("f.png")
-    assert snapshot(folder) == before
-    monkeypatch.undo()
+    after = snapshot(folder)
+    assert after.keys() == before.keys() and after[second] == before[second] and after[first] != before[first]
+    assert manifest_of(first) and manifest_of(second)
+    assert run("f.png") == 0 and snapshot(folder)[second] != before[second]
 
 
-def test_the_next_run_recovers_from_a_death_between_manifest_and_file(folder, monkeypatch):
+def test_the_next_run_replaces_what_a_run_that_died_before_the_renaming_left(folder):
+    """Again and again: the file is the first run's, the manifest the last one's."""
     run("t.md")
-    older = Path("t.md").read_bytes()
-    rename = manifest.rename
-
-    def dies(staged, path):
-        if path.name == "t.md":
-            raise SystemExit
-        rename(staged, path)
-
-    Path("rag_scores.json").write_bytes(Path("plan_scores.json").read_bytes())
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(manifest, "rename", dies)
-        run("t.md")
-    newer = staged_path("t.md").read_bytes()
-    assert Path("t.md").read_bytes() == older != newer
-    assert is_own(Path("t.md"), "utils/make_table.py")
-    prepare_derived(["t.md"], "utils/make_table.py", overwrite=False)
-    assert Path("t.md").read_bytes() == newer and not staged_path("t.md").exists()
+    older, names, rename = Path("t.md").read_bytes(), snapshot(folder).keys(), os.replace
+    for name in ("plan", "rag"):
+        Path("rag_scores.json").write_bytes(Path(f"{name}_scores.json").read_bytes())
+        if child := os.fork():
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        else:
+            os.replace = lambda staged, path: os._exit(9) if Path(path).name == "t.md" else rename(staged, path)
+            run("t.md")
+        assert Path("t.md").read_bytes() == older and len(list(folder.glob("t.md.*.tmp"))) == 1
+        assert is_own(Path("t.md"), "utils/make_table.py") and manifest_of("t.md") is None
+    assert run("t.md") == 0
+    assert Path("t.md").read_bytes() != older and manifest_of("t.md") and snapshot(folder).keys() == names

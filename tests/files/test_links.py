@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,12 @@ def rank(dataset, output):
 @pytest.mark.parametrize("kind", ["folder", "file"])
 def test_a_ranked_file_finds_its_histories_by_either_name(tmp_path, out, kind):
     words = ["--dataset", "PersonaMem-32k", "--source_dir", PERSONAMEM, "--output_dir", tmp_path / "data"]
+    (tmp_path / "data").mkdir()
+    leftovers = [tmp_path / f"data/PersonaMem_32k{end}.{'0' * 16}.tmp" for end in (".json", "_contexts.jsonl")]
+    for leftover in leftovers:  # of a killed process
+        leftover.touch()
     assert download_datasets.main(list(map(str, words))) == 0
+    assert not any(leftover.exists() for leftover in leftovers)
     path, real = out / "ranked.json", tmp_path / "scratch/of/user/ranked.json"
     if kind == "file":
         path = tmp_path / "ranked.json"
@@ -56,6 +62,9 @@ def test_the_best_model_is_found_by_a_link_in_a_linked_folder(tmp_path, out):
     words = ["--model_addr", tmp_path / "model", "--score_addr", tmp_path / "scores.json", "--link_addr", out / "best"]
     assert select_model.main(list(map(str, words))) == 0
     assert (out / "best").resolve() == tmp_path / "model" and (out / "best").is_dir()
+    assert select_model.main([*map(str, words[:-1]), str(out / "new/folder/best")]) == 0
+    assert (out / "new/folder/best").resolve() == tmp_path / "model"
+    shutil.rmtree(out / "new")
     replace_link(out / "best", "nowhere")  # the link itself is replaced
     assert os.readlink(out / "best") == "nowhere" and [path.name for path in out.iterdir()] == ["best"]
 

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from utils.cli import UserError
-from utils.files.manifest import file_hash, publish, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import manifest_of, noted_settings, read_manifest
 from utils.files.output import Output
 from utils.files.writing import Lock
+from utils.generation.failures import common_reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}
@@ -30,13 +32,11 @@ def path(tmp_path):
     return tmp_path / "answers.json"
 
 
-def make(
-    path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, may_shrink=False, dataset=None, **args
-):
+def make(path, settings=SETTINGS, keys=tuple(PIECES), pieces=PIECES, collect=None, dataset=None, **args):
     flags = Namespace(**{"overwrite": False, "max_retries": 3, **args})
     collect = collect or (lambda pieces: [pieces[key]["value"] for key in sorted(pieces)])
     pieces = {key: pieces[key] for key in keys if key in pieces}
-    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, may_shrink, dataset)
+    return Output(str(path), settings, list(keys), collect, "answers", flags, pieces, dataset)
 
 
 def write(path, **more):
@@ -120,7 +120,7 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     output = make(path, keys=[("q1", 1)], num_shards=num_shards)
     output.open()
     assert output.publish("CPU", {"num_beams": 4}) == (num_shards == 1)
-    assert output.report_failed() == 1
+    assert output.report_failed(common_reasons) == 1
     if num_shards == 1:
         make(path, keys=[("q1", 1)]).report_finished()
     told = capsys.readouterr().err
@@ -167,21 +167,24 @@ def test_another_commands_output_is_refused_without_overwrite(path, begin, probl
     told = is_finished(path)
     assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
     assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
-    assert is_finished(path, may_shrink=True) == (begin != larger and told)
+    without_inputs = {name: value for name, value in SETTINGS.items() if name != "inputs"}
+    assert is_finished(path, settings=without_inputs) == (begin != larger and told)  # an earlier step gave fewer keys
     write(path, overwrite=True)
     assert is_finished(path) is True
 
 
-def test_an_output_with_more_pieces_is_kept_if_the_server_failed(path, capsys):
+def test_an_unfinished_output_is_made_again_whatever_it_has(path):
+    """By a command for fewer pieces, and by a run in which a server gives less than before."""
+    more = [*PIECES, ("q2", 0), ("q3", 0)]
+    write(path, keys=more, pieces={**PIECES, ("q2", 0): {"value": "more"}})
+    assert read_manifest(path)["pieces"] == 4 and is_finished(path) is False
     write(path)
-    before = snapshot(path.parent)
-    output = make(path, settings={**SETTINGS, "inputs": "b" * 64}, pieces={("q1", 0): PIECES["q1", 0]})
-    assert output.is_finished() is False
-    output.open()
-    assert output.publish("CPU") is False
-    assert capsys.readouterr().err == f"{path}: kept, because it has more answers than this run (1)\n"
-    del output
-    assert snapshot(path.parent) == before
+    assert is_finished(path) is True
+    changed = {**SETTINGS, "inputs": "b" * 64}
+    assert is_finished(path, settings=changed) is False
+    write(path, settings=changed, pieces={("q1", 0): PIECES["q1", 0]})
+    assert [read_manifest(path)[name] for name in ("pieces", "missing")] == [1, 2]
+    assert is_finished(path, settings=changed) is False and path.read_text() == '[\n  "two\\nlines"\n]\n'
 
 
 def test_a_shard_has_pieces_only(path):
@@ -211,14 +214,19 @@ SCORED = {**FAILED, "mean_log_probs": {}}
 def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
     keys = [(f"q{number}", 0) for number in range(4)]
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
-    assert make(path, keys=keys, pieces=pieces).report_failed() == 1
+    assert make(path, keys=keys, pieces=pieces).report_failed(common_reasons) == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
     again = "; a higher --max_retries retries them" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
-    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested
-    assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
+    assert (
+        make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed(common_reasons) == 1
+    )  # that piece was never requested
+    assert (
+        make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed(common_reasons)
+        == 0
+    )
 
 
 # Killed while it is published
@@ -258,26 +266,24 @@ for folder in (Path(sys.argv[1]) / str(number) for number in range(100)):
 
 @pytest.mark.parametrize("older", [None, ["older text " * 20, OTHER], ["older text " * 20, SETTINGS]])
 def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
+    """The next run makes the output again, over whole files and leftovers, and deletes the leftovers."""
     newer = ["newer text " * 30, SETTINGS]
     subprocess.run([sys.executable, "-c", KILLED, tmp_path, json.dumps([older, newer])], cwd=ROOT, check=True)
     folders, seen = list(tmp_path.iterdir()), set()
     assert len(folders) >= 9  # two files synced, two renames, two folders opened and synced, and the end
-    half = tmp_path / "half"
-    half.mkdir()
-    if older:
-        publish(half / "answers.json", older[0], {"settings": older[1]})
-    (half / f"answers.json.{'0' * 16}.tmp").write_text('"newer te')
-    for folder in [half, *folders]:
+    for folder in folders:
         path = folder / "answers.json"
-        seen.add(path.read_text() if path.exists() else None)
-        assert is_finished(path, overwrite=True) is False  # it has none of the keys
-        make(path, overwrite=True).open()
-        if path.exists():  # with its own manifest, so that it never looks changed by hand
-            assert read_manifest(path)["output_sha256"] == file_hash(path)
-            assert [json.loads(path.read_text()), read_manifest(path)["settings"]] in (older, newer)
-        write(path, overwrite=True)
+        (folder / f"answers.json.{'0' * 16}.tmp").write_text('"newer te')
+        text = path.read_text() if path.exists() else None
+        is_new = noted_settings(path) == SETTINGS
+        seen.add((text, is_new))
+        assert (manifest_of(path, or_older=True) is None) == (text is None)
+        refused = is_finished(path)  # False: it has none of the keys
+        assert refused is False if is_new or text is None else "was made with other settings" in refused
+        write(path, overwrite=bool(refused))
         assert is_finished(path) is True and names_in(folder) == {"answers.json", "answers.json.manifest.json"}
-    assert seen == {None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)}
+    texts = [None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)]
+    assert seen == {(texts[0], older is not None and older[1] == SETTINGS), (texts[0], True), (texts[1], True)}
 
 
 def test_another_dataset_is_refused_and_a_changed_one_is_not(tmp_path):

@@ -8,7 +8,8 @@ from api_server import serve
 from preload import library, start  # noqa: F401 (fixture)
 from test_derived_files import SAMPLE, judged, write
 
-from utils.files.manifest import file_hash, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import read_manifest
 
 pytestmark = pytest.mark.slow
 ROUNDS = 10

@@ -12,7 +12,7 @@ from tokenizers.models import WordLevel
 from utils.cli import UserError
 from utils.files.manifest import publish, read_manifest
 from utils.files.output import Output
-from utils.files.writing import check_could_write, check_writable, fill_folder, write_atomically
+from utils.files.writing import check_could_write, fill_folder, write_atomically
 from utils.generation.store import ModelStore
 
 ABSENT = [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.ENOTTY]
@@ -40,7 +40,7 @@ def test_without_fsync_all_is_written(tmp_path, monkeypatch, number, when):
     refuse(monkeypatch, "fsync", number, when)
     path = tmp_path / "new" / "a.json"
     check_could_write(path)
-    check_writable(path)
+    path.parent.mkdir()
     publish(path, [1], {"settings": {}})
     assert path.read_text() == "[\n  1\n]\n" and read_manifest(path) is not None
     for text in ("first", "second"):
@@ -73,7 +73,7 @@ def test_what_cannot_be_written_is_found_first(tmp_path, monkeypatch, name, numb
     path = tmp_path / "a.json"
     output = Output(str(path), {}, [], dict, "answers", Namespace())
     store = ModelStore(tmp_path / "completions", "m", {"model": "m"})
-    for check in (lambda: check_could_write(path), lambda: check_writable(path), output.open, store.check_writable):
+    for check in (lambda: check_could_write(path), output.open, store.check_writable):
         with pytest.raises(UserError, match=f"cannot be written: {os.strerror(number)}"):
             check()
     assert list(tmp_path.iterdir()) == []
@@ -83,11 +83,11 @@ def test_a_folder_that_cannot_be_listed_or_has_no_links(tmp_path, monkeypatch):
     path = tmp_path / "a.json"
     refuse(monkeypatch, "open", errno.EACCES, lambda path, flags, *mode: path == tmp_path)
     write_atomically(path, "text")
-    check_writable(path, links=True)
+    check_could_write(path, links=True)
     refuse(monkeypatch, "symlink", errno.EPERM)
-    check_writable(path)
+    check_could_write(path)
     with pytest.raises(UserError, match="symbolic links cannot be made there"):
-        check_writable(path, links=True)
+        check_could_write(path, links=True)
     assert list(tmp_path.iterdir()) == [path]
 
 

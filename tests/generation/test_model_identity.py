@@ -16,10 +16,11 @@ import baselines
 import evaluate_responses
 from utils import make_table
 from utils.cli import UserError
-from utils.files.manifest import read_manifest
+from utils.files import file_hashes
+from utils.files.manifest import manifest_of, publish, read_manifest
 from utils.generation.identity import identify_model
 from utils.generation.store import ModelStore
-from utils.models import file_hashes, hub
+from utils.models import hub
 from utils.models.hub import model_fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -264,6 +265,17 @@ def test_a_models_files_are_hashed_only_once(hashing, tmp_path, capsys):
     os.replace(f"{other}/model.safetensors", f"{model}/model.safetensors")
     assert model_fingerprint(model) != first and hashing[4:] == ["model.safetensors"]
     assert model_fingerprint(save_old(tmp_path / "model", b"WEIGHTS", 1001)) != first and len(hashing) == 7
+
+
+def test_a_large_outputs_hash_is_kept_too(hashing, tmp_path):
+    publish(tmp_path / "a.json", [1], {"settings": {}})
+    os.utime(tmp_path / "a.json", (1000, 1000))
+    hashing.clear()
+    assert manifest_of(tmp_path / "a.json") == manifest_of(tmp_path / "a.json") is not None and hashing == ["a.json"]
+    with open(tmp_path / "a.json", "a") as file:
+        file.write(" ")
+    os.utime(tmp_path / "a.json", (1000, 1000))
+    assert manifest_of(tmp_path / "a.json") is None
 
 
 # Who answered

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -9,7 +10,8 @@ from check_files import check
 from made_up import make_inputs
 
 from utils.cli import UserError
-from utils.files.manifest import file_hash, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import manifest_of, read_manifest
 from utils.personas.assembly import COLUMNS, SIZES, assemble, read_inputs, write_files
 
 BIG = {"personas": 2, "topics": 15, "counts": (6, 4, 4, 4), "pieces": 40, "lengths": (2, 3)}
@@ -155,3 +157,23 @@ def test_both_files_are_written_or_none(tmp_path):
     table, contexts = write(tmp_path, parts, "32k")
     manifest = read_manifest(table)
     assert (manifest["output_sha256"], manifest["contexts_sha256"]) == (file_hash(table), file_hash(contexts))
+
+
+@pytest.mark.parametrize("number", range(4))  # of renamings before the kill: two manifests and two files
+def test_a_kill_between_two_files_leaves_both_to_be_replaced(tmp_path, number):
+    folder = save(tmp_path / "in", tiny_files({"a": [entry_of(1)]}))
+    older, newer = (parts_of(folder, "32k", seed=seed) for seed in (0, 1))
+    paths = write(tmp_path, older, "32k")
+    texts, rename, done = [path.read_bytes() for path in paths], os.replace, []
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    else:
+        os.replace = lambda *names: os._exit(9) if len(done) == number else (done.append(names), rename(*names))
+        write(tmp_path, newer, "32k")
+    table, contexts = paths
+    assert [path.read_bytes() == text for path, text in zip(paths, texts, strict=True)] == [True, number < 2]
+    assert all(manifest_of(path, or_older=True) for path in paths)
+    assert [manifest_of(path) is not None for path in paths] == [number < 3, number != 1]
+    write(tmp_path, newer, "32k")
+    assert all(map(manifest_of, paths)) and table.read_bytes() != texts[0] and not list(tmp_path.glob("*.tmp"))
+    assert read_manifest(table)["contexts_sha256"] == file_hash(contexts)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.files.derived_files import is_own, prepare_derived
-from utils.files.manifest import describe_run, manifest_of, manifest_path, publish_staged
-from utils.files.writing import staged_path
+from utils.files.manifest import describe_run, manifest_of, manifest_path, publishing
 
 Counts = Mapping[str, int]
 
@@ -31,10 +30,12 @@ class Steps:
         manifest = manifest_of(path) if path.exists() else None
         if manifest is not None and manifest["settings"] == its:
             return manifest["counts"]
-        counts = write(staged_path(path))
         # Looked up only once, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
-        publish_staged(path, {**self._run, "settings": its, "counts": dict(counts)})
+        run = {**self._run, "settings": its}
+        with publishing(path, run) as staged:
+            counts = write(staged)
+            run["counts"] = dict(counts)
         self.written.append(path)
         print(f"{path}: {format_counts(counts)}")
         return counts

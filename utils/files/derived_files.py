@@ -13,7 +13,7 @@ from typing import Any
 from utils.cli import UserError
 from utils.cli.flags import FlagParser
 from utils.files import manifest
-from utils.files.writing import all_staged, check_writable, locked
+from utils.files.writing import check_could_write, locked, open_whole
 
 
 def add_overwrite_argument(parser: argparse.ArgumentParser) -> None:
@@ -41,30 +41,30 @@ def prepare_derived(paths: Iterable[str | Path], script: str, overwrite: bool) -
     UserError if one cannot be written, or exists and is not as `script` wrote it (allowed by `overwrite`).
     """
     for path in map(Path, paths):
-        check_writable(path)
+        check_could_write(path)
         with locked(path):
-            manifest.finish_interrupted_publish(path)
             if path.exists() and not overwrite and not is_own(path, script):
                 raise UserError(f"{path}: {manifest.NOT_OURS}\n  give another output, or --overwrite to replace it")
 
 
 def is_own(path: Path, script: str) -> bool:
-    """Return whether the file is as `script` wrote it, or `script` died while replacing it."""
-    told = manifest.read_manifest(path)
-    if told is None or told["settings"].get("script") != script:
-        return False
-    there = [file for file in (path, *all_staged(path)) if file.is_file()]  # reading a pipe would hang
-    return any(manifest.file_hash(file) == told["output_sha256"] for file in there)
+    """Return whether the file is as `script` wrote it, or wrote it before a run that died while replacing it."""
+    made = manifest.manifest_of(path, or_older=True)
+    return made is not None and made["settings"].get("script") == script
 
 
 def publish_derived(contents: dict[Path, bytes], script: str, args: argparse.Namespace) -> None:
-    """Put derived files in place, each with its manifest: all of them or none.
+    """Replace derived files one after the other, each with a manifest.
 
     The manifest has the hash of every input file that a flag names.
     """
     inputs = {word: manifest.file_hash(word) for word in _words(list(vars(args).values())) if os.path.isfile(word)}
     inputs = {path: digest for path, digest in inputs.items() if Path(path) not in contents}
-    manifest.publish_all(contents, manifest.describe_run(vars(args), {"script": script, "inputs": inputs}, None))
+    run = manifest.describe_run(vars(args), {"script": script, "inputs": inputs}, None)
+    with locked(*contents):
+        for path, content in contents.items():
+            with manifest.publishing(path, run) as staged, open_whole(staged, "wb") as file:
+                file.write(content)
 
 
 def _words(values: list[Any]) -> Iterator[str]:

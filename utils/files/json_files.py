@@ -26,10 +26,8 @@ def read_json(path: str | Path) -> Any:
         if not text[error.pos :].strip() or error.msg.startswith("Unterminated"):
             raise UserError(f"{path}: the JSON ends early at {where}: the file is incomplete") from None
         raise UserError(f"{path}: not JSON: {error.msg} at {where}") from None
-    except _RepeatedNameError as error:
-        raise UserError(f"{path}: duplicate key {quote(error.args[0])}") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: {beyond_python(error)}") from None
+        raise UserError(f"{path}: {_problem(error)}") from None
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
@@ -39,11 +37,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path}: not TOML: {error}") from None
     except (RecursionError, ValueError) as error:
-        raise UserError(f"{path}: {beyond_python(error)}") from None
+        raise UserError(f"{path}: {_problem(error)}") from None
 
 
-def beyond_python(error: Exception) -> str:
-    """Return why Python rejects valid JSON or TOML."""
+def _problem(error: Exception) -> str:
+    """Return why valid JSON or TOML is rejected."""
+    if isinstance(error, _RepeatedNameError):
+        return f"duplicate key {quote(error.args[0])}"
     return "nested too deeply" if isinstance(error, RecursionError) else "has a number with thousands of digits"
 
 
@@ -70,10 +70,8 @@ def read_json_lines(path: Path) -> list[Any]:
             records.append(json.loads(line, object_pairs_hook=refuse_repeated_names))
         except json.JSONDecodeError as error:
             raise UserError(f"{path}: line {number} is not JSON: {error.msg} at column {error.colno}") from None
-        except _RepeatedNameError as error:
-            raise UserError(f"{path}: line {number}: duplicate key {quote(error.args[0])}") from None
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}: line {number}: {beyond_python(error)}") from None
+            raise UserError(f"{path}: line {number}: {_problem(error)}") from None
     return records
 
 

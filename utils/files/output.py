@@ -7,28 +7,17 @@ them. Completions are in the store, so a run that died resumes from there.
 import hashlib
 import json
 import os
-import re
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
-from utils.cli.errors import quote
-from utils.files.manifest import (
-    describe_run,
-    find_interrupted,
-    finish_interrupted_publish,
-    is_made_alike,
-    publish,
-    publish_staged,
-    read_manifest,
-)
-from utils.files.writing import Lock, check_could_write, check_free, check_writable, staged_path, write_array
-from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
+from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
+from utils.files.writing import Lock, check_could_write, check_free, write_json
 
 Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
@@ -36,7 +25,6 @@ Pieces = dict[Key, Piece]
 
 INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files, which may change
 NO_ANSWER = "the method gave no answer"  # the reason of a null that a user's own method returned
-NUM_REASONS = 3  # reasons to print if most pieces are unusable
 
 
 def is_failed(piece: Piece) -> bool:
@@ -65,13 +53,12 @@ class Output:
 
     path: str
     settings: dict[str, Any]  # what the pieces depend on; known before a tokenizer is loaded
-    keys: list[Key]  # of all pieces of the finished file
+    keys: list[Key] | None  # of all pieces of the finished file; None before they are known
     # From pieces, in the order of the keys, to the file's content; an iterator's items are written as a list.
     collect: Callable[[Pieces], Any]
     unit: str  # plural noun for the pieces
     args: Namespace  # the command's, with --overwrite
     pieces: Pieces = field(default_factory=dict)
-    may_shrink: bool = False  # the file may be replaced by one with fewer pieces
     dataset: str | None = None  # the path of `settings["inputs"]`: another one may not replace the file's
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
@@ -81,9 +68,6 @@ class Output:
         self._began = time.monotonic()
         self.finished = False  # the last result of `is_finished`
         self._lock: Lock | None = None  # held since `open`
-        self._there = 0  # pieces in the existing file; a run may not publish fewer
-        self._usable = 0  # the same for usable pieces; 0 if an input has changed
-        self._found: dict[str, Any] = {}  # settings found during the run
 
     @property
     def is_shard(self) -> bool:
@@ -113,35 +97,38 @@ class Output:
         path, overwrite = Path(self.path), self.args.overwrite
         is_alike = is_made_alike(path, self.settings, overwrite, INPUTS)
         made = read_manifest(path)
-        if made is None or not (path.exists() or find_interrupted(path)):
+        if overwrite or made is None or not path.exists():
             return False
-        if not overwrite and not self.may_shrink:
-            self._there = made.get("pieces", 0)
-            self._usable = self._there - made.get("unusable", 0) if is_alike else 0
-            self._refuse_fewer(self._there, len(self.keys))
-        is_whole = made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
+        is_whole = self.keys is not None and made.get("keys_sha256") == keys_hash(self.keys) and not made.get("missing")
         most_tries = vars(self.args).get("max_retries", 0)
         has_tried = not made.get("unusable") or made.get("arguments", {}).get("max_retries", 0) >= most_tries
-        is_finished = is_alike and is_whole and has_tried and not (overwrite or find_interrupted(path))
-        if not (is_finished or overwrite):
+        is_finished = is_alike and is_whole and has_tried
+        if not is_finished:
             self._check(made)
         return is_finished
 
     def _check(self, made: dict[str, Any]) -> None:
-        before, now = made.get("dataset"), self.dataset
+        """Raise UserError if this command's file may not replace the one with this manifest."""
+        before, now, number = made.get("dataset"), self.dataset, made.get("pieces", 0)
         try:
             if before and now and made["settings"].get("inputs") != self.settings["inputs"]:
                 refuse_other_source([before], [now])
             self.check(made)
+            # Without inputs among the settings, the keys follow from earlier steps' files, and may become fewer.
+            is_known = "inputs" in self.settings and self.keys is not None
+            if is_known and not made.get("missing") and number > len(self.keys):
+                raise UserError(
+                    f"has {number} {self.unit}, but this command makes only {len(self.keys)}\n"
+                    "  give another output, or --overwrite to replace it; completions are kept"
+                )
         except UserError as error:
             raise UserError(f"{self.path}: {error}") from None
 
     def open(self) -> None:
         """Lock the file against other processes; UserError if one is writing it, or has made it otherwise since."""
         if not self.is_shard:
-            check_writable(Path(self.path))
+            check_could_write(Path(self.path))
             self._lock = Lock(self.path)
-            finish_interrupted_publish(Path(self.path))
             self._is_there()  # another process may have finished it since `is_finished`
 
     def close(self) -> None:
@@ -157,40 +144,22 @@ class Output:
     def content(self) -> Any:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
-    def publish(self, device: str | None, found: dict[str, Any] | None = None, **figures: Any) -> bool:
-        """Publish the file with its manifest, and return whether it was published.
-
-        If the existing file has more pieces, it is kept if a server failed in this run; otherwise, UserError.
-
-        Args:
-            found: settings found during the run, about its models.
-        """
-        self._found = found or {}
+    def publish(self, device: str | None, **figures: Any) -> bool:
+        """Replace the file and its manifest, and return whether that was done: a shard has none."""
         if self.is_shard:
             return False
-        number = len(self.pieces) - len(self._failed())
-        if len(self.pieces) < self._there or number < self._usable:
-            if not self.missing():
-                self._refuse_fewer(self._usable, number)
-            told = f"kept, because it has more {self.unit} than this run ({number})"
-            print(f"{self.path}: {told}", file=sys.stderr)
-            return False
-        content = self.content()
-        if isinstance(content, Iterator):
-            write_array(staged_path(self.path), content, indent=2)
-        figures |= {
-            "pieces": len(self.pieces),
-            "keys_sha256": keys_hash(self.keys),
-            "missing": len(self.missing()),
-            "unusable": len(self._failed()),
-            **({"dataset": self.dataset} if self.dataset else {}),
-            "wall_seconds": round(time.monotonic() - self._began, 3),
-        }
-        manifest = describe_run(vars(self.args), {**self.settings, **self._found}, device, **figures)
-        if isinstance(content, Iterator):
-            publish_staged(self.path, manifest)
-        else:
-            publish(self.path, content, manifest)
+        manifest: dict[str, Any] = {}
+        with publishing(self.path, manifest) as staged:
+            write_json(staged, self.content())
+            figures |= {
+                "pieces": len(self.pieces),
+                "keys_sha256": keys_hash(self.keys),
+                "missing": len(self.missing()),
+                "unusable": len(self._failed()),
+                **({"dataset": self.dataset} if self.dataset else {}),
+                "wall_seconds": round(time.monotonic() - self._began, 3),
+            }
+            manifest |= describe_run(vars(self.args), self.settings, device, **figures)
         return True
 
     def report_finished(self) -> int:
@@ -200,16 +169,15 @@ class Output:
         """
         print(f"{self.path}: already finished, left alone")
         made = read_manifest(self.path)
-        self._found = made.get("settings", {})
         if unusable := made.get("unusable"):
             told = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
             print(f"{self.path}: {told}{self._again()}", file=sys.stderr)
         return 0
 
-    def report_failed(self) -> int:
+    def report_failed(self, explain: Callable[["Output", list[Key]], list[str]]) -> int:
         """Return the exit code: 1 if at least half of the requested pieces are unusable.
 
-        In that case, print the most common reasons, each with a sample and a remedy.
+        In that case, print the lines that `explain` returns for their keys.
         """
         pieces, failed = self.pieces, self._failed()
         asked = sum("answered" not in piece for piece in pieces.values())
@@ -219,9 +187,9 @@ class Output:
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
         print(told + (self._again() if may_differ else ""), file=sys.stderr)
-        print(*_common_reasons(pieces, failed, self.settings, self.unit), sep="\n", file=sys.stderr)
+        print(*explain(self, failed), sep="\n", file=sys.stderr)
         print("  with other settings, give another output or add --overwrite", file=sys.stderr)
-        return 1
+        return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again
 
     def _failed(self) -> list[Key]:
         return [key for key in self.keys if key in self.pieces and is_failed(self.pieces[key])]
@@ -229,51 +197,4 @@ class Output:
     def _again(self) -> str:
         """Return how to retry unusable pieces; empty if decoding is deterministic (greedy or beam search)."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
-        return "" if is_greedy or "num_beams" in self._found else "; a higher --max_retries retries them"
-
-    def _refuse_fewer(self, there: int, number: int) -> None:
-        if number < there:
-            raise UserError(
-                f"{self.path}: has {there} {self.unit}, but this command makes only {number}\n"
-                "  give another output, or --overwrite to replace it; completions are kept"
-            )
-
-
-def _common_reasons(pieces: Pieces, failed: list[Key], settings: dict[str, Any], unit: str) -> list[str]:
-    """Return two lines for each of the three most common reasons: the count with a sample, and a remedy."""
-    alike: dict[tuple[str, str], list[Key]] = {}
-    for key in failed:
-        reason = re.sub(r"\d+", "0", str(pieces[key].get("reason")))
-        alike.setdefault((reason, _what_to_try(pieces[key], settings, unit)), []).append(key)
-    lines = []
-    # Ties keep the order in which the reasons appeared.
-    for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
-        first = pieces[keys[0]]
-        text = first.get("raw") or first.get("reasoning", first.get("raw"))
-        wrote = f": {quote(text)}" if text is not None else ""
-        lines.append(f"  {len(keys)} × {quote(first.get('reason'))[1:-1]}, such as {quote(keys[0][0])}{wrote}")
-        lines.append(f"     try {remedy}")
-    return lines
-
-
-def _what_to_try(piece: Piece, settings: dict[str, Any], unit: str) -> str:
-    """Return a remedy for a failed piece, by how far the model got."""
-    if piece.get("reason") == NO_ANSWER:
-        return "changing the method: it returned None or an empty text although its calls succeeded"
-    if "attempts" not in piece:  # the prompt was too long to be sent
-        return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
-    if "mean_log_probs" in piece:
-        return "another model, or generated text (without --choose likelihood or --verdicts probability)"
-    if "raw" not in piece and "too long" in str(piece.get("reason")):
-        return "the server's limit as --max_model_len, or fewer posts"
-    if "raw" not in piece:
-        return "another model or server: this one refuses these prompts"
-    if piece.get("reason") == UNFINISHED:
-        return THINK_LONGER
-    if piece.get("finish_reason") == "length" and unit == "plans":
-        return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
-    if piece.get("finish_reason") == "length":
-        return "a higher --max_tokens, with a --max_model_len that has room for it"
-    if settings.get("constrained_decoding") == "never":
-        return "--constrained_decoding fallback, or another model"
-    return "another model, or a prompt of your own by --prompts_dir"
+        return "" if is_greedy or "num_beams" in self.settings else "; a higher --max_retries retries them"

@@ -10,7 +10,7 @@ from utils.cli import UserError
 from utils.cli.environment import check_environment, wrong
 from utils.cli.progress import Progress, announce
 from utils.files.manifest import without_password
-from utils.files.writing import Lock, check_writable, open_whole, rename
+from utils.files.writing import check_could_write, delete_leftovers, locked, open_whole, replacing
 
 if TYPE_CHECKING:
     import httpx
@@ -39,13 +39,11 @@ class Server(NamedTuple):
         place = urlsplit(f"{self.name}/{path}")
         cached = Path(self.cache_dir, place.netloc, posixpath.normpath(f"/{place.path}").lstrip("/"))
         if not cached.exists():
-            check_writable(cached)
-            lock = Lock(cached)
-            try:
+            check_could_write(cached)
+            with locked(cached):
                 if not cached.exists():  # another process may have fetched it meanwhile
+                    delete_leftovers(cached)
                     _download(f"{self.url.rstrip('/')}/{path}", cached)
-            finally:
-                lock.release()
         return cached
 
 
@@ -57,18 +55,18 @@ def _download(url: str, path: Path) -> None:
     import httpx
 
     check_environment()
-    shown, part, tries, is_away = without_password(url), path.with_name(f"{path.name}.part"), 0, True
+    shown, tries, is_away = without_password(url), 0, True
     version: dict[str, str] = {}
     # Without compression, so that a download can resume at a byte of the file.
     try:
         client = httpx.Client(follow_redirects=True, timeout=SILENCE, headers={"Accept-Encoding": "identity"})
     except httpx.InvalidURL:  # the other variables are checked
         raise wrong("NO_PROXY", "has an entry that httpx cannot read, such as an IPv6 network") from None
-    with client, open_whole(part, "wb") as file:
+    with client, replacing(path) as part, open_whole(part, "wb") as file:
         while True:
             before = file.tell()
             try:
-                _receive(client, url, file, version)
+                _receive(client, url, file, path.name, version)
                 break
             except _TroubleError as error:
                 problem, is_away = str(error), False
@@ -86,10 +84,9 @@ def _download(url: str, path: Path) -> None:
             wait = WAIT * 2 ** (tries - 1)
             announce(f"{path.name}: {problem}; retrying in {wait:.0f} s")
             time.sleep(wait)
-    rename(part, path)
 
 
-def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[str, str]) -> None:
+def _receive(client: "httpx.Client", url: str, file: IO[bytes], name: str, version: dict[str, str]) -> None:
     """Append the rest of a download to `file`, or start over if the server's file has changed.
 
     `version` is the request header that identifies the version of the first part; empty if the server sent none.
@@ -107,7 +104,7 @@ def _receive(client: "httpx.Client", url: str, file: IO[bytes], version: dict[st
             tag = response.headers.get("ETag") or response.headers.get("Last-Modified")
             version.update({"If-Range": tag} if tag else {})
         total = start + int(response.headers.get("Content-Length", 0))
-        progress = Progress(total // MB, f"MB of {Path(file.name).stem}", start // MB, quiet=True)
+        progress = Progress(total // MB, f"MB of {name}", start // MB, quiet=True)
         for piece in response.iter_raw():
             if not file.tell() and piece.lstrip().startswith(b"<"):
                 raise UserError(f"{shown}: the server returned a web page instead of JSON; check the address")

@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
@@ -32,41 +31,17 @@ PATIENCE = 10  # seconds to wait for another process that is about to finish wri
 PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk may still have
 
 
-def check_writable(path: Path, links: bool = False) -> None:
-    """Make the folder of `path`; UserError if `path`, or with `links` a symbolic link, could not be written there."""
-    with as_user_error(path):
-        real_path(path).parent.mkdir(parents=True, exist_ok=True)
-        probe_folder(path, links)
-
-
-def check_could_write(path: Path) -> None:
-    """Raise UserError if `path` could not be written. Creates nothing, so a dry run may call it."""
-    with as_user_error(path):
-        if path.parent.exists():
-            path.parent.mkdir(exist_ok=True)  # no effect on a folder; fails on a file, as it would in a run
-        probe_folder(path)
-
-
-@contextmanager
-def as_user_error(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError that names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
-
-
-def probe_folder(path: Path, links: bool = False) -> Path:
-    """Return the folder of `path`, or its nearest existing parent, after doing there all that our outputs need.
-
-    That is: append to a file, empty it, and replace it by another. Nothing is left.
-
-    OSError if that cannot be done, UserError if `path` is a folder itself.
-    """
+def check_could_write(path: Path, links: bool = False) -> None:
+    """Raise UserError if `path`, or with `links` a symbolic link, could not be written there. Creates nothing."""
     if path.is_dir():
         raise UserError(f"{path}: is a folder; give a file")
-    staged_path(path.with_name(f"{path.name}.manifest.json")).exists()  # fails if the longest derived name is too long
-    folder = next(folder for folder in real_path(path).absolute().parents if folder.exists())
+    with as_user_error(path):
+        _staged(path.with_name(f"{path.name}.manifest.json")).exists()  # fails if the longest derived name is too long
+        _probe(next(folder for folder in real_path(path).absolute().parents if folder.exists()), links)
+
+
+def _probe(folder: Path, links: bool) -> None:
+    """Do in a folder all that our outputs need: append to a file, empty it, replace it by another. Nothing is left."""
     probe = folder / f".probe-{secrets.token_hex(8)}"
     try:
         with open_appending(probe) as file:
@@ -82,7 +57,15 @@ def probe_folder(path: Path, links: bool = False) -> Path:
                 raise UserError(f"{folder}: {told}") from None
     finally:
         probe.unlink(missing_ok=True)
-    return folder
+
+
+@contextmanager
+def as_user_error(path: Path) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {describe_os_error(error)}") from None
 
 
 def sync(file: IO[Any] | int) -> None:
@@ -110,18 +93,10 @@ def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
     UserError if the path is not a regular file, or is a symbolic link: its target is not ours to write to.
     """
     check_regular(path)
-    try:
-        file = open(path, "a+b", buffering=0, opener=partial(_open_no_link, is_new))  # noqa: SIM115 (the caller's)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise UserError(f"{path}: a symbolic link; move it away, or give another output") from None
-    return file
-
-
-def _open_no_link(is_new: bool | None, name: str, flags: int) -> int:
-    flags |= os.O_NOFOLLOW | (os.O_EXCL if is_new else 0)
-    return os.open(name, flags & ~os.O_CREAT if is_new is False else flags, 0o666)
+    if path.is_symlink():
+        raise UserError(f"{path}: a symbolic link; move it away, or give another output")
+    flags = os.O_RDWR | os.O_APPEND | {None: os.O_CREAT, True: os.O_CREAT | os.O_EXCL, False: 0}[is_new]
+    return open(path, "a+b", buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))
 
 
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
@@ -134,23 +109,40 @@ def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
         raise
 
 
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write a text file under a temporary name and rename it, so that readers see the old file or the new one."""
-    staged = staged_path(path)
-    write_synced(staged, text)
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on exit, the file there replaces `path`, or is deleted after an error.
+
+    Readers see the old file or the new one.
+    """
+    path = real_path(path)
+    staged = _staged(path)
     try:
-        rename(staged, Path(path))
+        yield staged
+        _rename(staged, path)
     except BaseException:
-        staged.unlink(missing_ok=True)
+        staged.unlink(missing_ok=True)  # free the space on a full disk
         raise
+
+
+def write_atomically(path: str | Path, text: str) -> None:
+    with replacing(path) as staged:
+        write_synced(staged, text)
+
+
+def delete_leftovers(path: Path) -> None:
+    """Delete the temporary files of killed processes for a file and its manifest. The caller holds the file's lock."""
+    path = real_path(path)
+    for name in (path.name, f"{path.name}.manifest.json"):
+        for staged in path.parent.glob(f"{glob.escape(name)}.{STAGED}"):
+            staged.unlink(missing_ok=True)
 
 
 def replace_link(link: Path, target: str) -> None:
     """Point a symbolic link to `target`; readers see the old link or the new one."""
     staged = _staged(link)
     staged.symlink_to(target)
-    os.replace(staged, link)  # not `rename`, which would replace what the link leads to
-    _sync_names(link.parent)
+    _rename(staged, link)
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -158,8 +150,21 @@ def write_synced(path: Path, text: str) -> None:
         file.write(text)
 
 
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file; an iterator's items are written as a list. Lone surrogates are written as escapes."""
+    if isinstance(data, Iterator):
+        write_array(path, data, indent=2)
+        return
+    with open_whole(path, "wb") as file:  # in parts: as one text it would take several times its size in memory
+        file.writelines(part.encode(errors="backslashreplace") for part in _json_parts(data))
+        file.write(b"\n")
+
+
+_json_parts = json.JSONEncoder(ensure_ascii=False, indent=2).iterencode
+
+
 def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
-    """Write a JSON array with one item in memory at a time, or leave no file, and return its length.
+    """Write a JSON array with one item in memory at a time, and return its length.
 
     The text is json.dumps(list(items), ensure_ascii=False, indent=indent) and a line break. ValueError without items,
     or if an item cannot be written.
@@ -178,16 +183,11 @@ def write_array(path: Path, items: Iterable[Any], indent: int) -> int:
 
 @contextmanager
 def open_whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file for writing. On exit it is complete on disk, or deleted if it could not be written."""
-    try:
-        path.unlink(missing_ok=True)  # a killed run's file, or a link, which must not be followed
-        with naming(path), open(path, mode.replace("w", "x"), encoding=None if "b" in mode else "utf-8") as file:
-            yield file
-            file.flush()
-            sync(file)
-    except BaseException:
-        path.unlink(missing_ok=True)  # free the space on a full disk
-        raise
+    """Open a file for writing. On exit it is complete on disk."""
+    with naming(path), open(path, mode, encoding=None if "b" in mode else "utf-8") as file:
+        yield file
+        file.flush()
+        sync(file)
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def fill_folder(folder: Path) -> Iterator[Path]:
         with filling(partial):
             yield partial
         sync_folder(partial)
-        rename(partial, folder)
+        _rename(partial, folder)
 
 
 @contextmanager
@@ -229,17 +229,10 @@ def filling(folder: Path) -> Iterator[None]:
         raise OSError(errno.ENOSPC, problem, str(folder)) from None
 
 
-def rename(staged: Path, path: Path) -> None:
-    """Replace `path`, or the file that it links to, by a complete file."""
-    path = real_path(path)
+def _rename(staged: Path, path: Path) -> None:
     os.replace(staged, path)
-    _sync_names(path.parent)
-
-
-def _sync_names(folder: Path) -> None:
-    """Wait until a folder's new names are on disk, unless files may be made in it but not listed."""
-    with suppress(PermissionError):
-        sync_path(folder)
+    with suppress(PermissionError):  # files may be made in the folder but not listed
+        sync_path(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
@@ -269,20 +262,9 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def staged_path(path: str | Path) -> Path:
-    """Return the temporary name, this process's own, under which a file (or the file it links to) is written."""
-    return _staged(real_path(path))
-
-
 def _staged(path: Path) -> Path:
+    """Return the temporary name, this process's own, under which a file is written."""
     return path.with_name(f"{path.name}.{os.getpid():08x}{OWN}.tmp")
-
-
-def all_staged(path: str | Path) -> list[Path]:
-    """Return the temporary files of all processes for a file and for its manifest."""
-    path = real_path(path)
-    names = [f"{glob.escape(path.name)}{kind}.{STAGED}" for kind in ("", ".manifest.json")]
-    return [found for name in names for found in sorted(path.parent.glob(name))]
 
 
 def real_path(path: str | Path) -> Path:
@@ -330,8 +312,9 @@ class Lock:
     """
 
     def __init__(self, output: str | Path):
-        """Take the lock; HeldError, naming host and pid, if another process holds it."""
+        """Take the lock, in a new folder if necessary; HeldError, naming host and pid, if another process holds it."""
         path = Path(f"{real_path(output)}.lock")
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = _open_locked(path, Path(output))
         try:
             file.truncate(0)

@@ -15,7 +15,7 @@ from utils.cli import UserError
 from utils.cli.environment import OF_HUB, check_before_hub, check_environment
 from utils.cli.errors import quote
 from utils.cli.progress import announce
-from utils.models.file_hashes import hash_file, is_kept
+from utils.files.file_hashes import file_hash, is_kept
 from utils.models.loading import adapter_base, adapter_config, inner_name, ranks_of, read_headers
 
 CONFIGS = ("config.json", "adapter_config.json")  # a whole model, a LoRA adapter
@@ -215,7 +215,7 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     if (size := sum(path.stat().st_size for path in files if not is_kept(path))) > GB:
         announce(f"hashing the weights of {name} ({size / GB:.0f} GB), once for all runs")
     for path in files:
-        digest.update(f"{path.name} {hash_file(path)}\n".encode())
+        digest.update(f"{path.name} {file_hash(path)}\n".encode())
     return f"sha256:{digest.hexdigest()}"
 
 

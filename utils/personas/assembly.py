@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from utils.cli import UserError
-from utils.files.manifest import file_hash, publish_staged
-from utils.files.writing import open_whole, staged_path
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import publishing
+from utils.files.writing import open_whole
 from utils.parsing.letters import LETTERS
 from utils.personas import blocks
 from utils.personas.blocks import FEW_BLOCKS, Block, CountTokens, Message, MessageId, Topics
@@ -246,23 +247,24 @@ def write_files(
 ) -> Counter[str]:
     """Write both files with a manifest each, add the table's rows to `rows`, and return counts.
 
-    Nothing is renamed before both are on disk. Histories are renamed first, so that a new table never lacks its own.
+    Nothing is replaced before both are on disk. Histories are replaced first, so that a new table never lacks its own.
     UserError if no question is left.
     """
-    counts = Counter[str]()
-    with open_whole(staged_path(questions)) as table, open_whole(staged_path(contexts)) as lines:
-        writer = csv.DictWriter(table, COLUMNS)
-        writer.writeheader()
-        for part in parts:
-            writer.writerows(row.columns for row in part.rows)
-            rows += part.rows
-            for context_id, messages in part.contexts.items():
-                lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
-            counts.update(part.counts)
+    counts, of_table, of_contexts = Counter[str](), {**manifest}, {**manifest}
+    with publishing(questions, of_table) as new_table, publishing(contexts, of_contexts) as new_contexts:
+        with open_whole(new_table) as table, open_whole(new_contexts) as lines:
+            writer = csv.DictWriter(table, COLUMNS)
+            writer.writeheader()
+            for part in parts:
+                writer.writerows(row.columns for row in part.rows)
+                rows += part.rows
+                for context_id, messages in part.contexts.items():
+                    lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
+                counts.update(part.counts)
         if not rows:
             told = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
             raise UserError(f"no question is left: {told}")
-    counts = +counts  # without zeros
-    publish_staged(contexts, {**manifest, "counts": dict(counts)})
-    publish_staged(questions, {**manifest, "counts": dict(counts), "contexts_sha256": file_hash(contexts)})
+        counts = +counts  # without zeros
+        of_contexts["counts"] = of_table["counts"] = dict(counts)
+        of_table["contexts_sha256"] = file_hash(new_contexts)
     return counts

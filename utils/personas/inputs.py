@@ -10,8 +10,8 @@ import msgspec
 
 from utils.cli import UserError
 from utils.cli.errors import quote
+from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json, read_json_lines, read_text, read_toml
-from utils.files.manifest import file_hash
 
 PERIODS = ("init", "next_week", "next_month", "next_year")  # of a history, in order
 SAMPLES = Path(__file__).parent / "samples"

@@ -13,9 +13,10 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce_file
-from utils.files.manifest import file_hash, prepare_output, publish_staged, read_manifest
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import is_made_alike, publishing, read_manifest
 from utils.files.web_files import Server
-from utils.files.writing import all_staged, open_whole, real_path, rename, staged_path, write_array
+from utils.files.writing import delete_leftovers, open_whole, real_path, replacing, write_array
 from utils.models.hub_datasets import Source
 from utils.records.contexts import ContextsFile, refer, write_contexts
 from utils.records.originals import read_originals, table_rows
@@ -46,23 +47,25 @@ def make_file(
     settings |= {"skip_invalid": True} if skip_invalid else {}
     if source.is_folder:
         settings["sha256"] = [file_hash(source.fetch(name)) for name in names]
-    if prepare_output(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
+    if is_made_alike(path, settings, overwrite) and (beside is None or holds_its_contexts(beside, path)):
         print(f"{path}: already exists, left alone")
         return
     started = time.monotonic()
     files = {name: source.fetch(name) for name in names}
     hashes = {name: file_hash(file) for name, file in files.items()}
-    with telling_how_again(source, files):
+    manifest = {**run, "settings": settings}
+    with telling_how_again(source, files), publishing(path, manifest) as staged:
         if beside is None:
-            figures: dict[str, Any] = {"questions": write_questions(task, originals, files, path)}
+            announce_file("writing", path, sum(files[name].stat().st_size for name in originals.questions))
+            figures: dict[str, Any] = {"questions": write_questions(task, originals, files, staged)}
         else:
-            figures = write_with_contexts(task, originals, files, path, beside, overwrite, skip_invalid)
-    expected = published.questions[split]
-    if expected is not None:
-        figures["published_questions"] = {"number": expected, "source": published.said_by}
-    note = describe_figures(figures)
-    figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
-    publish_staged(path, {**run, "settings": settings, **figures})
+            figures = write_with_contexts(task, originals, files, staged, beside, overwrite, skip_invalid)
+        expected = published.questions[split]
+        if expected is not None:
+            figures["published_questions"] = {"number": expected, "source": published.said_by}
+        note = describe_figures(figures)
+        figures |= {"source_sha256": hashes, "wall_seconds": round(time.monotonic() - started, 3)}
+        manifest |= figures
     at = f" of commit {source.commit[:12]}" if source.commit else ""
     print(f"{path}: {figures['questions']} questions{at}{note}", flush=True)
 
@@ -122,11 +125,10 @@ def telling_how_again(source: Source | Server, files: dict[str, Path]) -> Iterat
 
 
 def write_questions(task: Task, originals: Originals, files: dict[str, Path], path: Path) -> int:
-    """Stage the records of these files as one JSON array and return their number; UserError if one is damaged."""
+    """Write the records of these files as one JSON array and return their number; UserError if one is damaged."""
     questions = [files[name] for name in originals.questions]
-    announce_file("writing", path, sum(file.stat().st_size for file in questions))
     outputs = originals.outputs and files[originals.outputs]
-    return write_array(staged_path(path), read_originals(task, questions, outputs, originals.rows), indent=4)
+    return write_array(path, read_originals(task, questions, outputs, originals.rows), indent=4)
 
 
 def write_with_contexts(
@@ -138,35 +140,30 @@ def write_with_contexts(
     overwrite: bool,
     skip_invalid: bool,
 ) -> dict[str, Any]:
-    """Write the contexts, copied or made of linked histories, stage the records, and return counts.
+    """Write the contexts, copied or made of linked histories, and the records to `path`, and return counts.
 
     UserError, before the contexts are replaced, if a file is damaged or a question refers to a missing context.
     """
-    shared = staged_path(beside) if originals.link else files[originals.contexts]
     announce_file("reading", files[originals.contexts or originals.questions[0]])
-    try:
+    delete_leftovers(beside)
+    with replacing(beside) as copy:
         questions = [files[name] for name in originals.questions]
         records: Iterable[Record] = read_originals(task, questions, ids_repeat=originals.ids_repeat)
         if originals.link:
             records = list(records)  # so that their errors are reported first
             histories = {link: files[name] for link, name in originals.linked.items()}
-            write_contexts(histories, originals.messages, shared)
+            write_contexts(histories, originals.messages, copy)
+        shared = copy if originals.link else files[originals.contexts]
         contexts = ContextsFile(shared)
         referring, skipped = refer(records, contexts, beside.name, skip_invalid)
-        is_there = beside.is_file() and file_hash(beside) == contexts.sha256
-        if beside.is_file() and not (is_there or overwrite):
+        if beside.is_file() and not overwrite and file_hash(beside) != contexts.sha256:
             raise UserError(f"{beside}: exists, but has other contexts\n  give --overwrite to replace it")
         announce_file("writing", beside, shared.stat().st_size)
-        if not is_there:
-            if not originals.link:
-                with shared.open("rb") as whole, open_whole(staged_path(beside), "wb") as copy:
-                    shutil.copyfileobj(whole, copy)
-            rename(staged_path(beside), beside)
-    finally:
-        for staged in all_staged(beside):
-            staged.unlink(missing_ok=True)
+        if not originals.link:
+            with shared.open("rb") as whole, open_whole(copy, "wb") as file:
+                shutil.copyfileobj(whole, file)
     return {
-        "questions": write_array(staged_path(path), referring, indent=4),
+        "questions": write_array(path, referring, indent=4),
         "contexts": len(list(contexts)),
         "contexts_sha256": contexts.sha256,
         "skipped": skipped,

@@ -12,7 +12,8 @@ from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
-from utils.files.manifest import file_hash, refuse_unranked
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import refuse_unranked
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import choose_answerer

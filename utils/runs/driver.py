@@ -9,6 +9,7 @@ from utils.cli import Arguments
 from utils.cli.errors import first_five, printable
 from utils.files.output import Key, Output
 from utils.generation.engines import OpenAPI, open_api
+from utils.generation.failures import common_reasons
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.publishing import report_shard
 from utils.runs.runner import Loop, Run, Servers, make_pieces, models_of
@@ -114,7 +115,7 @@ def are_complete(stages: Sequence[Stage]) -> bool:
 def report(runs: Sequence[Run], outputs: Sequence[Output]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
     # Nothing was requested for a finished output, so that commands that depend on this one can run.
-    codes = [output.report_failed() for output in outputs if not output.finished]
+    codes = [output.report_failed(common_reasons) for output in outputs if not output.finished]
     codes += [report_raised(run.raised) for run in runs]
     # Without its piece, no later stage has a record for it either.
     last = [run for run in runs if not any(other.stage.after is run.stage and other.left is not None for other in runs)]

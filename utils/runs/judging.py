@@ -13,7 +13,7 @@ from utils import cli
 from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import Arguments, UserError
 from utils.cli.progress import announce
-from utils.files.manifest import file_hash
+from utils.files.file_hashes import file_hash
 from utils.files.output import Key, Output, refuse_other_source
 from utils.generation.chat import LocalChat, choose_length, render_all
 from utils.generation.engines import choose_model

@@ -15,7 +15,8 @@ from prompts import digests, load_prompt
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
-from utils.files.manifest import file_hash, read_manifest, without_password
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import read_manifest, without_password
 from utils.files.output import Output, Pieces
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH

@@ -8,7 +8,8 @@ from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.cli.errors import first_five
-from utils.files.manifest import file_hash, noted_settings
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
 from utils.generation.model import Model
 from utils.parsing import plans as parsing

@@ -11,8 +11,9 @@ from typing import Any, NotRequired, TypedDict
 
 from utils.cli import UserError
 from utils.cli.errors import printable, quote
+from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_json
-from utils.files.manifest import file_hash, read_manifest, settings_of
+from utils.files.manifest import read_manifest, settings_of
 from utils.parsing.plans import one_line
 from utils.records.scores import read_scores
 from utils.scoring.reliability import cohens_kappa, krippendorffs_alpha

@@ -15,7 +15,7 @@ from typing import Any
 
 from utils.cli import UserError, is_first_process
 from utils.files.manifest import differences, read_folder_manifest
-from utils.files.writing import STAGED, Lock, check_could_write, check_free, check_writable, replace_link
+from utils.files.writing import STAGED, Lock, check_could_write, check_free, replace_link
 
 STATES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")  # a checkpoint's files that only a resumed run reads
 
@@ -80,7 +80,7 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
             else; or of a run with other settings, and --overwrite is not given.
     """
     folder = Path(args.output_dir)
-    check_writable(folder / "manifest.json", links=True)
+    check_could_write(folder / "manifest.json", links=True)
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
     checkpoints, differing = _find_run(args, settings)
     if differing or not args.resume:

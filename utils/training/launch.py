@@ -12,7 +12,8 @@ from typing import Any
 from utils import cli
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.files.manifest import describe_run, file_hash
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run
 from utils.models.devices import check_devices
 from utils.models.hub import model_file, pinned_source, skipping_absent_hub
 from utils.models.loading import blaming, loading

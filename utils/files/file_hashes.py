@@ -9,25 +9,26 @@ from contextlib import suppress
 from pathlib import Path
 
 from utils.cli.progress import LARGE
+from utils.files.writing import check_regular, naming
 
 SAMPLES, SAMPLE_BYTES = 16, 1 << 17  # places that are read of a file whose hash is kept
 SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one tick of its file system's clock
 
 
-def hash_file(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex."""
-    if (kept := _read().get(key := _key(path))) is not None:
-        return kept
-    with open(path, "rb") as file:
-        digest, status = hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno())
-    if status.st_size >= LARGE and time.time_ns() - status.st_mtime_ns > SETTLED:
+def file_hash(path: str | Path) -> str:
+    """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
+    check_regular(Path(path))
+    with naming(path), open(path, "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_size < LARGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        if (kept := _read().get(key := _key(Path(path)))) is not None:
+            return kept
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
-            _cache().parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:  # of several processes, the last one wins
-                staged = Path(folder) / "hashes.json"
-                staged.write_text(json.dumps({**_read(), key: digest}), encoding="utf-8")
-                staged.replace(_cache())
-    return digest
+            _keep({**_read(), key: found})
+    return found
 
 
 def is_kept(path: Path) -> bool:
@@ -55,3 +56,12 @@ def _read() -> dict[str, str]:
         kept = json.loads(_cache().read_text(encoding="utf-8"))
         return kept if isinstance(kept, dict) else {}
     return {}
+
+
+def _keep(hashes: dict[str, str]) -> None:
+    """Save the hashes; if several processes do so at once, the last one wins."""
+    _cache().parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=_cache().parent) as folder:
+        staged = Path(folder) / "hashes.json"
+        staged.write_text(json.dumps(hashes), encoding="utf-8")
+        staged.replace(_cache())
