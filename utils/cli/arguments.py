@@ -209,7 +209,8 @@ def add_unranked_argument(parser: FlagParser) -> None:
 
 def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, told: str) -> None:
     parser.decides_nothing("--dry_run", "nothing is made")
-    group.add_argument("--dry_run", action="store_true", help=told)
+    group.add_argument("--dry_run", nargs="?", const=True, default=False, metavar="FILE",
+        help=f"{told}; with FILE, write the figures there as JSON too (off)")
 
 
 def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:

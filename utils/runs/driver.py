@@ -1,5 +1,6 @@
 """The driver of every script that asks a model: check the outputs, then count or make what they lack."""
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -8,6 +9,7 @@ from utils import cli
 from utils.cli import Arguments
 from utils.cli.errors import first_five, printable
 from utils.files.output import Key, Output
+from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.generation.failures import common_reasons
 from utils.runs.dry_run import describe_machine, describe_run
@@ -73,14 +75,14 @@ def is_needed(stage: Stage, left: Sequence[Stage]) -> bool:
 
 def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:
     """Print what the stages would still request (--dry_run), and return the exit code, 1 if a method raises."""
-    servers, lacking, incomplete, codes = Servers(), [], [], [0]
+    servers, rows, incomplete, codes = Servers(), [], [], [0]
     for stage in stages:
-        names = ", ".join(output.path for output in stage.outputs)
+        paths = [output.path for output in stage.outputs]
         if stage not in left and not is_needed(stage, left):
-            print(f"{names}: finished, 0 requests")
+            print(f"{', '.join(paths)}: finished, 0 requests")
             continue
         if stage.after in incomplete and stage.after.stand_in is None:
-            print(f"{names}: not counted, because it is made from {stage.after.outputs[0].path}")
+            print(f"{', '.join(paths)}: not counted, because it is made from {stage.after.outputs[0].path}")
             incomplete.append(stage)
             continue
         for model in stage.models.values():
@@ -88,7 +90,8 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
         run = Run(stage, args, servers)
         with closing(Loop()) as loop:
             loop.run(run.go({}, is_dry=True))
-        lacking += describe_run(run)
+        describe_run(run)
+        rows += [lacking.row(role, stage.unit, paths) for role, lacking in run.lacking.items()]
         codes.append(report_raised(run.raised))
         if stage.assumes and stage.after in incomplete:
             print(f"  {stage.assumes}")
@@ -97,12 +100,14 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
         for key in run.left if stage.stand_in else ():
             output, its_key = stage.place(key)
             output.pieces[its_key] = stage.stand_in
-    lengths, costs = [sum(one.lengths) for one in lacking], [cost[1] for one in lacking if (cost := one.cost())]
-    most = f", at most {sum(costs):.4f} USD" if costs else ""
-    print(f"in all: {sum(len(one.lengths) for one in lacking)} requests, {sum(lengths)} prompt tokens{most}")
+    costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
+    tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
+    print(f"in all: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
     models = list(models_of(left).values())
     outputs = [output for stage in stages for output in stage.outputs]
     describe_machine(models[0].flags if models else args, models, outputs)
+    if isinstance(args.dry_run, str):
+        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
     return max(codes)
 
 

@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from utils.cli.errors import printable
 from utils.files.output import Output
@@ -48,6 +48,24 @@ class Lacking:
         prompts = sum(self.lengths) * prices.input / 1e6
         return prompts, prompts + self.most_tokens * prices.output / 1e6
 
+    def row(self, role: str, unit: str, paths: list[str]) -> dict[str, Any]:
+        """Return the figures for the file of --dry_run FILE."""
+        flags, cost = self.model.flags, self.cost()
+        return {
+            "outputs": paths,
+            "unit": unit,
+            "role": role,
+            "model": self.model.addr,
+            "is_local": not flags.openai,
+            "requests": len(self.lengths),
+            "prompt_tokens": sum(self.lengths),
+            "longest_prompt": max(self.lengths, default=0),
+            "most_output_tokens": self.most_tokens,
+            "options": self.num_options,
+            "max_model_len": self.model.window.length,
+            "cost_usd": cost and {"prompts": cost[0], "most": cost[1]},
+        }
+
     def describe(self, role: str) -> str:
         number, longest = len(self.lengths), max(self.lengths, default=0)
         text = f"  {role}: {number} requests, {sum(self.lengths)} prompt tokens ({self.model.chat.counter})"
@@ -64,8 +82,8 @@ class Lacking:
         return text
 
 
-def describe_run(run: "Run") -> list[Lacking]:
-    """Print what a stage lacks after a run without engines, and return it by model."""
+def describe_run(run: "Run") -> None:
+    """Print what a stage lacks, after a run without engines."""
     stage, lacking = run.stage, run.lacking
     names = ", ".join(output.path for output in stage.outputs)
     print(f"{names}: {run.total - len(run.left)} of {run.total} {stage.unit} need no request")
@@ -78,7 +96,6 @@ def describe_run(run: "Run") -> list[Lacking]:
         print(printable(f"  {len(too_long)} prompts too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
     if stage.many_calls and run.left:
         print("  requests that depend on the answers to these are not counted")
-    return list(lacking.values())
 
 
 def describe_machine(flags: Namespace, models: Sequence[Model], outputs: Sequence[Output]) -> None:
