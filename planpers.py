@@ -86,8 +86,8 @@ def prepare(args: cli.Arguments) -> list[Stage]:
         return await ask.record("planpers", items=posts, values={"plan": text}, fields={"plan": text})
 
     used = [prompt for name, prompt in prompts.items() if name != "planner" or planner]
-    models = {"model": generator.identity, "planner": planner and planner.identity}
-    settings = args.settings() | {"script": "planpers.py", "prompt": digests(used)} | models | target_settings(lead_in)
+    settings = {"script": "planpers.py", "model": generator.identity, "planner": planner and planner.identity}
+    settings = args.settings() | settings | {"prompt": digests(used)} | target_settings(lead_in)
     plans = planning.stages_of_plans(args, datasets, settings, plan, planner, lead_in)
     answers = [
         planning.stage_of_answers(args, dataset, answer, generator, stage)

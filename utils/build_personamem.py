@@ -60,20 +60,19 @@ def build_parser() -> cli.FlagParser:
     # fmt: off
     parser = cli.make_parser(__doc__)
     add = parser.add_argument
-    add("--step", nargs="+", choices=STEPS, default=[*STEPS],
+    add("--step", nargs="+", choices=STEPS,
         help="steps to run, always in this order (default: all)")
     add("--output_dir", required=True, metavar="DIR", help="folder for the files of each step")
-    add("--personas_addr", metavar="FILE", default=str(inputs.SAMPLES / "personas.jsonl"),
+    add("--personas_addr", metavar="FILE",
         help='JSON Lines of {"persona": "one sentence"} (default: 8 made-up ones)')
-    add("--topics_addr", metavar="FILE", default=str(inputs.SAMPLES / "topics.toml"),
+    add("--topics_addr", metavar="FILE",
         help="TOML with a table per topic: `about`, optional `speakers` and example `conversation` (default: 3)")
-    add("--small_talk_addr", metavar="FILE", default=str(inputs.SAMPLES / "small_talk.txt"),
+    add("--small_talk_addr", metavar="FILE",
         help="questions for small talk between conversations, one per line (default: 8 made-up ones)")
     add("--topics", nargs="+", metavar="NAME", help="topics to use, from --topics_addr (default: all)")
     add("--n_persona", type=cli.positive_int, metavar="N", help="stop before this persona (default: after the last)")
     add("--s_persona", type=cli.non_negative_int, default=0, metavar="N", help="first persona, from 0 (%(default)s)")
-    add("--time", nargs="+", choices=PERIODS, default=[*PERIODS],
-        help="periods with events to ask about (default: all)")
+    add("--time", nargs="+", choices=PERIODS, help="periods with events to ask about (default: all)")
     add("--size", default="32k", choices=list(assembly.SIZES), help="length of histories in tokens (%(default)s)")
     add("--n_blocks", type=cli.positive_int, metavar="N",
         help="conversations per history (default: 10 for 32k, 20 for 128k, 60 for 1M)")
@@ -104,6 +103,13 @@ def build_parser() -> cli.FlagParser:
 def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int:
     args = build_parser().parse_args(argv)
     folder = Path(args.output_dir)
+    args = args.replaced(
+        step=args.step or [*STEPS],
+        time=args.time or [*PERIODS],
+        personas_addr=args.personas_addr or str(inputs.SAMPLES / "personas.jsonl"),
+        topics_addr=args.topics_addr or str(inputs.SAMPLES / "topics.toml"),
+        small_talk_addr=args.small_talk_addr or str(inputs.SAMPLES / "small_talk.txt"),
+    )
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
     args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
     code = 0

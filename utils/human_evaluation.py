@@ -53,7 +53,7 @@ def build_parser() -> cli.FlagParser:
     add = parser.add_argument_group("make a study").add_argument
     add("--ask", choices=list(NUM_SYSTEMS), default="pairs", help="what raters decide (%(default)s)")
     add("--inputs_addr", nargs="+", metavar="FILE", help="datasets to draw questions from")
-    add("--system", nargs="+", action="append", metavar=("NAME", "FILE"), default=[],
+    add("--system", nargs="+", action="append", metavar=("NAME", "FILE"),
         help="a system and its response files: for pairs the first system, then the second; for verdicts one system "
         "with one file")
     add("--show", choices=SHOWN, default="details",
@@ -84,6 +84,7 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    args = args.replaced(system=args.system or [])
     needed = ["key_addr"] if args.collect else ["inputs_addr", "output_addr"]
     if missing := [f"--{name}" for name in needed if vars(args)[name] is None]:
         does = "collecting" if args.collect else "making a study"

@@ -80,11 +80,11 @@ def test_an_output_is_published_with_its_runs_figures(path):
     output = make(path, keys=[*PIECES, ("q2", 0)], base_url="https://user:secret@host/v1")
     assert not output.is_finished() and output.missing() == [("q2", 0)]
     output.open()
-    assert output.publish("CPU", {"num_beams": 4}, counts={"answers": 3})
+    assert output.publish("CPU", counts={"answers": 3})
     del output
     assert path.read_text(encoding="utf-8") == '[\n  "two\\nlines",\n  null,\n  "🎸"\n]\n'
     manifest = read_manifest(path)
-    assert manifest["settings"] == {**SETTINGS, "num_beams": 4}
+    assert manifest["settings"] == SETTINGS
     figures = ("pieces", "missing", "unusable", "counts", "device", "output_sha256")
     assert [manifest[name] for name in figures] == [3, 1, 1, {"answers": 3}, "CPU", file_hash(path)]
     assert manifest["arguments"] == {"overwrite": False, "max_retries": 3, "base_url": "https://host/v1"}
@@ -117,12 +117,13 @@ def test_a_complete_output_of_this_command_is_finished(path, capsys):
 
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_beam_search_is_not_asked_again(path, capsys, num_shards):
-    output = make(path, keys=[("q1", 1)], num_shards=num_shards)
+    settings = {**SETTINGS, "num_beams": 4}
+    output = make(path, keys=[("q1", 1)], num_shards=num_shards, settings=settings)
     output.open()
-    assert output.publish("CPU", {"num_beams": 4}) == (num_shards == 1)
-    assert output.report_failed(common_reasons) == 1
+    assert output.publish("CPU") == (num_shards == 1)
+    assert output.report_failed(common_reasons) == 0
     if num_shards == 1:
-        make(path, keys=[("q1", 1)]).report_finished()
+        make(path, keys=[("q1", 1)], settings=settings).report_finished()
     told = capsys.readouterr().err
     assert "1 of 1 answers are unusable" in told and "--max_retries" not in told
 

@@ -199,7 +199,7 @@ def test_training_and_planning_render_alike(asked, switched, tmp_path):
     learnt = chat.tokenizer.decode(list(example.prompt))
     assert learnt.endswith(f"<|im_start|>assistant\n{NOT_THINKING}")
     planner = shutil.copytree(switched, tmp_path / "planner")
-    args.inputs_addr = str(TRAIN)
+    args = args.replaced(inputs_addr=str(TRAIN))
     settings = train_planner.settings_of_training(args, load_prompt("lampqa/planner"), "m")
     assert settings["chat_template_kwargs"] == {"enable_thinking": False}
     write_folder_manifest(planner, {"settings": settings, "output_sha256": file_hash(TRAIN)})

@@ -267,7 +267,7 @@ def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_pa
     assert evaluate_responses.main(list(map(str, [*words, "--score_addr", tmp_path / "scores.json"]))) == 0
     entries = read_json(tmp_path / "scores.json")["per_question_scores"]
     args = flags("--objective", "grpo", *api).replaced(output_dir=str(tmp_path / "training"))
-    reward = JudgeReward(TASK, records, *choose_reward_judge(args, TASK), end_of_turn=2)
+    reward = JudgeReward(TASK, records, choose_reward_judge(args, TASK), end_of_turn=2)
     ids, texts = list(answers), [TASK.output.write(text) for text in answers.values()]
     asked = len(server.requests)
     assert reward(ids, texts, [[5, 2]] * 3) == [entry["score"] for entry in entries]

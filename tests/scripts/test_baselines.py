@@ -132,7 +132,8 @@ def test_manifest(server, flags, output, monkeypatch):
     address = server.url.removeprefix("http://")
     assert manifest["settings"]["model"] == f"some-model at {address}"
     assert manifest["arguments"]["base_url"] == server.url
-    assert (manifest["settings"]["max_model_len"], manifest["arguments"]["max_model_len"]) == (None, 8192)  # as given
+    assert (manifest["settings"]["max_model_len"], manifest["arguments"]["max_model_len"]) == (None, None)  # as given
+    assert manifest["max_model_len"] == 8192
     assert manifest["settings"]["prompt"].keys() == {"no_personalization"}
     assert manifest["counts"]["answers"] == manifest["pieces"] == 2
     assert manifest["tokens"]["completion_tokens"] == 2 * 3

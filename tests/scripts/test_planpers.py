@@ -622,7 +622,7 @@ def test_other_settings_are_named_and_nothing_is_lost(opened, models, local, out
     (flag, *values), message = OTHER_SETTINGS[case]
     kept = local if flag == "--max_tokens_plan" else local[2:]
     said = refusal([*kept, flag, *(getattr(models, value, value) for value in values)], output, "--limit", 2)
-    assert said.startswith(f"{output}: was made with other settings: ") and message in said
+    assert said.startswith(f"{output}.plans.json: was made with other settings: ") and message in said
     assert snapshot(output.parent) == before and opened.events == []
 
 
@@ -700,11 +700,12 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
 
 def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local, output, capsys):
     assert planpers.main(arguments_of(local, output, "--dry_run", "--num_generated_outputs", 2)) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert [said[0], said[4]] == [
-        "plans:", "answers (without the plans, which do not exist yet; each adds up to 512 tokens):"
-    ]  # fmt: skip
-    assert re.fullmatch(r"26 prompts, \d+ tokens \(the model's tokenizer\); longest \d+", said[1])
-    assert said[3] == "26 calls, at most 104 with retries; at most 512 tokens per output"
-    assert said[5].startswith("26 prompts, ") and said[7].endswith("at most 2048 tokens per output")
-    assert len(said) == 12 and opened.events == [] and not output.parent.exists()
+    plans, planner, answers, generator, assumed, total, *machine = capsys.readouterr().out.splitlines()
+    assert [plans, answers] == [f"{path}: 0 of 26 {unit} need no request" for path, unit in (
+        (f"{output}.plans.json", "plans"), (output, "answers"))]  # fmt: skip
+    told = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
+    asked = re.fullmatch(f"  planner: {told}512 tokens per output, 104 requests with retries", planner)[1]
+    more = re.fullmatch(f"  generator: {told}2048 tokens per output, 104 requests with retries", generator)[1]
+    assert assumed == "  with made-up plans of five aspects in place of those that do not exist yet"
+    assert total == f"in all: 52 requests, {int(asked) + int(more)} prompt tokens" and "disk of" in machine[-1]
+    assert opened.events == [] and not output.parent.exists()

@@ -61,7 +61,7 @@ class JudgeReward:
     def _judge(self, answers: list[tuple[Record, str | None]]) -> list[list[Piece]]:
         """Return the verdicts on each answer, in the order of the metric's keys."""
         requests = {
-            (number, *key): Request(record, [answer], key[1])
+            key if len(answers) == 1 else (number, *key): Request(record, [answer], key[1])
             for number, (record, answer) in enumerate(answers)
             for key in self._metric.keys(record)
         }

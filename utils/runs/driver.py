@@ -90,7 +90,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
         run = Run(stage, args, servers)
         with closing(Loop()) as loop:
             loop.run(run.go({}, is_dry=True))
-        describe_run(run)
+        describe_run(stage, run.lacking, run.calls, run.total, len(run.left))
         rows += [lacking.row(role, stage.unit, paths) for role, lacking in run.lacking.items()]
         codes.append(report_raised(run.raised))
         if stage.assumes and stage.after in incomplete:

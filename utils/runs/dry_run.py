@@ -1,19 +1,17 @@
 """--dry_run: what a run without engines tells: what the store lacks, and so what the command would still pay for."""
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.cli.errors import printable
-from utils.files.output import Output
+from utils.files.output import Key, Output, Piece
 from utils.generation.calls import Call, prices_of
 from utils.generation.chat import LocalChat
 from utils.generation.model import Model
 from utils.models.machine import Loaded, describe_disk, describe_engine
-
-if TYPE_CHECKING:
-    from utils.runs.runner import Run
+from utils.runs.stage import Stage
 
 # An answer of 2048 tokens takes about 10 kB. The store has its raw text, the output also has the parsed answer, and the
 # output is first written under a temporary name.
@@ -82,19 +80,30 @@ class Lacking:
         return text
 
 
-def describe_run(run: "Run") -> None:
-    """Print what a stage lacks, after a run without engines."""
-    stage, lacking = run.stage, run.lacking
+def describe_run(
+    stage: Stage,
+    lacking: Mapping[str, Lacking],
+    calls: Mapping[Key, Sequence[tuple[str, Piece]]],
+    num_records: int,
+    num_left: int,
+) -> None:
+    """Print what a stage lacks, after a run without engines.
+
+    Args:
+        lacking: by role.
+        calls: role and record of each call that needs no request, by key.
+        num_left: of the records, those that need requests.
+    """
     names = ", ".join(output.path for output in stage.outputs)
-    print(f"{names}: {run.total - len(run.left)} of {run.total} {stage.unit} need no request")
+    print(f"{names}: {num_records - num_left} of {num_records} {stage.unit} need no request")
     for role, requests in lacking.items():
         print(requests.describe(role))
     dropped, cut = (sum(getattr(one, name) for one in lacking.values()) for name in ("num_dropped", "num_cut"))
     if dropped or cut:
         print(f"  {dropped} {stage.task.item_words} left out for length, {cut} prompts cut at the end")
-    if too_long := [str(key[0]) for key, calls in run.calls.items() for _, record in calls if "attempts" not in record]:
+    if too_long := [str(key[0]) for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]:
         print(printable(f"  {len(too_long)} prompts too long, skipped: {', '.join(too_long[:NUM_IDS])}"))
-    if stage.many_calls and run.left:
+    if stage.many_calls and num_left:
         print("  requests that depend on the answers to these are not counted")
 
 

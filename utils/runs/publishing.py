@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from utils.files.output import Output, Piece, Pieces
 from utils.generation.calls import (
@@ -18,9 +18,7 @@ from utils.generation.calls import (
 from utils.generation.model import Model
 from utils.generation.vllm_engine import is_batch_invariant
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT, describe_unfinished
-
-if TYPE_CHECKING:
-    from utils.runs.runner import Run
+from utils.runs.stage import Stage
 
 COUNTED = {  # figures of a role's calls; each is the sum of a value per call record
     "unusable": lambda call: call["value"] is None,
@@ -31,9 +29,21 @@ COUNTED = {  # figures of a role's calls; each is the sum of a value per call re
 }
 
 
-def publish(run: "Run", output: Output) -> None:
-    """Write an output with its manifest, and print a line about it; a shard writes nothing."""
-    stage, calls = run.stage, run.calls_of(output)
+def publish(
+    stage: Stage,
+    output: Output,
+    calls: Sequence[tuple[str, Piece]],
+    device: str | None,
+    requested: int,
+    tally: Mapping[str, int],
+) -> None:
+    """Write an output with its manifest, and print a line about it; a shard writes nothing.
+
+    Args:
+        calls: role and record of each call behind its pieces.
+        requested: the number of completions that were requested.
+        tally: numbers of records by what became of them, for the manifest of a stage with several calls per record.
+    """
     content, pieces = output.content(), output.pieces
     first = next(iter(stage.models.values()), None)
     made = describe_records(record for _, record in calls)
@@ -41,7 +51,7 @@ def publish(run: "Run", output: Output) -> None:
     by_role = {role: sum_calls(record for name, record in calls if name == role) for role in stage.models}
     figures = {
         # Like the device, it is not a setting, so a run may resume on another kind of GPU.
-        "batch_invariant": None if run.device is None or first.flags.openai else is_batch_invariant(),
+        "batch_invariant": None if device is None or first.flags.openai else is_batch_invariant(),
         "counts": stage.count(content, pieces) if stage.count else {output.unit: count_values(pieces)},
         **(first.figures if first else {}),
         **made,
@@ -50,11 +60,9 @@ def publish(run: "Run", output: Output) -> None:
         **output.figures,
     }
     if stage.many_calls:
-        requested = run.num_requested()
         reused = max(0, sum(record.get("attempts", 0) for _, record in calls) - requested)
-        figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}}
-        figures |= {"raised": len(run.raised), "asked_otherwise": len(run.asks_otherwise)}
-    if output.publish(run.device, **figures):
+        figures |= {"calls": by_role, "completions": {"requested": requested, "from_store": reused}, **tally}
+    if output.publish(device, **figures):
         print((stage.describe or describe_output)(output, content, figures))
 
 

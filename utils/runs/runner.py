@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
-from utils.files.output import Key, Output, Piece, is_failed
+from utils.files.output import Key, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
@@ -108,7 +108,8 @@ class Loop:
     def close(self) -> None:
         loop = self._runner.get_loop()
         while self._task is not None and not self._task.done():  # after a signal; it has engines to close
-            self._task.cancel()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
             with suppress(asyncio.CancelledError, SystemExit):
                 loop.run_until_complete(self._task)
         loop.run_until_complete(loop.shutdown_default_executor())
@@ -328,13 +329,12 @@ class Run:
         """Publish the stage's outputs once all records have ended."""
         for model in self.stage.models.values():
             model.completions.keep_refusals()
+        tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.stage.outputs:
             if not self._is_silent and (self.stage.is_replayed or not output.finished):
-                publish(self, output)
-
-    def calls_of(self, output: Output) -> list[tuple[str, Piece]]:
-        """Return role and record of each call behind an output's pieces."""
-        return [call for key, calls in self.calls.items() if self.stage.place(key)[0] is output for call in calls]
+                pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
+                calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
+                publish(self.stage, output, calls, self.device, self.num_requested(), tally)
 
 
 def without_texts(record: Piece) -> Piece:
