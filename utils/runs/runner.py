@@ -165,7 +165,9 @@ class Run:
 
     def begin(self) -> None:
         """Find the records to run: those of unfinished outputs that have no piece yet."""
-        records = self.stage.records()
+        before = self.stage.after
+        absent = {key for output in before.outputs for key in output.missing()} if before else ()
+        records = {key: record for key, record in self.stage.records().items() if key not in absent}
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
