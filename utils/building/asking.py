@@ -16,6 +16,7 @@ from prompts import digests, load_prompt
 from utils.benchmarks import lampqa
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
+from utils.files.json_files import read_json
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Fitted
@@ -48,7 +49,7 @@ def stages_of(args: Namespace, script: str, posts: list[Record], first: Question
     output = asks_first.outputs[0]
 
     def passed() -> list[Record]:
-        content = output.content()
+        content = read_json(output.path) if output.finished else output.content()
         return [post for post in posts if content.get(post["id"], {}).get(first.field)]
 
     asks_second = stage_of(args, script, model, second, passed)
@@ -75,9 +76,10 @@ def stage_of(
         keyed,
         ask_it,
         [output],
-        {step: model},
+        {"generator": model},
         lambda content, _: count_outputs(question, content),
         stand_in={"value": question.stand_in},
+        is_read=True,
     )
 
 
