@@ -11,9 +11,10 @@ from api_server import Reply, default_reply, serve
 import baselines
 import evaluate_responses
 import planpers
-from utils.cli import UserError
+from utils.cli import UserError, prepare_run
 from utils.files.manifest import read_manifest
 from utils.generation import chat
+from utils.runs import runner
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
@@ -124,6 +125,48 @@ def test_a_judge_begins_before_all_prompts_are_rendered(server, api, tmp_path, m
     assert read_manifest(scores)["counts"]["num_questions"] == len(IDS)
     # Without an engine, at most 16 are looked for in the store.
     assert most[0] <= 16 + 2 and len(rendered) >= len(most) > 60
+
+
+def test_a_dry_run_asks_for_little_disk_for_short_outputs(api, tmp_path, capsys):
+    """It ends with an error where the disk is too small, so thousands of verdicts must not count as answers."""
+    responses = tmp_path / "responses.json"
+    responses.write_text(json.dumps({key: [{"output": "An answer."}] for key in IDS}))
+    words = ["--evaluator_llm", "j", "--inputs_addr", SAMPLE, "--response_addr", responses]
+    words += ["--score_addr", tmp_path / "scores.json", "--max_tokens", "16", "--dry_run"]
+    assert evaluate_responses.main([*api, *map(str, words)]) == 0
+    assert capsys.readouterr().out.endswith(" GB free, the output takes up to 1 MB\n")
+
+
+def test_answers_are_not_looked_for_while_only_the_planner_is_open(server, api, tmp_path, monkeypatch):
+    """Rendering all their prompts would keep the planner's engine, or GPU, waiting."""
+    output, rendered, waiting = tmp_path / "answers.json", [], []
+    render, open_engines = chat.APIChat.render, runner.open_engines
+
+    def rendering(self, messages):
+        rendered.append("titles of the aspects" in str(messages))
+        return render(self, messages)
+
+    def opening(models, wanted, *more):
+        if wanted[0] == "generator":
+            waiting.append(rendered.count(False))
+        return open_engines(models, wanted, *more)
+
+    monkeypatch.setattr(chat.APIChat, "render", rendering)
+    monkeypatch.setattr(runner, "open_engines", opening)
+    monkeypatch.setattr(runner, "AT_ONCE", 1)
+    words = ["--model_addr", "m", "--planner_model", "planner", "--planner_base_url", server.url, "--unranked"]
+    words += ["--planner_api_key_addr", tmp_path / "key.txt", "--inputs_addr", SAMPLE, "--output_addr", output]
+    assert planpers.main([*api, *map(str, words), "--max_concurrency", "1"]) == 0
+    assert waiting[0] <= 2
+
+
+def test_two_models_in_one_role_are_refused(api, tmp_path):
+    """The engine of one would answer for the other."""
+    words = [*api, "--inputs_addr", str(SAMPLE), "--output_addr", f"{tmp_path}/a.json", "--model_addr", "m"]
+    args = prepare_run(baselines.build_parser().parse_args(words), [f"{tmp_path}/a.json"], [])
+    stages = [*baselines.prepare(args), *baselines.prepare(args.replaced(model_addr="n"))]
+    with pytest.raises(ValueError, match="'generator' are two models, m and n"):
+        runner.models_of(stages)
 
 
 def test_flags_stay_as_they_were_given(api, tmp_path):

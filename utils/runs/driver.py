@@ -111,8 +111,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
     print(f"in all: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
     models = list(models_of(running).values())
-    outputs = [output for stage in stages for output in stage.outputs]
-    describe_machine(models[0].flags if models else args, models, outputs)
+    describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
     if isinstance(args.dry_run, str):
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
     return max(codes)

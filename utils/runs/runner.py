@@ -35,7 +35,12 @@ class NotedError(Exception):
 
 
 def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    return {role: model for stage in stages for role, model in stage.models.items()}
+    """Return the stages' models by role; ValueError if two have the same one, because engines are told apart by it."""
+    models: dict[str, Model] = {}
+    for role, model in (pair for stage in stages for pair in stage.models.items()):
+        if models.setdefault(role, model) is not model:
+            raise ValueError(f"{role!r} are two models, {models[role].addr} and {model.addr}; give each its own role")
+    return models
 
 
 def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
