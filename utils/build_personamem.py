@@ -113,7 +113,10 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
     args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
     code = 0
-    if args.dry_run or {*args.step} & {*STEPS[:3]}:
+    if args.step == ["assemble"] and args.dry_run:
+        print("assemble: needs no model, 0 requests")
+        return code
+    if {*args.step} & {*STEPS[:3]}:
         stages = Building(args).stages()
         code = run_stages(stages, args, open_api)
         if args.dry_run or not are_complete(stages):

@@ -214,7 +214,9 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert "/small_talk.json: 0 of 8 small talks need no request\n  generator: 8 requests, " in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
-    assert "/questions.json: finished, 0 requests" in capsys.readouterr().out
+        assert "/questions.json: finished, 0 requests" in capsys.readouterr().out
+        assert build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "assemble")) == 0
+        assert capsys.readouterr().out == "assemble: needs no model, 0 requests\n"
 
 
 def test_a_run_can_be_killed_anywhere_and_resumed(built, warm, tmp_path):

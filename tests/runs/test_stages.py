@@ -1,6 +1,8 @@
 """Stages and their driver, through scripts as a user writes them: docs/architecture.md's runs unchanged."""
 
+import copy
 import json
+import pickle
 import re
 import shutil
 from pathlib import Path
@@ -173,10 +175,11 @@ def test_flags_stay_as_they_were_given(api, tmp_path):
     args = baselines.build_parser().parse_args([*api, "--model_addr", "m", "--inputs_addr", "i", "--output_addr", "o"])
     with pytest.raises(AttributeError, match="--max_tokens was parsed and does not change"):
         args.max_tokens = 5
-    copy = args.replaced(max_tokens=5)
-    with pytest.raises(AttributeError):
-        copy.seed = 1
-    assert (args.max_tokens, copy.max_tokens) == (2048, 5)
+    for other in (args.replaced(max_tokens=5), copy.copy(args), pickle.loads(pickle.dumps(args))):
+        with pytest.raises(AttributeError):
+            other.seed = 1
+        assert other.given == args.given and vars(other) == vars(args) | {"max_tokens": other.max_tokens}
+    assert args.max_tokens == 2048
 
 
 def test_the_manifest_has_the_command_and_what_followed_from_it(server, api, tmp_path, monkeypatch):

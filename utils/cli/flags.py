@@ -28,19 +28,18 @@ class Arguments(argparse.Namespace):
         idle: names of the values that do not affect an output; also a slot.
     """
 
-    __slots__ = ("_is_frozen", "given", "idle")
+    __slots__ = ("given", "idle", "is_frozen")  # a copy gets them in this order
 
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
-        object.__setattr__(self, "_is_frozen", False)
         super().__init__(**values)
         self.given, self.idle = given, idle
 
     def freeze(self) -> "Arguments":
-        object.__setattr__(self, "_is_frozen", True)
+        self.is_frozen = True
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_frozen:
+        if getattr(self, "is_frozen", False):
             raise AttributeError(f"--{name} was parsed and does not change; use `replaced`")
         super().__setattr__(name, value)
 

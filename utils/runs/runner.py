@@ -144,9 +144,9 @@ class Run:
         device: the device of an engine that was used; None if the store had everything.
     """
 
-    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_silent: bool = False):
-        """`is_silent`: no progress is shown, and nothing is published."""
-        self.stage, self._args, self._servers, self._is_silent = stage, args, servers, is_silent
+    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_inner: bool = False):
+        """`is_inner`: no progress is shown, and nothing is published."""
+        self.stage, self._args, self._servers, self._is_inner = stage, args, servers, is_inner
         self.made: list[Output] = []
         self.left: dict[Key, Any] | None = None  # None before the stage begins
         self.calls: dict[Key, list[tuple[str, Piece]]] = {}
@@ -239,7 +239,7 @@ class Run:
                     left[key] = record
 
         self._progress = None
-        if not (is_dry or self._is_silent):
+        if not (is_dry or self._is_inner):
             done = self.total - len(self.left)
             self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not own)
         with closing(self._progress) if self._progress else nullcontext():
@@ -342,7 +342,7 @@ class Run:
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.made:
             # A finished output is made anew if the store has lost completions, so that later ones agree with it.
-            if not self._is_silent and (self.stage.is_replayed or not output.finished or self.device is not None):
+            if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
                 publish(self.stage, output, calls, self.device, self.num_requested(), tally)
