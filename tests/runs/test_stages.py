@@ -230,7 +230,7 @@ def test_the_last_of_three_stages_needs_the_pieces_of_both_before(api, server, t
     times = {name: (tmp_path / name).stat().st_mtime_ns for name in files if name != "answers.json"}
     assert run() == 0 and answers.read_bytes() == files["answers.json"]
     assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in times.items())
-    # The store has lost the completions: the files before are made anew, and agree with the answers.
+    # Without their completions in the store, the earlier files are written again, and match the answers.
     server.reply = lambda request: Reply(f"Now {default_reply(request).text}")
     answers.unlink()
     shutil.rmtree(tmp_path / "completions")

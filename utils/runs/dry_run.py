@@ -109,7 +109,7 @@ def describe_run(
 
 
 def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stages: Sequence[Stage]) -> None:
-    """Print what this machine has and lacks for these models, and for the stages' outputs, of which `path` is one."""
+    """Print what this machine has and lacks for these models and stages; `path` is an output on the disk to check."""
     loaded, lines, needed = [], [], 0
     for model in models:
         if (own := model.describe_memory()) is not None:

@@ -341,7 +341,7 @@ class Run:
             model.completions.keep_refusals()
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
         for output in self.made:
-            # A finished output is made anew if the store has lost completions, so that later ones agree with it.
+            # Without its completions in the store, a finished output is written again, so that later ones match it.
             if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
