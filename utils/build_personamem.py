@@ -159,7 +159,9 @@ class Building:
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = None if ids is None else [(key,) for key in ids], str(self.folder / f"{name}.json")
         wanted = partial(_refuse_other, Path(path), {*self.pairs} if keys is None else {key for (key,) in keys})
-        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output = Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output.read = lambda content: {(key,): piece for key, piece in content.items()}
+        return output
 
     def stages(self) -> list[Stage]:
         """Return the stages of the wanted steps, in order."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.files.json_files import read_json
 from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
 from utils.files.writing import Lock, check_could_write, check_free, write_json
 
@@ -63,6 +64,8 @@ class Output:
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
     figures: dict[str, Any] = field(default_factory=dict)  # further fields of the manifest
+    # From the content of a finished file to the pieces that a later step needs; None: they are made again.
+    read: Callable[[Any], Pieces] | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -143,6 +146,11 @@ class Output:
 
     def content(self) -> Any:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
+
+    def load(self) -> None:
+        """Take the pieces from the finished file, if `read` can."""
+        if self.read is not None:
+            self.pieces |= self.read(read_json(self.path))
 
     def publish(self, device: str | None, **figures: Any) -> bool:
         """Replace the file and its manifest, and return whether that was done: a shard has none."""

@@ -63,13 +63,15 @@ def unfinished(stages: Sequence[Stage]) -> list[Stage]:
                 output.keys = [*stage.records()]
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
             output.finished = output.is_finished() and stage.after not in left
+            if output.finished and any(other.after is stage for other in stages):
+                output.load()
         if stage.is_replayed or not all(output.finished for output in stage.outputs):
             left.append(stage)
     return left
 
 
 def is_needed(stage: Stage, left: Sequence[Stage]) -> bool:
-    """Return whether a finished stage runs again, from the store, because a later one needs its pieces."""
+    """Return whether a finished stage runs again, from the store, because a later one needs pieces it did not load."""
     return any(other.after is stage for other in left) and not any(output.pieces for output in stage.outputs)
 
 
