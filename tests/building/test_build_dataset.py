@@ -126,7 +126,8 @@ def test_a_finished_run_is_skipped(dump, built, server, capsys):
     before, asked = files_of(built), len(server.requests)
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
-    assert capsys.readouterr().out == f"{built}: already finished, left alone\n"
+    names = [built / "factoid_filter.json", built / "aspects.json", built]
+    assert capsys.readouterr().out == "".join(f"{name}: already finished, left alone\n" for name in names)
     assert len(server.requests) == asked and files_of(built) == before
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
@@ -168,7 +169,7 @@ def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, serv
     out, before = tmp_path / "out", len(server.requests)
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--dry_run")) == 0
     candidates = [one["id"] for one in json.loads((out / "candidates.json").read_text())]
-    assert capsys.readouterr().out.count(f"{len(candidates)} prompts, ") == 2 and len(server.requests) == before
+    assert capsys.readouterr().out.count(f": {len(candidates)} requests, ") == 2 and len(server.requests) == before
     assert {path.name.partition(".")[0] for path in out.iterdir()} == {"posts", "candidates"}
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
     assert list(json.loads((out / "factoid_filter.json").read_text())) == candidates[:20]

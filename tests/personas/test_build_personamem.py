@@ -209,12 +209,12 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert build_personamem.main(flags(tmp_path / "out", server.url, "--dry_run")) == 0
         assert not server.requests
         told = capsys.readouterr().out
-        assert "personas:\n2 records: 0 are complete in the store, 2 need calls\n2 first calls, " in told
-        assert "conversations: depends on personas.json, which does not exist yet" in told
-        assert "small_talk:\n8 records" in told
+        assert "personas.json: 0 of 2 personas need no request\n  generator: 2 requests, " in told
+        assert "conversations.json: not counted, because it is made from " in told
+        assert "small_talk.json: 0 of 8 small talks need no request\n" in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
-    assert "questions:\n2 records: 2 are complete in the store" in capsys.readouterr().out
+    assert "questions.json: finished, 0 requests\n" in capsys.readouterr().out
 
 
 def test_a_run_can_be_killed_anywhere_and_resumed(built, warm, tmp_path):
