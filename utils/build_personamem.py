@@ -176,8 +176,7 @@ class Building:
         method = partial(self._answer, getattr(self, f"make_{name}"))
         records, output = partial(self._records, name), self.outputs[name]
         count = partial(_count, output.unit)
-        stage = Stage(self.task, records, method, [output], self.models, count, _describe, many_calls=True)
-        return replace(stage, after=after)
+        return Stage(self.task, records, method, [output], self.models, count, _describe, after, many_calls=True)
 
     def _records(self, name: str) -> dict[Key, Record]:
         """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,48 @@ def test_the_manifest_has_the_command_and_what_followed_from_it(server, api, tmp
     # A model that thinks has room for its thoughts, which its context has room for too.
     assert (manifest["max_tokens"], manifest["max_model_len"]) == (2048 + 25_000, 8192 + 25_000)
     assert {request["max_tokens"] for request in server.requests} <= {2048 + 25_000}
+
+
+[LAST] = re.findall(r"    then = stage.*\n", SCRIPT)
+THREE_STAGES = SCRIPT.replace("[first, then]", "[first, second, then]").replace(
+    LAST,
+    """
+    async def again(drafts, record, ask):
+        return await ask.record(ANSWER, values={"outline": drafts[ask.key]["value"] or "none"})
+
+    path = f"{dataset.output_addr}.drafts.json"
+    second = stage("drafts", partial(answer, first.outputs[0].pieces), path, after=first)
+    then = stage("answers", partial(again, second.outputs[0].pieces), dataset.output_addr, after=second)
+""",
+)
+
+
+def test_the_last_of_three_stages_needs_the_pieces_of_both_before(api, server, tmp_path, monkeypatch, capsys):
+    module: dict = {"__name__": "outline"}
+    exec(compile(THREE_STAGES, "outline.py", "exec"), module)
+    answers = tmp_path / "answers.json"
+    words = [*api, "--model_addr", "m", "--inputs_addr", str(SAMPLE), "--output_addr", str(answers)]
+
+    def run(*more):
+        monkeypatch.setattr("sys.argv", ["outline.py", *words, *more])
+        before = len(server.requests)
+        assert module["main"]() == 0
+        return len(server.requests) - before
+
+    number = run()
+    files = {path.name: path.read_bytes() for path in tmp_path.glob("answers.json*") if "manifest" not in path.name}
+    assert len(files) == 3
+    answers.unlink()
+    capsys.readouterr()
+    assert run("--dry_run") == 0 and f"answers.json: {len(IDS)} of {len(IDS)} answers need" in capsys.readouterr().out
+    times = {name: (tmp_path / name).stat().st_mtime_ns for name in files if name != "answers.json"}
+    assert run() == 0 and answers.read_bytes() == files["answers.json"]
+    assert all((tmp_path / name).stat().st_mtime_ns == time for name, time in times.items())
+    # The store has lost the completions: the files before are made anew, and agree with the answers.
+    server.reply = lambda request: Reply(f"Now {default_reply(request).text}")
+    answers.unlink()
+    shutil.rmtree(tmp_path / "completions")
+    assert run() == number
+    outlines = json.loads((tmp_path / "answers.json.outlines.json").read_text())
+    assert all(output["output"].startswith("Now ") for [output] in outlines.values())
+    assert run() == 0 and capsys.readouterr().out.count("already finished, left alone") == 3

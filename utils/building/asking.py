@@ -78,7 +78,7 @@ def stage_of(
         keyed,
         ask_it,
         [output],
-        {step: model},
+        {"generator": model},
         lambda content, _: count_outputs(question, content),
         stand_in={"value": question.stand_in},
     )

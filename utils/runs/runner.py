@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
-from utils.files.output import Key, Piece, is_failed
+from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
@@ -128,6 +128,7 @@ class Run:
     """A running stage, in several passes.
 
     Attributes:
+        made: the stage's outputs except those that are finished.
         left: records that have not ended, by key.
         total: the number of all records, with those that have a piece already.
         calls: role and record (without texts) of each record's calls, by key.
@@ -141,6 +142,7 @@ class Run:
     def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_silent: bool = False):
         """`is_silent`: no progress is shown, and nothing is published."""
         self.stage, self._args, self._servers, self._is_silent = stage, args, servers, is_silent
+        self.made: list[Output] = []
         self.left: dict[Key, Any] | None = None  # None before the stage begins
         self.calls: dict[Key, list[tuple[str, Piece]]] = {}
         self.missing: dict[Key, str] = {}
@@ -164,21 +166,24 @@ class Run:
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
-        """Find the records to run: those of unfinished outputs that have no piece yet."""
+        """Find the outputs to make, and the records to run: those that have no piece yet."""
         before = self.stage.after
         absent = {key for output in before.outputs for key in output.missing()} if before else ()
         records = {key: record for key, record in self.stage.records().items() if key not in absent}
+        # A finished stage runs if a later one needs its pieces.
+        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
-        # If all are finished, the stage is replayed, or a later one needs its pieces.
-        is_over = all(output.finished for output in self.stage.outputs)
+                if output.finished:
+                    output.load()
+        self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {
             key: records[key]
             for key, (output, its_key) in places.items()
-            if its_key not in output.pieces and (is_over or not output.finished)
+            if its_key not in output.pieces and output in self.made
         }
         self.total = len(records)
 
@@ -215,7 +220,7 @@ class Run:
         around = Surroundings(stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
         # Without an engine for its only model, no further record can be completed.
         only_model = stage.models.get(self._role)
-        may_stop = only_model and not (engines or is_dry or problem or only_model.completions.cached_only)
+        may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)
 
         async def work() -> None:
             for key, record in waiting:
@@ -332,8 +337,9 @@ class Run:
         for model in self.stage.models.values():
             model.completions.keep_refusals()
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
-        for output in self.stage.outputs:
-            if not self._is_silent and (self.stage.is_replayed or not output.finished):
+        for output in self.made:
+            # A finished output is made anew if the store has lost completions, so that later ones agree with it.
+            if not self._is_silent and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
                 publish(self.stage, output, calls, self.device, self.num_requested(), tally)
