@@ -162,7 +162,9 @@ class Building:
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = None if ids is None else [(key,) for key in ids], str(self.folder / f"{name}.json")
         wanted = partial(_refuse_other, Path(path), {*self.pairs} if keys is None else {key for (key,) in keys})
-        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output = Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output.read = lambda content: {(key,): piece for key, piece in content.items()}
+        return output
 
     def stages(self) -> list[Stage]:
         """Return the stages of the wanted steps, in order."""
@@ -177,8 +179,7 @@ class Building:
         method = partial(self._answer, getattr(self, f"make_{name}"))
         records, output = partial(self._records, name), self.outputs[name]
         count = partial(_count, output.unit)
-        flags = {"many_calls": True, "is_read": True}
-        return Stage(self.task, records, method, [output], self.models, count, _describe, after, **flags)
+        return Stage(self.task, records, method, [output], self.models, count, _describe, after, many_calls=True)
 
     def _records(self, name: str) -> dict[Key, Record]:
         """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing.

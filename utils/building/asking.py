@@ -16,7 +16,6 @@ from prompts import digests, load_prompt
 from utils.benchmarks import lampqa
 from utils.benchmarks.task import Parser, Record
 from utils.building.candidates import text_key
-from utils.files.json_files import read_json
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.engines import choose_model
 from utils.generation.fitting import Fitted
@@ -49,7 +48,7 @@ def stages_of(args: Namespace, script: str, posts: list[Record], first: Question
     output = asks_first.outputs[0]
 
     def passed() -> list[Record]:
-        content = read_json(output.path) if output.finished else output.content()
+        content = output.content()
         return [post for post in posts if content.get(post["id"], {}).get(first.field)]
 
     asks_second = stage_of(args, script, model, second, passed)
@@ -64,6 +63,9 @@ def stage_of(
     settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
     collect = partial(_collect, question.field)
     output = Output(str(Path(args.output_dir, f"{step}.json")), settings, None, collect, question.unit, args)
+    output.read = lambda content: {
+        key: {"value": content[post["id"]][question.field]} for key, post in keyed().items() if post["id"] in content
+    }
 
     def keyed() -> dict[Key, Record]:
         return {text_key(post["id"], *asked_of(post).values()): post for post in posts()}
@@ -79,7 +81,6 @@ def stage_of(
         {"generator": model},
         lambda content, _: count_outputs(question, content),
         stand_in={"value": question.stand_in},
-        is_read=True,
     )
 
 

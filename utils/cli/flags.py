@@ -66,10 +66,10 @@ class Rule:
 
     def refusal(self, given: Iterable[str]) -> str:
         """Return the error message for those of its flags that are given."""
-        found = [flag for flag in self.flags if flag in given]
-        verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
+        flags = [flag for flag in self.flags if flag in given]
+        verb, them = ("has", "it") if len(flags) == 1 else ("have", "them")
         remedy = f"{self.remedy}, or " if self.remedy else ""
-        return f"{', '.join(found)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
+        return f"{', '.join(flags)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -153,10 +153,10 @@ def is_text(word: str) -> bool:
 def at_home(word: str) -> str:
     """Expand the ~ or ~user of a path, or of `--flag=PATH`, where shells leave it."""
     flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    found = os.path.expanduser(path)
-    if path.startswith("~") and "/" in path and found == path:
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and "/" in path and expanded == path:
         raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
-    return flag + sign + found
+    return flag + sign + expanded
 
 
 def without_link(path: str | None) -> str | None:

@@ -60,23 +60,28 @@ def unfinished(stages: Sequence[Stage]) -> list[Stage]:
     left: list[Stage] = []
     for stage in stages:
         for output in stage.outputs:
-            if output.keys is None and stage.after not in left and (stage.after is None or stage.after.is_read):
+            if output.keys is None and (stage.after is None or has_pieces(stage.after)):
                 output.keys = [*stage.records()]
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
             output.finished = output.is_finished() and stage.after not in left
+            if output.finished and any(other.after is stage for other in stages):
+                output.load()
         if stage.is_replayed or not all(output.finished for output in stage.outputs):
             left.append(stage)
     return left
 
 
 def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
-    """Return, in order, the stages left and the finished ones whose pieces those need; the store has these pieces."""
+    """Return, in order, the stages left, and the finished ones whose pieces those need, made from the store."""
     running: list[Stage] = []
     for stage in reversed(stages):
-        has_pieces = stage.is_read or any(output.pieces for output in stage.outputs)
-        if stage in left or (not has_pieces and any(other.after is stage for other in running)):
+        if stage in left or (not has_pieces(stage) and any(other.after is stage for other in running)):
             running.insert(0, stage)
     return running
+
+
+def has_pieces(stage: Stage) -> bool:
+    return any(output.pieces for output in stage.outputs)
 
 
 def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:

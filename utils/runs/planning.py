@@ -113,8 +113,7 @@ def stages_of_plans(
         collect = partial(collect_responses, dataset.records, field="aspects")
         own = settings | settings_of_plans(args, dataset, plans_addr)
         output = Output(path, own, [*dataset.asked], collect, "plans", args, plans, dataset=dataset.path)
-        if output.is_finished():
-            output.pieces |= parsing.plans_by_key(read_plans(path), lead_in)
+        output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
         stages.append(
             Stage(
                 dataset.task,

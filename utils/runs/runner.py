@@ -173,14 +173,16 @@ class Run:
     def begin(self) -> None:
         """Find the outputs to make, and the records to run: those that have no piece yet."""
         before = self.stage.after
-        absent = {key for output in before.outputs for key in output.missing()} if before and not before.is_read else ()
+        absent = {key for output in before.outputs for key in output.missing()} if before else ()
         records = {key: record for key, record in self.stage.records().items() if key not in absent}
+        # A finished stage runs if a later one needs its pieces.
+        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
-        are_finished = all(output.finished for output in self.stage.outputs)
-        is_again = self.stage.is_replayed or (are_finished and not self.stage.is_read)  # a later one needs its pieces
+                if output.finished:
+                    output.load()
         self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {

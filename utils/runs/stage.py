@@ -28,7 +28,6 @@ class Stage:
         stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
         assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
         many_calls: a record makes several calls.
-        is_read: later stages read its file. Otherwise they need its pieces, for which a finished stage is run again.
         is_replayed: it is run even if its outputs are finished, because a user's method may have changed.
     """
 
@@ -43,7 +42,6 @@ class Stage:
     stand_in: Piece | None = None
     assumes: str = ""
     many_calls: bool = False
-    is_read: bool = False
     is_replayed: bool = False
 
     @property
