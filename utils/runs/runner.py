@@ -175,14 +175,14 @@ class Run:
         before = self.stage.after
         absent = {key for output in before.outputs for key in output.missing()} if before else ()
         records = {key: record for key, record in self.stage.records().items() if key not in absent}
-        # A finished stage runs if a later one needs its pieces.
-        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
                 if output.finished:
                     output.load()
+        # A finished stage runs if a later one needs its pieces.
+        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {
