@@ -201,7 +201,7 @@ class Building:
         asking = Asking(ask, self.args, self.prompts)
         value = await make(asking, record)
         roles = dict.fromkeys(role for role, _ in ask.calls)
-        calls = {role: sum_calls(call for its, call in ask.calls if its == role) for role in roles}
+        calls = {role: sum_calls(call for name, call in ask.calls if name == role) for role in roles}
         piece = {"value": value or None, "dropped": dict(sorted(asking.dropped.items())), "calls": calls}
         if not value:  # for the report on unusable records
             piece["reason"] = next(iter(asking.dropped), "nothing was left")

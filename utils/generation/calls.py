@@ -107,8 +107,8 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
     policy = call.policy
 
     async def make(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Try:
-        told = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
-        completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **told)
+        fields = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
+        completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **fields)
         if completion.unfinished:
             return Try(sampling, completion, nothing(UNFINISHED))
         return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
@@ -151,11 +151,11 @@ async def _tries_of_another_plan(make: Callable[[Sampling], Awaitable[Try]], pol
         for last in (attempt + 1, attempt):
             plan = replace(policy, max_retries=last)
             with suppress(NotStoredError, RefusedError):
-                its = await make(plan.sampling(key, attempt, is_sampled))
-                if its.parsed.value is not None:
-                    return [*tried, its]
+                made = await make(plan.sampling(key, attempt, is_sampled))
+                if made.parsed.value is not None:
+                    return [*tried, made]
                 if last > attempt:
-                    tried.append(its)
+                    tried.append(made)
                     goes_on = not plan.is_last(attempt, _is_sampled(tried))
         if not goes_on:
             return []
@@ -167,7 +167,7 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
     # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
     thought = sum(one.completion.reasoning_tokens or 0 for one in tried)
-    told = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
+    reported = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
     cut = [_cut_by_server(call.prompt, one.completion.prompt_tokens) for one in tried]
     return {
         "value": parsed.value,
@@ -183,10 +183,10 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
         **({"response_format": taken} if taken else {}),
         "temperature": None if "temperature" in refused else sampling.temperature,
         **({"refused_parameters": refused} if refused else {}),
-        **{name: number for its in cut for name, number in its.items()},
+        **{name: number for counts in cut for name, number in counts.items()},
         **_spent(tried),
         **({THOUGHT_COUNT: thought} if thought else {}),
-        **{name: text for name, text in told.items() if text},
+        **{name: text for name, text in reported.items() if text},
     }
 
 

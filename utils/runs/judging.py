@@ -36,7 +36,7 @@ from utils.tables.notes import describe_scores
 
 SCRIPT = "evaluate_responses.py"
 LENGTH_STEP = 64  # a local judge's window is rounded up to a multiple of this
-ANY_LENGTH = 2**31  # tokens: a server's window is its own affair
+ANY_LENGTH = 2**31  # tokens: a server checks the length itself
 MANY_PROMPTS = 5000  # take seconds to render
 
 

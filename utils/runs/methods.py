@@ -142,17 +142,18 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
     calls = ask.calls
     value = value if value is not None and value.strip() else None
     own = next(
-        (one for _, one in reversed(calls) if isinstance(one["value"], str | None) and one["value"] == value), {}
+        (call for _, call in reversed(calls) if isinstance(call["value"], str | None) and call["value"] == value), {}
     )
-    own = {name: one for name, one in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
+    own = {name: field for name, field in own.items() if name not in ("value", THOUGHT_COUNT, *TOKEN_COUNTS)}
     if value is None:
         own = {"reason": NO_ANSWER, **own}
     # Notes that are a call's whole value, which its token limit cut: a training leaves them out.
-    cut = {its["value"] for _, its in calls if its.get("truncated") and isinstance(its["value"], str)}
+    cut = {call["value"] for _, call in calls if call.get("truncated") and isinstance(call["value"], str)}
     cut_notes = [name for name, note in ask.notes.items() if isinstance(note, str) and note in cut]
     own |= {"cut_notes": cut_notes} if cut_notes else {}
     figures = {
-        role: sum_calls(one for its, one in calls if its == role) for role in dict.fromkeys(its for its, _ in calls)
+        role: sum_calls(call for name, call in calls if name == role)
+        for role in dict.fromkeys(name for name, _ in calls)
     }
     shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
     return {"value": value and writable(value), **own, **shown, "calls": figures}

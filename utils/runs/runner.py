@@ -38,7 +38,7 @@ def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
     """Return the stages' models by role; ValueError if two have the same one, because engines are told apart by it."""
     models: dict[str, Model] = {}
     for role, model in (pair for stage in stages for pair in stage.models.items()):
-        if models.setdefault(role, model) is not model:
+        if models.setdefault(role, model).identity != model.identity:
             raise ValueError(f"{role!r} are two models, {models[role].addr} and {model.addr}; give each its own role")
     return models
 
@@ -307,7 +307,7 @@ class Run:
             self._needs[key] = ask.needs
             for role, call in ask.lacking if self._is_dry else ():
                 self.lacking[role].add(call)
-        elif gave_up and may_repeat:  # all its calls are in the store now, so its answer depends on no clock
+        elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters
             return await self._one(key, record, around, may_repeat=False)
         elif gave_up:
             self.raised[key] = "it did not wait for a call (a timeout?), so its answer depends on timing"
