@@ -36,9 +36,10 @@ Made = dict[str, tuple[str, str | None]]  # by path: the step that will make it,
 MAKES = {"--output_dataset_addr": "--input_dataset_addr", "--output_dir": "--model_addr", "--link_addr": "--model_addr",
          "--output_addr": "--response_addr", "--worst_addr": "--response_addr", "--split_dir": "--response_addr",
          "--score_addr": None}  # fmt: skip
+ENGINE = (("--tensor_parallel_size", 1), ("--gpu_memory_utilization", 0.9))
 TOKENS = {"answers": 400, "plans": 50, "verdicts": 15}  # written per request
 ANSWER = "This is a plain line of the text that takes the place of an answer. " * 25  # of 16 tokens each
-STAND_IN = "answers of 400 tokens"  # a file of them
+ANSWERS = "answers of 400 tokens"  # a folder of files with them
 UNKNOWN = "nothing, because its output is unknown"
 # docs/speed_and_hardware.md: operations per second for prompts, in training, and for ranking by bytes per weight.
 PROMPTS, TRAINING, RANKING = 0.5 * 312e12, 0.4 * 312e12, {4: 0.85 * 19.5e12, 2: 0.5 * 312e12}
@@ -99,8 +100,8 @@ def count_step(args: cli.Arguments, command: list[str], steps: dict[str, Step], 
         rows = [] if code else json.loads(path.read_text(encoding="utf-8"))
     is_unknown = bool(code) or not is_whole
     stand_ins = dict.fromkeys(path for flag in MAKES for path in flags.get(flag, ()))
-    if not is_unknown:
-        stand_ins |= stand_ins_of(flags, args.folder)
+    if is_whole and (not code or "--output_dir" in flags):  # a training that failed still has a base model
+        stand_ins |= stand_ins_of(flags, path.parent / ANSWERS / path.name)
     step = {"waits": (args.waits or "").split(), "flags": flags, "rows": rows}
     steps[args.step] = step | {"is_unknown": is_unknown and not args.drawn}
     made |= {path: (args.step, stand_in) for path, stand_in in stand_ins.items()}
@@ -112,12 +113,12 @@ def with_stand_ins(command: list[str], made: Made, is_silent: bool) -> tuple[lis
     words, flag, makers = [], "", {}
     for word in command:
         flag = word if word.startswith("--") else flag
-        name, sign, path = word.rpartition("=")  # --model NAME=PATH
-        maker, stand_in = made.get(path) or made.get(os.path.dirname(path)) or ("", None)  # a sample in a --split_dir
+        name, sign, path = word.partition("=") if flag == "--model" else ("", "", word)
+        maker, stand_in = made.get(path) or made.get(os.path.dirname(path)) or ("", None)  # a checkpoint, a sample
         if not maker or flag in MAKES or os.path.exists(path):
             words.append(word)
             continue
-        shown = stand_in[stand_in.find(STAND_IN) :] if stand_in and STAND_IN in stand_in else stand_in or UNKNOWN
+        shown = UNKNOWN if stand_in is None else ANSWERS if ANSWERS in stand_in else stand_in
         makers.setdefault(shown, {})[maker] = None
         words.append(f"{name}{sign}{stand_in}")
         words += ["--unranked"] if flag in ("--inputs_addr", "--validation_addr") and "--unranked" not in words else []
@@ -130,27 +131,26 @@ def flags_of(command: list[str]) -> Flags:
     flags, values = {}, []
     for word in command:
         if word.startswith("--"):
-            values = flags.setdefault(word, [])
+            name, sign, value = word.partition("=")
+            values = flags.setdefault(name, [])
+            values += [value] if sign else []
         else:
             values.append(word)
     return flags
 
 
-def stand_ins_of(flags: Flags, folder: str) -> dict[str, str]:
-    """Return the stand-ins for what a command makes, by path; answers are written to a file in the folder."""
+def stand_ins_of(flags: Flags, answers: Path) -> dict[str, str]:
+    """Return the stand-ins for what a command makes, by path; `answers` is the file to write if it answers."""
     stand_ins = {
         path: flags[source][0] for flag, source in MAKES.items() if source in flags for path in flags.get(flag, ())
     }
-    for path in flags.get("--output_dir", ()):
-        stand_ins |= dict.fromkeys((f"{path}/best", f"{path}/last"), stand_ins[path])
     if "--inputs_addr" in flags and "--output_addr" in flags:
-        limit = int(flags.get("--limit", [0])[0]) or None
+        limit = int(flags.get("--limit", [0])[-1]) or None
         ids = [record["id"] for record in DatasetFile(flags["--inputs_addr"][0]).scan()][:limit]
         answer = {"output": ANSWER, "notes": {"answer": ANSWER, "feedback": ANSWER}}  # notes of utils/methods/vac.py
-        path = Path(folder, STAND_IN, f"{len(os.listdir(folder))}.json")
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({question_id: [answer] for question_id in ids}), encoding="utf-8")
-        stand_ins[flags["--output_addr"][0]] = str(path)
+        answers.parent.mkdir(exist_ok=True)
+        answers.write_text(json.dumps({question_id: [answer] for question_id in ids}), encoding="utf-8")
+        stand_ins[flags["--output_addr"][0]] = str(answers)
     return stand_ins
 
 
@@ -173,7 +173,9 @@ def print_table(steps: dict[str, Step]) -> None:
         every.append(total([figures_of(row, step["flags"]) for row in step["rows"]]))
         cells = ["?"] * 7 if step["is_unknown"] else cells_of(every[-1], step["rows"], step["flags"])
         lines.append([str(number), name, waits, *cells])
-    lines.append(["", "in all", "", *cells_of(total(every), [], {})])
+    lines.append(
+        ["", "in all", "", *cells_of(total(every), [], {flag: [] for name in listed for flag in steps[name]["flags"]})]
+    )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     print()
     for line in lines:
@@ -188,7 +190,7 @@ def cells_of(figures: Figures, rows: list[Row], flags: Flags) -> list[str]:
     *counts, usd, gpu_bytes, hours = figures
     asks = not rows or "requests" in rows[0]  # else it embeds or trains
     return [
-        *(f"{'>=' if '--method' in flags else ''}{count:,}" if asks else "-" for count in counts),
+        *(f"{'>=' if '--method' in flags and count else ''}{count:,}" if asks else "-" for count in counts),
         "-" if usd is None else f"{usd:,.4f}",
         "-" if gpu_bytes is None else f"{gpu_bytes / 1e9:.1f}{'' if asks else '+'}",
         "-" if hours is None else f"{hours:,.2f}",
@@ -204,7 +206,7 @@ def total(figures: list[Figures]) -> Figures:
 
 def figures_of(row: Row, flags: Flags) -> Figures:
     """Return what a row of a dry run would take."""
-    params, size = size_of(row["model"], *flags.get("--cache_dir", [])) if row.get("is_local", True) else (0, None)
+    params, size = size_of(row["model"], *flags.get("--cache_dir", [])[-1:]) if row.get("is_local", True) else (0, None)
     unit, usd, gpu_bytes, hours = row["unit"], None, None, None
     if "requests" not in row:  # it embeds or trains
         speed = RANKING[row["value_bytes"]] / 2 if unit == "texts" else TRAINING / 6
@@ -218,10 +220,9 @@ def figures_of(row: Row, flags: Flags) -> Figures:
         speed = SMALL[1] * (SMALL[0] / params) ** SLOPE
         hours = (tokens * UNCACHED.get(unit, 1) * 2 * params / PROMPTS + written / speed) / 3600
     if size and requests:
-        [num_gpus], [share] = flags.get("--tensor_parallel_size", [1]), flags.get("--gpu_memory_utilization", [0.9])
-        fit = memory.fit_model(size, 0, 1, int(num_gpus))
-        sequence = math.ceil(row["max_model_len"] / memory.BLOCK) * memory.BLOCK * fit.token_bytes
-        gpu_bytes = (fit.weights + memory.ALLOWANCE + sequence) / float(share)
+        num_gpus, share = (flags.get(flag, [default])[-1] for flag, default in ENGINE)
+        sequence = math.ceil(row["max_model_len"] / memory.BLOCK) * memory.BLOCK * size.token_bytes(int(num_gpus))
+        gpu_bytes = (size.weights / int(num_gpus) + memory.ALLOWANCE + sequence) / float(share)
     return Figures(requests, tokens, written, requests if unit == "verdicts" else 0, usd, gpu_bytes, hours)
 
 
