@@ -22,6 +22,7 @@ from utils import download_datasets
 from utils.benchmarks.lampqa import COMMUNITIES
 from utils.generation.chat import APIChat
 from utils.records.datasets import read_dataset
+from utils.study_costs import with_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/studies"
@@ -225,12 +226,9 @@ def usable_reply(request):
 
 def cells(stdout):
     """Return the rows of a dry run's table, and the sums, by step; without what a step waits for."""
-    lines = stdout[stdout.index("   step  ") :].splitlines()
-    rows = [re.split(r" {2,}", line.strip()) for line in lines[1 : lines.index(next(filter(SUMS, lines))) + 1]]
+    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +in all .*\n)", stdout, re.MULTILINE)
+    rows = [re.split(r" {2,}", line.strip()) for line in lines.splitlines()]
     return {row[0 if row[0] == "in all" else 1]: row[-7:] for row in rows}
-
-
-SUMS = re.compile(r" +in all ").match
 
 
 @pytest.mark.slow
@@ -264,8 +262,31 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
     words = sum(len(text_of(message).split()) for request in server.requests for message in request["messages"])
     assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == words  # as the server counts
 
-    done = study("table2", DRY_RUN=1, **small | prices)
+    done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
     assert done.returncode == 0 and cells(done.stdout) == {"in all": ["0", "0", "0", "0", "-", "-", "-"]}
+
+
+def test_inputs_that_do_not_exist_yet_have_stand_ins(tmp_path, capsys):
+    """Also a checkpoint, a sample in a folder, and a model with a name; not what exists, and not an output."""
+    out = f"{tmp_path}/lr=1"
+    made = {"ranked.json": "data.json", "policy": "base", "samples": "one.json", "scores.json": None, "here.json": "x"}
+    made = {f"{out}/{name}": [f"step {name}", stand_in] for name, stand_in in made.items()}
+    os.mkdir(out)
+    Path(out, "here.json").write_text("{}")
+
+    def replaced(text):
+        words, is_whole = with_stand_ins(text.replace("OUT", out).split(), made, is_silent=False)
+        return " ".join(words).replace(out, "OUT"), is_whole
+
+    text = "baselines.py --model feedback=OUT/policy/last --model_addr OUT/policy/best --inputs_addr OUT/ranked.json"
+    assert replaced(text) == (
+        "baselines.py --model feedback=base --model_addr base --inputs_addr data.json --unranked", True
+    )  # fmt: skip
+    told = "waits for: step policy; counted with base\nwaits for: step ranked.json; counted with data.json\n"
+    assert capsys.readouterr().out == told
+    text = "--response_addr {} OUT/here.json --score_addr OUT/scores.json"
+    assert replaced(text.format("OUT/samples/sample_0.json")) == (text.format("one.json"), True)
+    assert replaced("--target_addr OUT/scores.json")[1] is False
 
 
 def test_hours_and_memory_are_those_of_the_docs(tmp_path):
@@ -408,6 +429,7 @@ def test_a_dry_run_submits_nothing_and_hides_passwords(commands_of, tmp_path):
     done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, **flags)
     assert done.returncode == 2  # there are no data
     assert done.stdout.count("$ sbatch --parsable ") == COUNTS["figure3"]
+    assert len(cells(done.stdout)) == COUNTS["figure3"] - 2 + 1  # no figures, and the sums
     assert "http://127.0.0.1:1/v1" in done.stdout and "cret" not in done.stdout
     assert not (tmp_path / "out").exists()
 
@@ -482,22 +504,22 @@ def trained(small, tmp_path):
     }  # fmt: skip
 
 
-def test_a_dry_run_says_what_the_methods_after_planpers_cost(trained, tmp_path):
-    done = study("beyond", DRY_RUN=1, N=8, ROUNDS=2, LIMIT=3, **trained)
+def test_a_dry_run_says_what_a_method_after_planpers_costs(trained, tmp_path):
+    """Its trained models are counted by their base models, and its selected answers by texts of 400 tokens."""
+    done = study("vac", DRY_RUN=1, N=8, ROUNDS=1, LIMIT=3, **trained | {"LEARN_FLAGS": "--max_target_length 1000"})
+    assert done.returncode == 0, done.stderr
     records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:3]
     aspects = sum(len(record["rubric_aspects"]) for record in records)
-    for method, answers, verdicts in (
-        ("offline_rl", 2 * 3 * 8, 2 * 8 * aspects), ("vac", 2 * 3 * (2 * 8 + 3), 2 * 8 * aspects), ("grasp", 3, aspects)
-    ):  # fmt: skip
-        told = f"{method} on {tmp_path}/data/{SOCIETY}_train.json: up to {answers:,} answers and {verdicts:,} verdicts"
-        assert told in done.stdout
+    told = f"vac on {tmp_path}/data/{SOCIETY}_train.json: up to {3 * (2 * 8 + 3)} answers and {8 * aspects} verdicts"
+    assert told in done.stdout
     assert not (tmp_path / "out").exists()
-    table, here = cells(done.stdout), f"chat/train/{SOCIETY}"
-    asked = {name: row[0] for name, row in table.items() if name.startswith(here)}
-    assert (asked[f"{here}/rag/samples"], asked[f"{here}/rag/samples_scores"]) == ("24", str(8 * aspects))
-    assert (asked[f"{here}/vac/round_2/samples"], asked[f"{here}/vac/round_2/revisions"]) == (">=24", ">=3")
-    assert {asked[f"{here}/{one}/policy"] for one in ("offline_rl/round_2", "vac/round_2", "grasp/round_1")} == {"-"}
-    assert "?" not in asked.values()
+    table, folder = cells(done.stdout), f"chat/train/{SOCIETY}/vac/round_1"
+    asked = {name.removeprefix(f"{folder}/"): row[0] for name, row in table.items() if folder in name}
+    assert asked == {
+        "samples": ">=24", "samples_scores": str(8 * aspects), "feedback": "-", "revisions": ">=3", "policy": "-",
+        "validation": "3", "validation_scores": asked["validation_scores"],
+    }  # fmt: skip
+    assert table[f"chat/test/{SOCIETY}/vac"][0] == "4" and "?" not in {cell for row in table.values() for cell in row}
 
 
 def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
