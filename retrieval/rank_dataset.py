@@ -169,8 +169,8 @@ def order_all(
     `counts` gets the numbers of embedded texts.
     """
     for key in ranked.keys:
-        if (found := store.get(id_hash(*key))) is not None:
-            ranked.pieces[key] = {"value": found["order"]}
+        if (stored := store.get(id_hash(*key))) is not None:
+            ranked.pieces[key] = {"value": stored["order"]}
     left = [number for number, key in enumerate(ranked.keys) if key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
     if left and pooling:
@@ -291,8 +291,8 @@ def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
     if pooling != MEAN:
         print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
     if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
-        told = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
-        print(f"note: {args.model_name}: {told}, so none are added", file=sys.stderr)
+        problem = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
+        print(f"note: {args.model_name}: {problem}, so none are added", file=sys.stderr)
     return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
 
 

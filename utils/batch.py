@@ -48,8 +48,8 @@ def run(script: str, words: list[str]) -> int:
         return BatchEngine(*by_api.setdefault((flags.base_url, flags.api_key_addr), (flags, api_key, Asked())))
 
     async def answer_noted() -> None:
-        for flags, api_key, asked in by_api.values():
-            engine = BatchEngine(flags, api_key, asked)
+        for flags, api_key, requests in by_api.values():
+            engine = BatchEngine(flags, api_key, requests)
             try:
                 await engine.answer_noted()
             except UnavailableError as error:

@@ -113,7 +113,10 @@ def main(argv: Sequence[str] | None = None, open_api: OpenAPI = open_api) -> int
     given = [args.personas_addr, args.topics_addr, args.small_talk_addr]
     args = cli.prepare_run(args, [str(folder / f"{name}.json") for name in assembly.FILES], given)
     code = 0
-    if args.dry_run or {*args.step} & {*STEPS[:3]}:
+    if args.step == ["assemble"] and args.dry_run:
+        print("assemble: needs no model, 0 requests")
+        return code
+    if {*args.step} & {*STEPS[:3]}:
         stages = Building(args).stages()
         code = run_stages(stages, args, open_api)
         if args.dry_run or not are_complete(stages):
@@ -159,7 +162,9 @@ class Building:
         settings["inputs"] = {} if given is None else {"given": file_hash(given)}
         keys, path = None if ids is None else [(key,) for key in ids], str(self.folder / f"{name}.json")
         wanted = partial(_refuse_other, Path(path), {*self.pairs} if keys is None else {key for (key,) in keys})
-        return Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output = Output(path, self.args.settings() | settings, keys, _collect, UNITS[name], self.args, check=wanted)
+        output.read = lambda content: {(key,): piece for key, piece in content.items()}
+        return output
 
     def stages(self) -> list[Stage]:
         """Return the stages of the wanted steps, in order."""
@@ -174,8 +179,7 @@ class Building:
         method = partial(self._answer, getattr(self, f"make_{name}"))
         records, output = partial(self._records, name), self.outputs[name]
         count = partial(_count, output.unit)
-        stage = Stage(self.task, records, method, [output], self.models, count, _describe, many_calls=True)
-        return replace(stage, after=after)
+        return Stage(self.task, records, method, [output], self.models, count, _describe, after, many_calls=True)
 
     def _records(self, name: str) -> dict[Key, Record]:
         """Return a file's records by key, without those whose `made_from`, the value of the step before, is missing.

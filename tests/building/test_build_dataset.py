@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from collections import Counter
 
@@ -126,7 +127,8 @@ def test_a_finished_run_is_skipped(dump, built, server, capsys):
     before, asked = files_of(built), len(server.requests)
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
-    assert capsys.readouterr().out == f"{built}: already finished, left alone\n"
+    names = ("/factoid_filter.json", "/aspects.json", "")
+    assert capsys.readouterr().out == "".join(f"{built}{name}: already finished, left alone\n" for name in names)
     assert len(server.requests) == asked and files_of(built) == before
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
@@ -168,7 +170,9 @@ def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, serv
     out, before = tmp_path / "out", len(server.requests)
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--dry_run")) == 0
     candidates = [one["id"] for one in json.loads((out / "candidates.json").read_text())]
-    assert capsys.readouterr().out.count(f"{len(candidates)} prompts, ") == 2 and len(server.requests) == before
+    told = capsys.readouterr().out
+    assert told.count(f": {len(candidates)} requests, ") == 2 and len(server.requests) == before
+    assert "  at most: the factoid_filter drops some posts\n" in told
     assert {path.name.partition(".")[0] for path in out.iterdir()} == {"posts", "candidates"}
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
     assert list(json.loads((out / "factoid_filter.json").read_text())) == candidates[:20]
@@ -252,6 +256,58 @@ def test_requests_that_the_server_failed_are_retried(small, server, tmp_path, ca
     assert all(len(request["messages"][1]["content"]) % 3 == 0 for request in server.requests[before:])
     assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
     assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
+
+
+def test_posts_that_the_filter_failed_on_are_reported(small, server, tmp_path, capsys):
+    """Without an output of the filter, a post is not asked about further, so the second step lacks nothing."""
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
+
+    def fail_some(request):
+        system, user = (message["content"] for message in request["messages"])
+        is_bad = "needs_personalization" in system and len(user) % 5 == 0
+        return Reply("busy", status=500) if is_bad else default_reply(request)
+
+    server.reply = fail_some
+    try:
+        assert build_dataset.main(arguments) == 1
+    finally:
+        server.reply = default_reply
+    assert "filter outputs are missing because the server failed" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "evidence.json").exists()
+    assert build_dataset.main(arguments) == 0
+
+
+def test_a_server_that_fails_in_the_filter_is_asked_no_more(small, server, tmp_path, capsys):
+    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0", "--max_concurrency", "1")
+    before = len(server.requests)
+    server.reply = lambda request: (
+        Reply("no", status=503) if len(server.requests) > before + 9 else default_reply(request)
+    )
+    try:
+        assert build_dataset.main(arguments) == 1
+    finally:
+        server.reply = default_reply
+    # The posts that passed are not asked about: the server is gone for both steps.
+    assert all("needs_personalization" in request["messages"][0]["content"] for request in server.requests[before:])
+    assert "are missing because the server failed" in capsys.readouterr().err
+    assert build_dataset.main(arguments) == 0
+
+
+def test_a_lost_file_is_made_again_from_the_other(small, server, tmp_path, capsys):
+    """The file of the filter says which posts pass: without the store, only the lost file's requests are paid again."""
+    out = tmp_path / "out"
+    arguments = flags(small[0], out, server.url, *LENIENT)
+    assert build_dataset.main(arguments) == 0
+    whole = files_of(out)
+    for name, system in (("aspects", "enough_details"), ("factoid_filter", "needs_personalization")):
+        (out / f"{name}.json").unlink()
+        assert build_dataset.main(arguments) == 0 and files_of(out) == whole
+        (out / f"{name}.json").unlink()
+        shutil.rmtree(out / "completions")
+        before = len(server.requests)
+        assert build_dataset.main(arguments) == 0 and files_of(out) == whole
+        assert len(server.requests) > before
+        assert all(system in request["messages"][0]["content"] for request in server.requests[before:])
 
 
 def refusal(*arguments):

@@ -101,7 +101,7 @@ def test_faulty_replies_are_left_out_and_counted(built):
     told = {reason.partition(": ")[2] for reason in reasons}
     assert {"no JSON object", "no valid JSON", "not 3 wrong answers", "no turn for an event"} <= told
     manifest = json.loads((out / "questions.json.manifest.json").read_text())
-    assert manifest["counts"].keys() - reasons.keys() == {"topics asked on"}
+    assert manifest["counts"].keys() - reasons.keys() == {"question sets"}
     entries = [entry for its in made(out, "questions.json").values() for entry in its or ()]
     assert {entry["type"] for entry in entries} == set(TYPES)
     assert all(len(entry["wrong"]) == len(entry["blind"]) == 3 for entry in entries)
@@ -209,12 +209,14 @@ def test_a_dry_run_counts_the_first_calls(built, tmp_path, capsys):
         assert build_personamem.main(flags(tmp_path / "out", server.url, "--dry_run")) == 0
         assert not server.requests
         told = capsys.readouterr().out
-        assert "personas:\n2 records: 0 are complete in the store, 2 need calls\n2 first calls, " in told
-        assert "conversations: depends on personas.json, which does not exist yet" in told
-        assert "small_talk:\n8 records" in told
+        assert "/personas.json: 0 of 2 personas need no request\n  generator: 2 requests, " in told
+        assert "/conversations.json: not counted, because it is made from " in told
+        assert "/small_talk.json: 0 of 8 small talks need no request\n  generator: 8 requests, " in told
         assert not (tmp_path / "out/personas.json").exists()
         build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "questions"))
-    assert "questions:\n2 records: 2 are complete in the store" in capsys.readouterr().out
+        assert "/questions.json: finished, 0 requests" in capsys.readouterr().out
+        assert build_personamem.main(flags(built[0], server.url, "--dry_run", "--step", "assemble")) == 0
+        assert capsys.readouterr().out == "assemble: needs no model, 0 requests\n"
 
 
 def test_a_run_can_be_killed_anywhere_and_resumed(built, warm, tmp_path):
@@ -287,6 +289,31 @@ def test_requests_that_failed_on_the_server_are_sent_again(built, tmp_path, caps
         build_personamem.main(flags(out, server.url, *steps))
     for name in ("conversations.json", "small_talk.json"):
         assert (out / name).read_bytes() == (built[0] / name).read_bytes()
+
+
+def test_a_persona_that_the_server_failed_on_is_reported(tmp_path, capsys):
+    """It has no topics, so no later file lacks any."""
+
+    def reply(request):
+        is_first = request["messages"] == server.requests[0]["messages"]
+        return Reply("try later", status=500) if is_first else unsteady(request)
+
+    with serve(reply) as server:
+        words = flags(tmp_path / "out", server.url, "--step", "conversations", "--max_retries", "0")
+        assert build_personamem.main(words) == 1
+    assert "1 persona is missing because the server failed" in capsys.readouterr().err
+
+
+def test_a_lost_file_is_made_again_from_the_one_before(built, tmp_path):
+    """Without the store, nothing is requested for finished files before it."""
+    out = tmp_path / "out"
+    shutil.copytree(built[0], out)
+    shutil.rmtree(out / "completions", ignore_errors=True)
+    (out / "conversations.json").unlink()
+    with serve(unsteady) as server:
+        build_personamem.main(flags(out, server.url, "--step", "conversations"))
+        assert server.requests and built[1][0] not in server.requests
+    assert (out / "conversations.json").read_bytes() == (built[0] / "conversations.json").read_bytes()
 
 
 def test_files_of_other_personas_and_an_edited_table_are_kept(built, tmp_path):

@@ -113,6 +113,17 @@ def test_a_changed_method_requests_only_what_changed(runs):
     assert runs.run() == 0 and runs.answers[IDS[0]][0]["notes"]["summary"].endswith("cares about cost.")
 
 
+def test_a_changed_method_without_answers_fails(runs, capsys):
+    """As with a new output; if it has requested nothing, commands that depend on this one can run."""
+    runs.run()
+    runs.write(
+        f"{TWO_CALLS.replace('Summarize', 'Please summarize')}    return None\n".replace("return await", "await")
+    )
+    assert runs.run(code=1) == 2 * len(IDS)
+    assert f"{len(IDS)} of {len(IDS)} answers are unusable" in capsys.readouterr().err
+    assert runs.run(code=0) == 0
+
+
 @pytest.mark.parametrize("imported", ["import helper_of_mine\n", ""])
 def test_a_changed_helper_is_noticed(runs, imported):
     """Also a late import, and a file that is read."""

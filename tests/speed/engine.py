@@ -183,7 +183,7 @@ async def timed(engine: VLLMEngine, model: Model, calls: list[Call]) -> tuple[fl
     stage = Stage(TASK, lambda: {call.key: call for call in calls}, send, [output], {"generator": model})
     await engine._engine.reset_prefix_cache()
     started = time.perf_counter()
-    await Run(stage, model.flags, Servers(), is_silent=True).go({"generator": engine})
+    await Run(stage, model.flags, Servers(), is_inner=True).go({"generator": engine})
     return time.perf_counter() - started, list(output.pieces.values())
 
 

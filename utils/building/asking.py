@@ -63,6 +63,9 @@ def stage_of(
     settings["prompt"] = digests([load_prompt(question.prompt, args.prompts_dir)])
     collect = partial(_collect, question.field)
     output = Output(str(Path(args.output_dir, f"{step}.json")), settings, None, collect, question.unit, args)
+    output.read = lambda content: {
+        key: {"value": content[post["id"]][question.field]} for key, post in keyed().items() if post["id"] in content
+    }
 
     def keyed() -> dict[Key, Record]:
         return {text_key(post["id"], *asked_of(post).values()): post for post in posts()}
@@ -75,7 +78,7 @@ def stage_of(
         keyed,
         ask_it,
         [output],
-        {step: model},
+        {"generator": model},
         lambda content, _: count_outputs(question, content),
         stand_in={"value": question.stand_in},
     )

@@ -26,13 +26,13 @@ class Steps:
         UserError if something else wrote the file, and --overwrite is not given.
         """
         prepare_derived([path], self.script, bool(self._args.overwrite))
-        its = {"script": self.script, **settings}
+        own = {"script": self.script, **settings}
         manifest = manifest_of(path) if path.exists() else None
-        if manifest is not None and manifest["settings"] == its:
+        if manifest is not None and manifest["settings"] == own:
             return manifest["counts"]
         # Looked up only once, because looking up versions takes longer than writing a small file.
         self._run = self._run or describe_run(vars(self._args), {}, None)
-        run = {**self._run, "settings": its}
+        run = {**self._run, "settings": own}
         with publishing(path, run) as staged:
             counts = write(staged)
             run["counts"] = dict(counts)

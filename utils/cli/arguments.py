@@ -207,10 +207,10 @@ def add_unranked_argument(parser: FlagParser) -> None:
         help="accept an unranked dataset, and use its posts in the file's order (off: refuse)")
 
 
-def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, told: str) -> None:
+def add_dry_run_argument(parser: FlagParser, group: argparse._ActionsContainer, does: str) -> None:
     parser.decides_nothing("--dry_run", "nothing is made")
     group.add_argument("--dry_run", nargs="?", const=True, default=False, metavar="FILE",
-        help=f"{told}; with FILE, write the figures there as JSON too (off)")
+        help=f"{does}; with FILE, write the figures there as JSON too (off)")
 
 
 def add_log_argument(parser: FlagParser, group: argparse._ActionsContainer) -> None:
@@ -227,9 +227,9 @@ def prepare_run(args: Arguments, outputs: list[str], inputs: list[str]) -> Argum
     if "num_shards" in args:
         check_shard(args.num_shards, args.shard_index)
         if args.num_shards == 1 and os.environ.get("SLURM_ARRAY_TASK_COUNT", "1") != "1":
-            told = "each task of this SLURM array runs all questions; to split them (array starting at 0), add"
+            note = "each task of this SLURM array runs all questions; to split them (array starting at 0), add"
             flags = "--num_shards $SLURM_ARRAY_TASK_COUNT --shard_index $SLURM_ARRAY_TASK_ID"
-            print(f"note: {told}\n  {flags}", file=sys.stderr)
+            print(f"note: {note}\n  {flags}", file=sys.stderr)
     check_outputs(outputs, inputs)
     folder = str(Path(outputs[0]).parent / "completions") if args.completions is None else args.completions
     check_completions(folder, outputs)
@@ -250,7 +250,7 @@ def set_up_torch(log_level: str) -> None:
 def check_outputs(outputs: list[str], inputs: list[str]) -> None:
     """Raise UserError if an output is one of the inputs, which --overwrite would replace."""
     for path in outputs:
-        if os.path.realpath(path) in {os.path.realpath(one) for one in inputs}:
+        if os.path.realpath(path) in {os.path.realpath(given) for given in inputs}:
             raise UserError(f"{path}: is also an input; give another output path")
 
 

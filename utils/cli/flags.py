@@ -28,19 +28,18 @@ class Arguments(argparse.Namespace):
         idle: names of the values that do not affect an output; also a slot.
     """
 
-    __slots__ = ("_is_frozen", "given", "idle")
+    __slots__ = ("given", "idle", "is_frozen")  # a copy gets them in this order
 
     def __init__(self, given: frozenset[str] = frozenset(), idle: frozenset[str] = frozenset(), /, **values: Any):
-        object.__setattr__(self, "_is_frozen", False)
         super().__init__(**values)
         self.given, self.idle = given, idle
 
     def freeze(self) -> "Arguments":
-        object.__setattr__(self, "_is_frozen", True)
+        self.is_frozen = True
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_frozen:
+        if getattr(self, "is_frozen", False):
             raise AttributeError(f"--{name} was parsed and does not change; use `replaced`")
         super().__setattr__(name, value)
 
@@ -67,10 +66,10 @@ class Rule:
 
     def refusal(self, given: Iterable[str]) -> str:
         """Return the error message for those of its flags that are given."""
-        found = [flag for flag in self.flags if flag in given]
-        verb, them = ("has", "it") if len(found) == 1 else ("have", "them")
+        flags = [flag for flag in self.flags if flag in given]
+        verb, them = ("has", "it") if len(flags) == 1 else ("have", "them")
         remedy = f"{self.remedy}, or " if self.remedy else ""
-        return f"{', '.join(found)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
+        return f"{', '.join(flags)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -154,10 +153,10 @@ def is_text(word: str) -> bool:
 def at_home(word: str) -> str:
     """Expand the ~ or ~user of a path, or of `--flag=PATH`, where shells leave it."""
     flag, sign, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    found = os.path.expanduser(path)
-    if path.startswith("~") and "/" in path and found == path:
+    expanded = os.path.expanduser(path)
+    if path.startswith("~") and "/" in path and expanded == path:
         raise argparse.ArgumentTypeError(f"{path}: no such user; for a folder of this name give ./{path}")
-    return flag + sign + found
+    return flag + sign + expanded
 
 
 def without_link(path: str | None) -> str | None:

@@ -24,11 +24,11 @@ def file_hash(path: str | Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
         if (kept := _read().get(key := _key(Path(path)))) is not None:
             return kept
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if time.time_ns() - status.st_mtime_ns > SETTLED:
         with suppress(OSError, RuntimeError):  # if it cannot be kept, the next run hashes again
-            _keep({**_read(), key: found})
-    return found
+            _keep({**_read(), key: digest})
+    return digest
 
 
 def is_kept(path: Path) -> bool:

@@ -39,19 +39,19 @@ def differences(old: dict[str, Any], new: dict[str, Any], but: Collection[str] =
 
     Settings named in `but` are ignored.
     """
-    old, new = ({name: value for name, value in one.items() if name not in but} for one in (old, new))
-    found = [f"{name}: {_change(one, other)}" for name, one, other in _differing(old, new)]
-    return "; ".join(found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+    old, new = ({name: value for name, value in before.items() if name not in but} for before in (old, new))
+    changes = [f"{name}: {_change(before, after)}" for name, before, after in _differing(old, new)]
+    return "; ".join(changes[:5]) + (f"; and {len(changes) - 5} more" if len(changes) > 5 else "")
 
 
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, old value and new value (None if absent) of each setting that differs, also in nested settings."""
     for name in differing_names(old, new):
-        one, other = old.get(name), new.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            yield from ((f"{name}: {inner}", *values) for inner, *values in _differing(one, other))
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, dict) and isinstance(after, dict):
+            yield from ((f"{name}: {inner}", *values) for inner, *values in _differing(before, after))
         else:
-            yield name, one, other
+            yield name, before, after
 
 
 def _change(old: Any, new: Any) -> str:
@@ -224,7 +224,7 @@ def describe_run(
 def without_password(value: Any) -> Any:
     """Return an address, or addresses within lists and objects, without user, password and keys."""
     if isinstance(value, dict):
-        return {name: without_password(one) for name, one in value.items()}
+        return {name: without_password(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return list(map(without_password, value))
     if not isinstance(value, str) or "://" not in value:
@@ -244,7 +244,7 @@ def _git_commit() -> str | None:
     """Return the commit of this code, with a + if files differ from it; None outside a git checkout."""
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        told = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
+        described = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
     except FileNotFoundError:
         return None
-    return told.stdout.strip() if told.returncode == 0 else None
+    return described.stdout.strip() if described.returncode == 0 else None

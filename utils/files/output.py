@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.files.json_files import read_json
 from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
 from utils.files.writing import Lock, check_could_write, check_free, write_json
 
@@ -35,8 +36,8 @@ def is_failed(piece: Piece) -> bool:
 def refuse_other_source(before: Sequence[str], now: Sequence[str]) -> None:
     """Raise UserError, without the output's path, if it was made from other files than it would be made from now."""
     if [*map(os.path.realpath, before)] != [*map(os.path.realpath, now)]:
-        told = f"was made from {', '.join(before)}, not from {', '.join(now)}"
-        raise UserError(f"{told}\n  give another output, or --overwrite to replace it")
+        problem = f"was made from {', '.join(before)}, not from {', '.join(now)}"
+        raise UserError(f"{problem}\n  give another output, or --overwrite to replace it")
 
 
 def keys_hash(keys: Iterable[Key]) -> str:
@@ -63,6 +64,8 @@ class Output:
     # Called with the manifest of a file to replace without --overwrite; may raise UserError (the path is added).
     check: Callable[[dict[str, Any]], None] = lambda made: None
     figures: dict[str, Any] = field(default_factory=dict)  # further fields of the manifest
+    # From the content of a finished file to the pieces that a later step needs; None: they are made again.
+    read: Callable[[Any], Pieces] | None = None
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -144,6 +147,11 @@ class Output:
     def content(self) -> Any:
         return self.collect({key: self.pieces[key] for key in self.keys if key in self.pieces})
 
+    def load(self) -> None:
+        """Take the pieces from the finished file, if `read` can."""
+        if self.read is not None:
+            self.pieces |= self.read(read_json(self.path))
+
     def publish(self, device: str | None, **figures: Any) -> bool:
         """Replace the file and its manifest, and return whether that was done: a shard has none."""
         if self.is_shard:
@@ -170,8 +178,8 @@ class Output:
         print(f"{self.path}: already finished, left alone")
         made = read_manifest(self.path)
         if unusable := made.get("unusable"):
-            told = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
-            print(f"{self.path}: {told}{self._again()}", file=sys.stderr)
+            problem = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
+            print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
         return 0
 
     def report_failed(self, explain: Callable[["Output", list[Key]], list[str]]) -> int:
@@ -180,13 +188,13 @@ class Output:
         In that case, print the lines that `explain` returns for their keys.
         """
         pieces, failed = self.pieces, self._failed()
-        asked = sum("answered" not in piece for piece in pieces.values())
-        if not failed or 2 * len(failed) < asked:
+        num_asked = sum("answered" not in piece for piece in pieces.values())
+        if not failed or 2 * len(failed) < num_asked:
             return 0
         # A retry may give a usable text, but cannot change a refused or too long prompt, or likelihoods.
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
-        told = f"{self.path}: {len(failed)} of {asked} {self.unit} are unusable"
-        print(told + (self._again() if may_differ else ""), file=sys.stderr)
+        problem = f"{self.path}: {len(failed)} of {num_asked} {self.unit} are unusable"
+        print(problem + (self._again() if may_differ else ""), file=sys.stderr)
         print(*explain(self, failed), sep="\n", file=sys.stderr)
         print("  with other settings, give another output or add --overwrite", file=sys.stderr)
         return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again

@@ -53,8 +53,8 @@ def _probe(folder: Path, links: bool) -> None:
             try:
                 replace_link(probe, "nowhere")
             except OSError as error:
-                told = f"symbolic links cannot be made there ({error.strerror}); give a folder on another file system"
-                raise UserError(f"{folder}: {told}") from None
+                problem = f"symbolic links cannot be made there ({error.strerror})"
+                raise UserError(f"{folder}: {problem}; give a folder on another file system") from None
     finally:
         probe.unlink(missing_ok=True)
 
@@ -221,8 +221,8 @@ def filling(folder: Path) -> Iterator[None]:
     except OSError:
         raise
     except Exception as error:  # tokenizers' are plain ones
-        if found := re.search(r"os error (\d+)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from None
+        if number := re.search(r"os error (\d+)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1])), str(folder)) from None
         if "inline_container" not in str(error) and "PytorchStreamWriter" not in str(error):
             raise
         problem = "No space left on device, or a limit on the size of a file"  # torch does not say which
@@ -286,16 +286,16 @@ class HeldError(UserError):
 def locked(*outputs: str | Path, patience: float = PATIENCE) -> Iterator[None]:
     """Hold the locks of outputs; HeldError if another process still has one after `patience` seconds."""
     locks: list[Lock] = []
-    end, told = time.monotonic() + patience, patience <= PATIENCE
+    end, is_announced = time.monotonic() + patience, patience <= PATIENCE
     while len(locks) < len(outputs):
         try:
             locks.append(Lock(sorted(outputs)[len(locks)]))  # in one order: no two processes wait for each other
         except HeldError as error:
             if time.monotonic() > end:
                 raise
-            if not told:
+            if not is_announced:
                 announce(f"note: {error}")
-            told = True
+            is_announced = True
             time.sleep(0.1)
     try:
         yield
@@ -355,8 +355,8 @@ def _open_locked(path: Path, output: Path) -> IO[bytes]:
         holder = _holder(file)
         file.close()  # another process deleted it between opening and locking
         if remedy:
-            told = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
-            raise HeldError(f"{output}: {told} is writing it; wait for that process, or {remedy}")
+            who = f"process {holder['pid']} on {holder['host']}" if holder else "another process"
+            raise HeldError(f"{output}: {who} is writing it; wait for that process, or {remedy}")
 
 
 def _take_over(file: IO[bytes], path: Path) -> bool:

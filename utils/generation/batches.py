@@ -57,44 +57,46 @@ class Asked:
 class BatchEngine(APIEngine):
     """An `APIEngine` that reads completions from batches, and collects requests that no batch has answered."""
 
-    def __init__(self, args: Namespace, api_key: str, asked: Asked):
+    def __init__(self, args: Namespace, api_key: str, shared: Asked):
         super().__init__(args, api_key)
-        self._its, self._base_url = asked, args.base_url
-        self.refusals = asked.refusals = asked.refusals or self.refusals
-        self._answering = asked.answering
+        self._shared, self._base_url = shared, args.base_url
+        self.refusals = shared.refusals = shared.refusals or self.refusals
+        self._answering = shared.answering
         self._path = Path(args.completions) / "batches.jsonl"
         self._finding, self._has_found = asyncio.Lock(), False
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
-        its, schema, asked, alone = self._its, sampling.schema, self._request(model, prompt, sampling), super().complete
+        shared, schema, alone = self._shared, sampling.schema, super().complete
+        request = self._request(model, prompt, sampling)
         # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
             way = self.refusals.way(schema)
-            body = self.refusals.body(way, asked, schema)
+            body = self.refusals.body(way, request, schema)
             # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
-            goes_alone = max(sampling.attempt, its.tries[key]) >= ROUNDS
+            goes_alone = max(sampling.attempt, shared.tries[key]) >= ROUNDS
             if goes_alone and (self.refusals.doubtful or not self._has_found):
                 self._has_found = True
                 return await alone(model, prompt, sampling)
         if goes_alone:
             return await alone(model, prompt, sampling)
-        answer = its.answers.pop(key, None)
+        answer = shared.answers.pop(key, None)
         if isinstance(answer, str):
             raise RefusedError(answer)
         if answer is not None:
             try:
-                return self.refusals.with_refused(way, asked, schema, self._read(answer, sampling, body))
+                return self.refusals.with_refused(way, request, schema, self._read(answer, sampling, body))
             except UnavailableError:  # the answer is not a completion
-                its.tries[key] += 1
-        its.noted[key] = body
+                shared.tries[key] += 1
+        shared.noted[key] = body
         raise NotStoredError
 
     async def answer_noted(self) -> None:
         """Get answers to the collected requests: from batches sent earlier, then from new batches."""
-        its, left = self._its, dict(sorted(self._its.noted.items()))  # sorted: the same requests give the same content
-        its.noted.clear()
+        shared = self._shared
+        left = dict(sorted(shared.noted.items()))  # the same requests give the same content
+        shared.noted.clear()
         await self._take_sent(left)
         rest, parts = self._unanswered(left), []
         for requests in self._begun():
@@ -102,12 +104,12 @@ class BatchEngine(APIEngine):
                 parts.append({key: rest.pop(key) for key in requests})
         for part in parts + parts_of(rest):
             await self._ask_for(part)
-        its.answering |= {left[key]["model"] for key in left if isinstance(its.answers.get(key), bytes)}
+        shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
 
     def _unanswered(self, requests: dict[str, Fields]) -> dict[str, Fields]:
         """Return the requests that may be sent in a batch."""
-        its = self._its
-        return {key: requests[key] for key in requests if key not in its.answers and its.tries[key] < ROUNDS}
+        shared = self._shared
+        return {key: requests[key] for key in requests if key not in shared.answers and shared.tries[key] < ROUNDS}
 
     async def _ask_for(self, part: dict[str, Fields]) -> None:
         """Get answers to these requests from one batch, or from smaller ones if the API's queue is full."""
@@ -126,16 +128,16 @@ class BatchEngine(APIEngine):
         batch = await self._ended(batch_id, len(part))
         errors = field_of(field_of(batch, "errors", dict), "data", list) or []
         if TOO_MUCH in [field_of(error, "code", str) for error in errors] and len(part) > 1:
-            self._its.read.add(batch_id)
+            self._shared.read.add(batch_id)
             half, whole = (len(part) + 1) // 2, list(part.items())
             await self._ask_for(dict(whole[:half]))
             await self._ask_for(dict(whole[half:]))
         elif batch["status"] == "failed":  # sending its requests individually would cost twice as much
-            told = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
-            raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(told)}")
+            reason = "; ".join(str(field_of(error, "message", object)) for error in errors) or "it doesn't say why"
+            raise UserError(f"the {self.device} rejected the batch ({batch_id}): {self._one_line(reason)}")
         else:
             await self._take(batch, part.keys())
-            self._its.read.add(batch_id)
+            self._shared.read.add(batch_id)
 
     async def _take_sent(self, left: dict[str, Fields]) -> None:
         """Read the answers to these requests from batches that are already sent, once they have ended."""
@@ -143,16 +145,16 @@ class BatchEngine(APIEngine):
             announce(f"{batch_id}: already sent by an earlier run")
             with suppress(AbsentError):  # the API keeps files for 30 days
                 await self._take(await self._ended(batch_id, len(requests)), requests & left.keys())
-            self._its.read.add(batch_id)
+            self._shared.read.add(batch_id)
 
     async def _submit(self, content: bytes, requests: list[str]) -> str:
         """Send a batch with this content, or find it at the API if its id was not recorded; return its id."""
-        digest, known = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
+        digest, recorded = hashlib.sha256(content).hexdigest(), {line.get("id") for line in self._recorded()}
 
         async def find() -> list[str]:
             batches = [batch.model_dump(warnings=False) async for batch in self._client.batches.list(limit=100)]
-            its = [one for one in batches if field_of(one.get("metadata"), "sha256", str) == digest]
-            return [one["id"] for one in its if one["status"] != "failed" and one["id"] not in known]
+            same = [batch for batch in batches if field_of(batch.get("metadata"), "sha256", str) == digest]
+            return [batch["id"] for batch in same if batch["status"] != "failed" and batch["id"] not in recorded]
 
         async def send() -> list[str]:
             file = await self._client.files.create(file=("batch.jsonl", content), purpose="batch")
@@ -166,17 +168,17 @@ class BatchEngine(APIEngine):
             return [batch.id]
 
         try:
-            found = await self._explained(find())
-            if not found:
+            ids = await self._explained(find())
+            if not ids:
                 self._record({"sha256": digest, "requests": requests})
-                found = await self._explained(send())
+                ids = await self._explained(send())
         except AbsentError as error:
             hint = "\n  this API may not support batches; then run the command without utils/batch.py"
             raise UserError(f"{error}{hint}") from None
-        if not isinstance(found[0], str):
+        if not isinstance(ids[0], str):
             raise UnavailableError(f"the {self.device} returned a batch without an id")
-        self._record({"id": found[0], "sha256": digest, "requests": requests})
-        return found[0]
+        self._record({"id": ids[0], "sha256": digest, "requests": requests})
+        return ids[0]
 
     def _record(self, line: Fields) -> None:
         with open_appending(self._path) as file:
@@ -191,7 +193,11 @@ class BatchEngine(APIEngine):
     def _unread(self, left: dict[str, Fields]) -> dict[str, set[str]]:
         """Return the requests of each sent batch that is not read yet and has some of these, by its id."""
         sent = {line["id"]: set(line["requests"]) for line in self._recorded() if "id" in line}
-        return {batch_id: its for batch_id, its in sent.items() if batch_id not in self._its.read and its & left.keys()}
+        return {
+            batch_id: requests
+            for batch_id, requests in sent.items()
+            if batch_id not in self._shared.read and requests & left.keys()
+        }
 
     def _begun(self) -> list[list[str]]:
         """Return the requests of each batch that a process may have sent before it died, in their order."""
@@ -221,7 +227,7 @@ class BatchEngine(APIEngine):
 
     async def _take(self, batch: Fields, requests: Collection[str]) -> None:
         """Read a finished batch's answers to these requests; an expired batch has only some."""
-        its, completed = self._its, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
+        shared, completed = self._shared, field_of(field_of(batch, "request_counts", dict), "completed", int) or 0
         for name, number in (("output", completed), ("error", 0)):
             if (file_id := field_of(batch, f"{name}_file_id", str)) is None:
                 continue
@@ -234,13 +240,13 @@ class BatchEngine(APIEngine):
                 error = field_of(body, "error", dict)
                 problem = self._problem(status, field_of(error, "code", str), field_of(error, "message", object))
                 if status == 200:
-                    its.answers[key] = _encode(body)
+                    shared.answers[key] = _encode(body)
                 elif isinstance(problem, RefusedError):
-                    its.answers[key] = str(problem)
+                    shared.answers[key] = str(problem)
                 elif not isinstance(problem, UnavailableError):
-                    its.tries[key] = ROUNDS
+                    shared.tries[key] = ROUNDS
         if batch["status"] != "failed":  # a failed batch never began
-            its.tries.update(key for key in requests if key not in its.answers)
+            shared.tries.update(key for key in requests if key not in shared.answers)
 
     async def _whole_file(self, file_id: str, number: int) -> bytes:
         """Return the content of a file of at least `number` lines; UnavailableError if it is cut short."""
@@ -251,10 +257,10 @@ class BatchEngine(APIEngine):
             raise UnavailableError(f"the {self.device} returned {lines} of {number} answers of {printable(file_id)}")
         return content
 
-    async def _explained(self, asked: Awaitable[Any]) -> Any:
+    async def _explained(self, request: Awaitable[Any]) -> Any:
         """Like `APIEngine._explained`; also UnavailableError if the client library cannot read the answer."""
         try:
-            return await super()._explained(asked)
+            return await super()._explained(request)
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError, openai.OpenAIError) as error:
             raise UnavailableError(f"the {self.device} returned unexpected JSON: {error}") from None
 
@@ -263,12 +269,12 @@ def parts_of(bodies: dict[str, Fields]) -> list[dict[str, Fields]]:
     """Split requests into as few batches as the limits allow."""
     parts, size = [], MOST_BYTES
     for key, body in bodies.items():
-        its = len(_encode(body)) + 200  # for the fields around the body
-        if size + its > MOST_BYTES or len(parts[-1]) == MOST_REQUESTS:
+        num_bytes = len(_encode(body)) + 200  # for the fields around the body
+        if size + num_bytes > MOST_BYTES or len(parts[-1]) == MOST_REQUESTS:
             parts.append({})
             size = 0
         parts[-1][key] = body
-        size += its
+        size += num_bytes
     return parts
 
 
@@ -276,8 +282,8 @@ def _read_lines(content: bytes, name: str) -> Iterator[Fields]:
     """Yield the JSON objects with a text in the field `name`; skip other lines."""
     for line in content.splitlines():
         with suppress(ValueError, RecursionError):
-            if field_of(found := json.loads(line), name, str) is not None:
-                yield found
+            if field_of(value := json.loads(line), name, str) is not None:
+                yield value
 
 
 def _encode(value: Any) -> bytes:

@@ -47,10 +47,10 @@ def fuse(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> d
     batch, passages, length = input_ids.shape
     rows, masks = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
     used = masks.any(1)
-    found = model.get_encoder()(input_ids=rows[used], attention_mask=masks[used]).last_hidden_state
-    states = found
+    encoded = model.get_encoder()(input_ids=rows[used], attention_mask=masks[used]).last_hidden_state
+    states = encoded
     if not used.all():
-        states = found.new_zeros(len(rows), *found.shape[1:]).masked_scatter(used[:, None, None], found)
+        states = encoded.new_zeros(len(rows), *encoded.shape[1:]).masked_scatter(used[:, None, None], encoded)
     states = states.view(batch, passages * length, -1)
     return {"encoder_outputs": BaseModelOutput(states), "attention_mask": masks.view(batch, -1)}
 
@@ -142,10 +142,10 @@ def write(
     def is_stopped(ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.full((len(ids),), stop(), device=ids.device)
 
-    found = model.generate(
+    generated = model.generate(
         **fuse(model, **batch), generation_config=config, stopping_criteria=StoppingCriteriaList([is_stopped])
     )
-    texts = [ids[1:] for ids in found.tolist()]  # without the decoder's start token
+    texts = [ids[1:] for ids in generated.tolist()]  # without the decoder's start token
     ended = [tokenizer.eos_token_id in ids for ids in texts]
     kept = [
         ids[: ids.index(tokenizer.eos_token_id)] if has_end else ids for ids, has_end in zip(texts, ended, strict=True)

@@ -133,7 +133,7 @@ class Completions:
         self.asked += 1
 
     def _key(self, prompt: Rendered, sampling: Sampling) -> str:
-        its = asdict(sampling)
+        its = dict(vars(sampling))
         del its["attempt"]
         if sampling.temperature == 0 and not self._is_greedy_seeded:
             del its["seed"]

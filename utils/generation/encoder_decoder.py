@@ -177,7 +177,7 @@ class TransformersEngine:
             try:
                 numbers = next(batches([prompt for prompt, *_ in waiting], self._room))
                 batch = [waiting[number] for number in numbers]
-                self._waiting = [one for number, one in enumerate(waiting) if number not in set(numbers)]
+                self._waiting = [request for number, request in enumerate(waiting) if number not in set(numbers)]
                 completions = await asyncio.to_thread(self._write, batch)
             except Exception as error:  # ends all requests, or the run would wait for the others for ever
                 for *_, answer in [*waiting, *self._waiting]:
@@ -195,7 +195,7 @@ class TransformersEngine:
         prompts = [prompt for prompt, *_ in batch]
         what = f"{len(prompts)} prompts with {NUM_BEAMS} beams, on {self.device}"
         with fitting(what, "give a smaller --max_model_len"):
-            found = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
+            texts = write(self._model, self._tokenizer, prompts, NUM_BEAMS, batch[0][1], lambda: self._is_closed)
         return [
             Completion(
                 text=self._tokenizer.decode(ids, skip_special_tokens=True),
@@ -204,7 +204,7 @@ class TransformersEngine:
                 cached_tokens=0,
                 completion_tokens=len(ids),
             )
-            for prompt, (ids, is_cut) in zip(prompts, found, strict=True)
+            for prompt, (ids, is_cut) in zip(prompts, texts, strict=True)
         ]
 
     async def close(self) -> None:

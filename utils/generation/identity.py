@@ -32,8 +32,8 @@ def identify_model(args: Namespace, model_addr: str) -> str:
         check_environment(OF_API)
         if args.model_id is not None or (server := server_of(args, model_addr)) is None:
             return args.model_id or model_addr
-        known = find_model(args.completions, server)
-        return known or (None if args.cached_only else _report(args, model_addr)) or server
+        stored = find_model(args.completions, server)
+        return stored or (None if args.cached_only else _report(args, model_addr)) or server
     with suggesting_openai():
         return identify_local_model(model_addr, args.cache_dir)
 

@@ -44,7 +44,7 @@ class Policy:
         """Make a policy from flags and further values; UserError if a local model has no seed."""
         if args.seed is None and not args.openai:
             raise UserError("--seed none: only for an API; a local model needs a seed")
-        given = {one.name: getattr(args, one.name) for one in fields(cls) if hasattr(args, one.name)}
+        given = {field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)}
         return cls(**{**given, **values})
 
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:

@@ -47,9 +47,9 @@ def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
     return {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", template)}
 
 
-def refuse_unknown(variables: dict[str, Any], known: dict[str, Any], where: str) -> None:
+def refuse_unknown(variables: dict[str, Any], in_template: dict[str, Any], where: str) -> None:
     """Raise UserError for a variable that a template does not know, because it would silently change nothing."""
-    if unknown := variables.keys() - known.keys():
+    if unknown := variables.keys() - in_template.keys():
         name = min(unknown)
         flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
         raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or check the name in the model card")
@@ -76,25 +76,25 @@ class Thoughts:
 
 def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     """Return how a chat's model thinks; UserError for a parser that an API cannot use."""
-    asked = args.reasoning_parser
+    parser_flag = args.reasoning_parser
     if not hasattr(chat, "prompt_end"):
-        return _thoughts_of_api(model_addr, asked, vars(args).get("reasoning_effort"))
-    if asked == NO_PARSER:
+        return _thoughts_of_api(model_addr, parser_flag, vars(args).get("reasoning_effort"))
+    if parser_flag == NO_PARSER:
         return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: by the marks in the text
     trained = read_folder_manifest(model_addr)
     if is_closed(chat.prompt_end) or (trained and trained["settings"].get("script") in TRAINED):
         return Thoughts()
-    parser, opened = asked or chat.own_parser, opening_of(chat.prompt_end) is not None
+    parser, opened = parser_flag or chat.own_parser, opening_of(chat.prompt_end) is not None
     return Thoughts(parser, opened, opened or parser is not None)
 
 
-def _thoughts_of_api(model: str, asked: str | None, effort: str | None) -> Thoughts:
-    if asked not in (None, TAGS):
+def _thoughts_of_api(model: str, parser_flag: str | None, effort: str | None) -> Thoughts:
+    if parser_flag not in (None, TAGS):
         meant = f"with --openai the only parser is {TAGS}, for texts that begin inside a thought"
-        raise UserError(f"--reasoning_parser {asked}: {meant}\n  leave it out: other marks are found in the text")
-    thinks = asked == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
+        raise UserError(f"--reasoning_parser {parser_flag}: {meant}\n  leave it out: other marks are found in the text")
+    thinks = parser_flag == TAGS or bool(THINKING_NAMES.match(model)) or effort not in (None, "none")
     tokens = OPENAI_TOKENS if OPENAI_NAMES.match(model) else THOUGHT_TOKENS
-    return Thoughts(asked, True if asked else None, thinks, tokens)
+    return Thoughts(parser_flag, True if parser_flag else None, thinks, tokens)
 
 
 def end_thoughts(chat: Any, thoughts: Thoughts) -> None:
@@ -110,8 +110,8 @@ def own_parser(model_type: str | None, tokenizer: Any) -> str | None:
     if model_type == "gpt_oss":
         return GPT_OSS
     template, vocabulary = str(tokenizer.chat_template), tokenizer.get_vocab()
-    told = (name for name, marks in MARKS.items() if any(mark in template for mark in marks[:2]))
-    return next((name for name in told if all(mark in vocabulary for mark in MARKS[name])), None)
+    candidates = (name for name, marks in MARKS.items() if any(mark in template for mark in marks[:2]))
+    return next((name for name in candidates if all(mark in vocabulary for mark in MARKS[name])), None)
 
 
 def opening_of(end: str) -> str | None:

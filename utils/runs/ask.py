@@ -228,9 +228,10 @@ class Ask:
 
         def make() -> Call:
             prompt, policy = model.chat.render(messages), replace(model.policy, schema=form.schema)
+            prompt = prompt + begin if begin else prompt
             if (length := model.chat.length(prompt)) > model.window.length - model.window.max_tokens:
                 return Call(self.key, None, form.parse, policy, {"reason": f"a prompt of {length} tokens is too long"})
-            return Call(self.key, prompt + begin if begin else prompt, form.parse, policy, **fields)
+            return Call(self.key, prompt, form.parse, policy, **fields)
 
         return await self.send(role, make)
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from utils import cli
 from utils.cli import Arguments
 from utils.cli.errors import first_five, printable
-from utils.files.output import Key, Output
+from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
 from utils.generation.failures import common_reasons
@@ -37,21 +37,22 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
     left = unfinished(stages)
     if args.dry_run:
         return count_requests(stages, left, args)
-    outputs = [output for stage in left for output in stage.outputs if not output.finished or stage.is_replayed]
+    running = to_run(stages, left)
+    again = [stage for stage in running if stage.is_replayed or stage not in left]
+    outputs = [output for stage in running for output in stage.outputs if not output.finished or stage in again]
     for output in (output for stage in stages for output in stage.outputs if output not in outputs):
         output.report_finished()
     if not left:
         return 0
-    left = [stage for stage in stages if stage in left or is_needed(stage, left)]
-    for model in models_of(left).values():
+    for model in models_of(running).values():
         model.load()
     with ExitStack() as locks:
         for output in outputs:
             output.open()
             locks.callback(output.close)
-        runs = make_pieces(left, args, open_api)
+        runs = make_pieces(running, args, open_api)
     report_shard(args, [output.path for output in outputs])
-    return report(runs, outputs)
+    return report(runs)
 
 
 def unfinished(stages: Sequence[Stage]) -> list[Stage]:
@@ -59,26 +60,37 @@ def unfinished(stages: Sequence[Stage]) -> list[Stage]:
     left: list[Stage] = []
     for stage in stages:
         for output in stage.outputs:
-            if output.keys is None and stage.after not in left:
+            if output.keys is None and (stage.after is None or has_pieces(stage.after)):
                 output.keys = [*stage.records()]
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
             output.finished = output.is_finished() and stage.after not in left
+            if output.finished and any(other.after is stage for other in stages):
+                output.load()
         if stage.is_replayed or not all(output.finished for output in stage.outputs):
             left.append(stage)
     return left
 
 
-def is_needed(stage: Stage, left: Sequence[Stage]) -> bool:
-    """Return whether a finished stage runs again, from the store, because a later one needs its pieces."""
-    return any(other.after is stage for other in left) and not any(output.pieces for output in stage.outputs)
+def to_run(stages: Sequence[Stage], left: Sequence[Stage]) -> list[Stage]:
+    """Return, in order, the stages left, and the finished ones whose pieces those need, made from the store."""
+    running: list[Stage] = []
+    for stage in reversed(stages):
+        if stage in left or (not has_pieces(stage) and any(other.after is stage for other in running)):
+            running.insert(0, stage)
+    return running
+
+
+def has_pieces(stage: Stage) -> bool:
+    return any(output.pieces for output in stage.outputs)
 
 
 def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Arguments) -> int:
     """Print what the stages would still request (--dry_run), and return the exit code, 1 if a method raises."""
     servers, rows, incomplete, codes = Servers(), [], [], [0]
+    running = to_run(stages, left)
     for stage in stages:
         paths = [output.path for output in stage.outputs]
-        if stage not in left and not is_needed(stage, left):
+        if stage not in running:
             print(f"{', '.join(paths)}: finished, 0 requests")
             continue
         if stage.after in incomplete and stage.after.stand_in is None:
@@ -103,9 +115,8 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
     costs = [row["cost_usd"]["most"] for row in rows if row["cost_usd"]]
     tokens, most = sum(row["prompt_tokens"] for row in rows), f", at most {sum(costs):.4f} USD" if costs else ""
     print(f"in all: {sum(row['requests'] for row in rows)} requests, {tokens} prompt tokens{most}")
-    models = list(models_of(left).values())
-    outputs = [output for stage in stages for output in stage.outputs]
-    describe_machine(models[0].flags if models else args, models, outputs)
+    models = list(models_of(running).values())
+    describe_machine(models[0].flags if models else args, models, stages[0].outputs[0].path, running)
     if isinstance(args.dry_run, str):
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
     return max(codes)
@@ -117,16 +128,17 @@ def are_complete(stages: Sequence[Stage]) -> bool:
     return all(output.finished or (output.keys is not None and not output.missing()) for output in outputs)
 
 
-def report(runs: Sequence[Run], outputs: Sequence[Output]) -> int:
+def report(runs: Sequence[Run]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
-    # Nothing was requested for a finished output, so that commands that depend on this one can run.
-    codes = [output.report_failed(common_reasons) for output in outputs if not output.finished]
+    # Without a request, nothing is new about a finished output: commands that depend on this one can run.
+    new = [output for run in runs for output in run.made if not output.finished or run.device is not None]
+    codes = [output.report_failed(common_reasons) for output in new]
     codes += [report_raised(run.raised) for run in runs]
-    # Without its piece, no later stage has a record for it either.
-    last = [run for run in runs if not any(other.stage.after is run.stage and other.left is not None for other in runs)]
-    for run in last:
-        missing = sum(len(output.missing()) for output in run.stage.outputs if output in outputs) - len(run.raised)
-        codes.append(cli.report_missing(missing, run.stage.unit.removesuffix("s")))
+    missing = {run.stage: sum(len(output.missing()) for output in run.made) - len(run.raised) for run in runs}
+    for stage, number in missing.items():
+        # Without its piece, a later stage usually lacks one too, and reports that.
+        if not any(missing[other] for other in missing if other.after is stage):
+            codes.append(cli.report_missing(number, stage.unit.removesuffix("s")))
     return max(codes)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from utils.cli.errors import printable
-from utils.files.output import Key, Output, Piece
+from utils.files.output import Key, Piece
 from utils.generation.calls import Call, prices_of
 from utils.generation.chat import LocalChat
 from utils.generation.model import Model
@@ -14,8 +14,9 @@ from utils.models.machine import Loaded, describe_disk, describe_engine
 from utils.runs.stage import Stage
 
 # An answer of 2048 tokens takes about 10 kB. The store has its raw text, the output also has the parsed answer, and the
-# output is first written under a temporary name.
-PIECE_BYTES = 64_000
+# output is first written under a temporary name. Longer ones are mostly thoughts, which are rarely so long.
+TOKEN_BYTES, MOST_TOKENS = 32, 2048
+FIELDS_BYTES = 1000  # of a piece besides its texts
 NUM_IDS = 5  # of prompts that are too long
 
 
@@ -107,14 +108,17 @@ def describe_run(
         print("  requests that depend on the answers to these are not counted")
 
 
-def describe_machine(flags: Namespace, models: Sequence[Model], outputs: Sequence[Output]) -> None:
-    """Print what this machine has and lacks for these models and outputs."""
-    loaded, lines = [], []
+def describe_machine(flags: Namespace, models: Sequence[Model], path: str, stages: Sequence[Stage]) -> None:
+    """Print what this machine has and lacks for these models and stages; `path` is an output on the disk to check."""
+    loaded, lines, needed = [], [], 0
     for model in models:
         if (own := model.describe_memory()) is not None:
             lines += own
         elif isinstance(model.chat, LocalChat):
             loaded.append(Loaded(model.addr, model.window.length, model.chat.model_limit))
+    for stage in stages:
+        tokens = max((model.window.max_tokens for model in stage.models.values()), default=0)
+        num_pieces = sum(len(output.keys or ()) for output in stage.outputs)
+        needed += num_pieces * (FIELDS_BYTES + TOKEN_BYTES * min(tokens, MOST_TOKENS))
     lines = [*(describe_engine(flags, loaded) if loaded else []), *lines]
-    num_pieces = sum(len(output.keys or ()) for output in outputs)
-    print(*lines, *describe_disk(outputs[0].path, num_pieces * PIECE_BYTES), sep="\n")
+    print(*lines, *describe_disk(path, needed), sep="\n")

@@ -113,8 +113,7 @@ def stages_of_plans(
         collect = partial(collect_responses, dataset.records, field="aspects")
         own = settings | settings_of_plans(args, dataset, plans_addr)
         output = Output(path, own, [*dataset.asked], collect, "plans", args, plans, dataset=dataset.path)
-        if output.is_finished():
-            output.pieces |= parsing.plans_by_key(read_plans(path), lead_in)
+        output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
         stages.append(
             Stage(
                 dataset.task,
@@ -137,7 +136,6 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         own["saw"] = saw | seen
     output = Output(dataset.output_addr, own, [*dataset.asked], collect, "answers", args, dataset=dataset.path)
-    pieces = plans.outputs[0].pieces
 
     def count(responses: Responses, answers: Pieces) -> dict[str, int]:
         without_plan = sum(answer["plan"] is None for answer in answers.values())
@@ -145,8 +143,8 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 
     return Stage(
         dataset.task,
-        lambda: {key: record for key, record in dataset.asked.items() if key in pieces},
-        partial(method, pieces),
+        lambda: dataset.asked,
+        partial(method, plans.outputs[0].pieces),
         [output],
         {"generator": model},
         count,

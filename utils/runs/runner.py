@@ -14,7 +14,7 @@ from typing import Any
 
 from utils.cli import Arguments, UserError, exit_on_signal
 from utils.cli.progress import Progress
-from utils.files.output import Key, Piece, is_failed
+from utils.files.output import Key, Output, Piece, is_failed
 from utils.generation.engines import OpenAPI, open_engines
 from utils.generation.model import Model
 from utils.generation.requests import Engine, UnavailableError
@@ -35,7 +35,12 @@ class NotedError(Exception):
 
 
 def models_of(stages: Sequence[Stage]) -> dict[str, Model]:
-    return {role: model for stage in stages for role, model in stage.models.items()}
+    """Return the stages' models by role; ValueError if two have the same one, because engines are told apart by it."""
+    models: dict[str, Model] = {}
+    for role, model in (pair for stage in stages for pair in stage.models.items()):
+        if models.setdefault(role, model) is not model:
+            raise ValueError(f"{role!r} are two models, {models[role].addr} and {model.addr}; give each its own role")
+    return models
 
 
 def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_inner: bool = False) -> list["Run"]:
@@ -128,6 +133,7 @@ class Run:
     """A running stage, in several passes.
 
     Attributes:
+        made: the stage's outputs except those that are finished.
         left: records that have not ended, by key.
         total: the number of all records, with those that have a piece already.
         calls: role and record (without texts) of each record's calls, by key.
@@ -138,9 +144,10 @@ class Run:
         device: the device of an engine that was used; None if the store had everything.
     """
 
-    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_silent: bool = False):
-        """`is_silent`: no progress is shown, and nothing is published."""
-        self.stage, self._args, self._servers, self._is_silent = stage, args, servers, is_silent
+    def __init__(self, stage: Stage, args: Arguments, servers: Servers, is_inner: bool = False):
+        """`is_inner`: no progress is shown, and nothing is published."""
+        self.stage, self._args, self._servers, self._is_inner = stage, args, servers, is_inner
+        self.made: list[Output] = []
         self.left: dict[Key, Any] | None = None  # None before the stage begins
         self.calls: dict[Key, list[tuple[str, Piece]]] = {}
         self.missing: dict[Key, str] = {}
@@ -164,19 +171,24 @@ class Run:
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
-        """Find the records to run: those of unfinished outputs that have no piece yet."""
-        records = self.stage.records()
+        """Find the outputs to make, and the records to run: those that have no piece yet."""
+        before = self.stage.after
+        absent = {key for output in before.outputs for key in output.missing()} if before else ()
+        records = {key: record for key, record in self.stage.records().items() if key not in absent}
+        # A finished stage runs if a later one needs its pieces.
+        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
-        # If all are finished, the stage is replayed, or a later one needs its pieces.
-        is_over = all(output.finished for output in self.stage.outputs)
+                if output.finished:
+                    output.load()
+        self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {
             key: records[key]
             for key, (output, its_key) in places.items()
-            if its_key not in output.pieces and (is_over or not output.finished)
+            if its_key not in output.pieces and output in self.made
         }
         self.total = len(records)
 
@@ -213,7 +225,7 @@ class Run:
         around = Surroundings(stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
         # Without an engine for its only model, no further record can be completed.
         only_model = stage.models.get(self._role)
-        may_stop = only_model and not (engines or is_dry or problem or only_model.completions.cached_only)
+        may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)
 
         async def work() -> None:
             for key, record in waiting:
@@ -229,7 +241,7 @@ class Run:
                     left[key] = record
 
         self._progress = None
-        if not (is_dry or self._is_silent):
+        if not (is_dry or self._is_inner):
             done = self.total - len(self.left)
             self._progress = Progress(self.total, stage.unit, done, concurrency, quiet=not own)
         with closing(self._progress) if self._progress else nullcontext():
@@ -239,22 +251,37 @@ class Run:
         untried.update(waiting)
         if self.num_requested() > requested:
             self.device = own[0].device
+        left, untried = self._note_outage(left, untried, problem)
+        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
+
+    def _note_outage(
+        self, left: dict[Key, Any], untried: dict[Key, Any], problem: str | None
+    ) -> tuple[dict[Key, Any], dict[Key, Any]]:
+        """Return the records of a pass that can still be run; the others are missing.
+
+        Args:
+            left: records that need another engine.
+            untried: records that were not begun.
+            problem: of a server that was gone before the pass.
+
+        UserError if the server has never answered.
+        """
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
-            left, untried = {}, {}
-        elif self.missing and self._role not in self._servers.answered:
+            return {}, {}
+        if self.missing and self._role not in self._servers.answered:
             # A wrong address is more likely than an outage.
             again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
-        elif self._is_out:
-            problem = list(self.missing.values())[-1]
-            effect = "the server no longer answers; sending no more requests to this model"
-            print(f"note: {problem}; {effect}", file=sys.stderr)
-            self.missing |= dict.fromkeys(untried, problem)
-            untried = {}
-            if self._role:
-                self._servers.gone[self._role] = problem
-        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
+        if not self._is_out:
+            return left, untried
+        problem = list(self.missing.values())[-1]
+        effect = "the server no longer answers; sending no more requests to this model"
+        print(f"note: {problem}; {effect}", file=sys.stderr)
+        self.missing |= dict.fromkeys(untried, problem)
+        if self._role:
+            self._servers.gone[self._role] = problem
+        return left, {}
 
     def _count_call(self) -> None:
         """Count a call that has its result, which shows that the server answers."""
@@ -330,8 +357,9 @@ class Run:
         for model in self.stage.models.values():
             model.completions.keep_refusals()
         tally = {"raised": len(self.raised), "asked_otherwise": len(self.asks_otherwise)}
-        for output in self.stage.outputs:
-            if not self._is_silent and (self.stage.is_replayed or not output.finished):
+        for output in self.made:
+            # Without its completions in the store, a finished output is written again, so that later ones match it.
+            if not self._is_inner and (self.stage.is_replayed or not output.finished or self.device is not None):
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
                 publish(self.stage, output, calls, self.device, self.num_requested(), tally)

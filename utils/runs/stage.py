@@ -24,7 +24,7 @@ class Stage:
         count: returns counts of an output's content and pieces, for its manifest and the line that is printed
             (default: the pieces with a value).
         describe: returns the line to print instead, from the output, its content and the manifest's figures.
-        after: the stage whose pieces the records are made from.
+        after: the stage whose pieces are needed; a record is left out if that stage has no piece for its key.
         stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
         assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
         many_calls: a record makes several calls.
