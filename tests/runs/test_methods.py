@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from api_server import Reply
+from api_server import Reply, serve
 from method_runs import IDS, ROOT, SAMPLE, TWO_CALLS, Scripted, draw, failing_generator, reply
 
 import baselines
@@ -111,6 +111,24 @@ def test_a_changed_method_requests_only_what_changed(runs):
     assert runs.run() == 0  # made again, from the store
     runs.write(TWO_CALLS.replace("return await", "ask.note(summary=summary)\n    return await"))
     assert runs.run() == 0 and runs.answers[IDS[0]][0]["notes"]["summary"].endswith("cares about cost.")
+
+
+def test_a_second_model_whose_server_is_gone_is_asked_no_more(runs, capsys):
+    """The first model's answers do not show that the second one's server still answers."""
+    runs.write(TWO_CALLS.replace("return await ask(", 'return await ask(model="critic", prompt='))
+    with serve(lambda request: Reply("no", status=503)) as critic:
+        more = ["--model", f"critic=c@{critic.url},api_key_addr={runs.folder}/key.txt,model_id=c", "--max_retries", "0"]
+        more += ["--max_concurrency", "1"]
+        with pytest.raises(UserError, match="answers 503: no\n  asked 1 times"):
+            runs.run(*more)
+        assert len({json.dumps(request["messages"]) for request in critic.requests}) == 3
+        before = len(critic.requests)
+        critic.reply = lambda request: reply(request) if len(critic.requests) <= before + 4 else Reply("", status=503)
+        assert runs.run(*more, code=1) < len(IDS)
+        assert "the server no longer answers" in capsys.readouterr().err and len(runs.answers) == 4
+        critic.reply = reply
+        runs.run(*more)
+    assert list(runs.answers) == IDS
 
 
 def test_a_changed_method_without_answers_fails(runs, capsys):

@@ -72,7 +72,7 @@ class Surroundings:
     prompts: Prompts
     args: Arguments
     room: Room
-    landed: Callable[[], None]  # called when a call has its result from an engine or the store
+    landed: Callable[[str], None]  # called with the role when a call has its result from an engine or the store
 
 
 class Ask:
@@ -91,6 +91,7 @@ class Ask:
         ended: why the record ends for now.
         needs: the role whose engine it waits for, because that engine is not open.
         lacking: role and call of each completion that the store lacks while its engine is not open.
+        failed: the role whose engine or store failed first.
         gave_up: whether the method cancelled a call, or returned while one was under way.
     """
 
@@ -102,6 +103,7 @@ class Ask:
         self.asked: set[int] = set()
         self.ended: Exception | None = None
         self.needs: str | None = None
+        self.failed: str | None = None
         self.lacking: list[tuple[str, Call]] = []
         self.gave_up = False
         self._is_over = False  # the method has returned
@@ -340,6 +342,7 @@ class Ask:
             self.lacking.append((role, call))
         elif error is None or isinstance(error, ParserError):
             if call.prompt is not None:  # otherwise, no server was needed
-                self._around.landed()
+                self._around.landed(role)
         else:
+            self.failed = self.failed or role
             self.end(error)

@@ -123,10 +123,10 @@ class Loop:
 
 @dataclass
 class Servers:
-    """State of the servers in all stages of a run, by role (None for stages with several models)."""
+    """State of the servers in all stages of a run, by role."""
 
-    answered: set[str | None] = field(default_factory=set)  # have answered, in this run or an earlier one
-    gone: dict[str | None, str] = field(default_factory=dict)  # no longer answer, with the problem
+    answered: set[str] = field(default_factory=set)  # have answered, in this run or an earlier one
+    gone: dict[str, str] = field(default_factory=dict)  # no longer answer, with the problem
 
 
 class Run:
@@ -154,7 +154,6 @@ class Run:
         self.raised: dict[Key, str] = {}
         self.asks_otherwise: set[Key] = set()
         self.device: str | None = None
-        self._role = next(iter(stage.models)) if len(stage.models) == 1 else None
         self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
         self.total = 0
         self._asked: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
@@ -166,8 +165,9 @@ class Run:
     def _begin_pass(self) -> None:
         self._live: set[Ask] = set()
         self._tasks: set[asyncio.Task] = set()  # asyncio refers to tasks weakly
-        self._in_a_row = 0  # records that the server failed to answer since its last answer
-        self._is_out = False  # enough in a row: no further record is begun, even if a late answer arrives
+        self._in_a_row = Counter[str]()  # by role, records that its server failed to answer since its last answer
+        self._problems: dict[str, str] = {}  # the last one with each role's server
+        self._out: str | None = None  # enough in a row: no further record is begun, even if a late answer arrives
         self._error: Exception | None = None  # the error that ends the run
 
     def begin(self) -> None:
@@ -175,14 +175,14 @@ class Run:
         before = self.stage.after
         absent = {key for output in before.outputs for key in output.missing()} if before else ()
         records = {key: record for key, record in self.stage.records().items() if key not in absent}
-        # A finished stage runs if a later one needs its pieces.
-        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         for output in self.stage.outputs:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
                 if output.finished:
                     output.load()
+        # A finished stage runs if a later one needs its pieces.
+        is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
         self.made = [output for output in self.stage.outputs if not output.finished or is_again]
         places = {key: self.stage.place(key) for key in records}
         self.left = {
@@ -213,7 +213,7 @@ class Run:
         self._begin_pass()
         self._needs.clear()
         self._is_dry = is_dry
-        problem = self._servers.gone.get(self._role)
+        problem = next((self._servers.gone[role] for role in self.stage.models if role in self._servers.gone), None)
         if problem is not None:
             engines = {}
         requested = self.num_requested()
@@ -224,13 +224,13 @@ class Run:
         args, stage = self._args, self.stage
         around = Surroundings(stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
         # Without an engine for its only model, no further record can be completed.
-        only_model = stage.models.get(self._role)
+        only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
         may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)
 
         async def work() -> None:
             for key, record in waiting:
-                self._is_out |= self._in_a_row >= most
-                if self._error is not None or self._is_out or (may_stop and self._needs):
+                self._out = self._out or next((role for role in self._in_a_row if self._in_a_row[role] >= most), None)
+                if self._error is not None or self._out or (may_stop and self._needs):
                     untried[key] = record
                     return
                 if await self._one(key, record, around):
@@ -269,25 +269,23 @@ class Run:
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
             return {}, {}
-        if self.missing and self._role not in self._servers.answered:
+        if never := [role for role in self._problems if role not in self._servers.answered]:
             # A wrong address is more likely than an outage.
             again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
-            raise UserError(f"{next(iter(self.missing.values()))}\n  {again}")
-        if not self._is_out:
+            raise UserError(f"{self._problems[never[0]]}\n  {again}")
+        if self._out is None:
             return left, untried
-        problem = list(self.missing.values())[-1]
+        problem = self._servers.gone[self._out] = self._problems[self._out]
         effect = "the server no longer answers; sending no more requests to this model"
         print(f"note: {problem}; {effect}", file=sys.stderr)
         self.missing |= dict.fromkeys(untried, problem)
-        if self._role:
-            self._servers.gone[self._role] = problem
         return left, {}
 
-    def _count_call(self) -> None:
+    def _count_call(self, role: str) -> None:
         """Count a call that has its result, which shows that the server answers."""
         self._num_calls += 1
-        self._servers.answered.add(self._role)
-        self._in_a_row = 0
+        self._servers.answered.add(role)
+        self._in_a_row[role] = 0
         if self.stage.many_calls:
             self._show(0, calls=self._num_calls)
 
@@ -313,8 +311,8 @@ class Run:
             self.asks_otherwise.add(key)
         self._asked[key] = ask.asked
         if isinstance(ended, UnavailableError):
-            self.missing[key] = str(ended)
-            self._in_a_row += 1
+            self.missing[key] = self._problems[ask.failed] = str(ended)
+            self._in_a_row[ask.failed] += 1
         elif isinstance(ended, MethodError):
             self.raised[key] = str(ended)
         elif ended is not None:
