@@ -132,7 +132,8 @@ def main(argv: list[str] | None = None) -> int:
 
         return train(args, source, chat, examples, validation, manifest, run, BEST, lead_in)
 
-    return execute(args, settings, describe_training(args, examples, validation), BEST, learn)
+    lengths = [example.length for example in examples]
+    return execute(args, settings, describe_training(args, examples, validation), BEST, learn, lengths)
 
 
 def with_defaults(args: cli.Arguments) -> cli.Arguments:

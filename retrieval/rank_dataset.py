@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 
 import argparse
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
@@ -40,6 +41,7 @@ from utils.cli.progress import Progress, announce, announce_file
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
+from utils.files.writing import write_atomically
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
 from utils.models.hub import check_model, model_fingerprint
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 SCRIPT = "retrieval/rank_dataset.py"
 WITHOUT_TEXTS = ("recency", "random")
+BYTES_PER_TOKEN = 4  # of English, about; --dry_run runs no tokenizer over all posts
 BLOCK = 16_384  # texts embedded before their questions' orders are stored
 
 
@@ -136,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.dry_run:
         check_embedder(args, source, compared)
         count_items(args, source, settings["use_date"])
-        print_dry_run(args, source, len(keys))
+        print_dry_run(args, source, len(keys), ranked.finished)
         return 0
     if ranked.finished:
         return ranked.report_finished()
@@ -208,8 +211,8 @@ def check_embedder(args: argparse.Namespace, source: "Source", task: Task) -> No
                 check_tokens(tokenizer(text, truncation=True, max_length=args.max_length).input_ids, tokenizer, size)
 
 
-def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) -> None:
-    """Print what would be ranked, and what this machine has and lacks for that."""
+def print_dry_run(args: argparse.Namespace, source: "Source", questions: int, is_finished: bool) -> None:
+    """Print what would be ranked, and what this machine has and lacks for that; --dry_run FILE: what is embedded."""
     texts = sum(source.sizes)
     print(f"{questions} questions with {texts} {source.dataset.task.item_words}, ranked by {args.ranker}")
     lines = describe_disk(args.output_dataset_addr, Path(args.input_dataset_addr).stat().st_size)
@@ -217,6 +220,13 @@ def print_dry_run(args: argparse.Namespace, source: "Source", questions: int) ->
         print(f"up to {texts + questions} texts to embed, cut at {args.max_length} tokens")
         lines = describe_weights(args.model_name, args.cache_dir, 4 if args.dtype == "float32" else 2) + lines
     print(*lines, sep="\n")
+    if isinstance(args.dry_run, str):
+        tokens = Path(args.input_dataset_addr).stat().st_size // BYTES_PER_TOKEN
+        value_bytes = 4 if args.dtype == "float32" else 2
+        figures = {"texts": texts + questions, "tokens": tokens, "value_bytes": value_bytes}
+        row = {"outputs": [args.output_dataset_addr], "unit": "texts", "model": args.model_name, **figures}
+        rows = [] if is_finished or args.ranker not in WITH_ENCODER else [row]
+        write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
 def find_pooling(args: argparse.Namespace) -> "Pooling":

@@ -192,7 +192,8 @@ def main(argv: list[str] | None = None) -> int:
 
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
     described = describe_training(args, examples, validation, left_out)
-    return execute(args, settings, described, selection, learn, value_bytes)
+    lengths = [example.length * (2 if example.rejected else 1) for example in examples if example.target]
+    return execute(args, settings, described, selection, learn, lengths, value_bytes)
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:

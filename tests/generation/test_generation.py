@@ -313,11 +313,10 @@ def test_steps_of_one_server_share_its_state(capsys):
     engine = ScriptedEngine({"a": ["fine"], "kept": ["fine"]} | {f"q{n}": [GONE] for n in range(20)}, concurrency=1)
     run(engine, [make_call("kept")], {})
     asked = len(engine.calls)
-    steps = [
-        make_stage([make_call(name) for name in ("a", *(f"q{n}" for n in range(9)))], first),
-        make_stage([make_call(name) for name in (*(f"q{n}" for n in range(9, 15)), "kept")], second),
-    ]
-    run_calls(lambda: engine, *steps)
+    before = make_stage([make_call(name) for name in ("a", *(f"q{n}" for n in range(9)))], first)
+    calls = [make_call(name) for name in (*(f"q{n}" for n in range(9, 15)), "kept")]
+    after = sending.make_stage(calls, before.models["generator"], second)
+    run_calls(lambda: engine, before, after)
     assert [key for key, _ in first] == ["a"] and [key for key, _ in second] == ["kept"]
     assert len(engine.calls) - asked == 1 + 3 and capsys.readouterr().err.count("note: 503;") == 1
 

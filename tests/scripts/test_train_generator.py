@@ -539,8 +539,10 @@ def test_a_conversation_is_no_prompt_for_an_encoder_decoder(data, tmp_path, flag
 
 
 def test_a_dry_run_counts_what_all_weights_take_and_writes_nothing(data, tmp_path, capsys):
-    words = [*flags_of(data, tmp_path / "generator"), "--dry_run"]
+    words = [*flags_of(data, tmp_path / "generator"), "--dry_run", str(tmp_path / "figures.json")]
     assert train_generator.main(words) == 0
+    (row,) = json.loads((tmp_path / "figures.json").read_text())
+    assert row["value_bytes"] == 16 and row["tokens"] > row["examples"] > 0
     *_, batch, no_gpu, weights, disk = capsys.readouterr().out.splitlines()
     assert (
         batch.startswith("effective batch: ")

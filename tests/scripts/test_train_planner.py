@@ -430,6 +430,26 @@ def test_dry_run_describes_the_training_and_writes_nothing(command, files, folde
     assert calls == [] and not folder.exists()
 
 
+def test_dry_run_writes_what_is_left_to_train(command, folder, calls, tmp_path, capsys):
+    figures = tmp_path / "figures.json"
+
+    def rows():
+        assert train_planner.main([*command, "--dry_run", str(figures)]) == 0
+        return json.loads(figures.read_text())
+
+    (row,) = rows()
+    (tokens,) = re.findall(r"train\.json: 2 questions with 10 aspects; (\d+) tokens", capsys.readouterr().out)
+    assert row["tokens"] == round(32 * 8 * int(tokens) / 2)
+    names = ("outputs", "unit", "steps", "examples", "value_bytes")
+    assert [row[name] for name in names] == [[str(folder)], "examples", 8, 32 * 8, 2]
+    assert train_planner.main(command) == 0
+    make_run(folder, 4, settings=calls[0].manifest["settings"])
+    (left,) = rows()
+    assert (left["steps"], left["tokens"]) == (4, row["tokens"] / 2)
+    make_checkpoint(folder, 8, calls[0].manifest["settings"])
+    assert rows() == []
+
+
 REFUSED = {  # flags, and a part of the message; {0} is the folder of the files
     "tracker": (["--report_to", "no such thing"], "--report_to no such thing: not installed, or unknown to transform"),
     "eval steps": (["--eval_steps", "3"], "--eval_steps 3 does not divide --save_steps 4"),

@@ -13,13 +13,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from api_server import Reply, default_reply, serve
+from api_server import Reply, default_reply, serve, text_of
+from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
 
 from utils import download_datasets
 from utils.benchmarks.lampqa import COMMUNITIES
+from utils.generation.chat import APIChat
 from utils.records.datasets import read_dataset
+from utils.study_costs import with_stand_ins
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "utils/studies"
@@ -144,6 +147,36 @@ def test_rows_have_the_papers_names_and_daggers_are_against_the_baselines(comman
     assert [system[0] for system in of_t5["system"]] == [rows[0], "Random, non-personalized", *titles, "FiD, k = 16"]
 
 
+def test_a_cell_of_table_2_is_chosen_by_categories_models_and_methods(commands_of, tmp_path):
+    cell = {"CATEGORIES": SOCIETY, "MODELS": "my/model", "OPENAI_MODELS": ""}
+    commands = [parse(words) for words in commands_of("table2", METHODS="planpers none", **cell)]
+    made = {path.removeprefix(f"{tmp_path}/out/") for _, args in commands for path in files(args, MADE)}
+    answers = {f"model/test/{SOCIETY}/{name}.json" for name in ("none", "none_scores", "planpers", "planpers_scores")}
+    ranked = {f"ranked/{SOCIETY}_{split}.json" for split in ("train", "validation", "test")}
+    planner = {f"planner/{SOCIETY}/{name}" for name in ("best", "last")}
+    assert made == answers | ranked | planner | {"model/test/table2.md"}
+    table = commands[-1][1]
+    assert [system[0] for system in table["system"]] == ["PlanPers", "No personalization"]
+    assert table["baseline"] == ["No personalization"]
+    assert len(commands_of("table2", METHODS="none", **cell)) == 3  # nothing is ranked or trained
+    assert parse(commands_of("table2", METHODS="best_of_n", **cell)[-1])[1]["baseline"] is None
+    done = study("table2", OUT=tmp_path, METHODS="mine", DRY_RUN=1, DATA=tmp_path, **cell)
+    assert done.returncode == 2 and "waits for model/train/Society_and_Culture/mine/best, which no" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["table2", "lamp", "offline_rl"])
+def test_prices_reach_models_behind_an_api_alone(commands_of, name):
+    priced = {"ANSWER_FLAGS": "--price_in 0.15 --max_tokens 9 --price_out=0.6", "PLANPERS_FLAGS": "--price_cached 0.07"}
+    models = {"MODELS": "my/model", "OPENAI_MODELS": "gpt"}
+    answered = [
+        parse(words)[1] for words in commands_of(name, **priced, **models) if words[0].startswith(("base", "planp"))
+    ]
+    for args in answered:
+        assert args["price_in"] == (0.15 if args["openai"] else None) and args["max_tokens"] in (9, 2048)
+        assert args["price_cached"] in ((0.07, None) if args["openai"] else (None,))
+    assert {args["openai"] for args in answered} == ({False} if name == "offline_rl" else {False, True})
+
+
 def test_slashes_at_the_end_name_nothing_else(commands_of, tmp_path):
     plain = commands_of("figure3", MODELS="models/my")
     assert commands_of("figure3", MODELS="models/my/", OUT=f"{tmp_path}/out/") == plain
@@ -184,13 +217,112 @@ def outputs(folder):
     return {name: content for name, content in found.items() if not name.endswith(".manifest.json")}
 
 
+def usable_reply(request):
+    """Answer as the server does by default, but never unusably, and in about 400 tokens."""
+    text = default_reply({**request, "seed": None}).text
+    filled = " ".join(["a line of words that fills an answer"] * 45)
+    return Reply(text.replace("Answer ", f"{filled} ") if "personalized_answer" in text else text)
+
+
+def cells(stdout):
+    """Return the rows of a dry run's table, and the sums, by step; without what a step waits for."""
+    [lines] = re.findall(r"^ +step +waits for .*\n((?:.*\n)*? +in all .*\n)", stdout, re.MULTILINE)
+    rows = [re.split(r" {2,}", line.strip()) for line in lines.splitlines()]
+    return {row[0 if row[0] == "in all" else 1]: row[-7:] for row in rows}
+
+
 @pytest.mark.slow
-def test_table_2_is_made_once(small, server, tmp_path):
+def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
+    """Before anything exists. Both sides count tokens as the scripts do for a model without a known tokenizer."""
     save_tiny_chat(tmp_path / "chat")
-    done = study("table2", DRY_RUN=1, **small)
+    server.reply = usable_reply
+    prices = {"ANSWER_FLAGS": "--price_in 1 --price_out 1000"}
+    done = study("table2", DRY_RUN=1, **small | prices)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "out").exists() and server.requests == []
     assert len(re.findall(r"^\$ ", done.stdout, re.MULTILINE)) == 4 + 1 + 4 + 1 + 1
+    assert f"waits for: ranked/{SOCIETY}_test; counted with {tmp_path}/data/{SOCIETY}_test.json\n" in done.stdout
+    assert "no such file" not in done.stderr
+    table = cells(done.stdout)
+    prompts, tokens, written, verdicts, usd, *_ = (float(cell.replace(",", "")) for cell in table["in all"][:5])
+    assert (prompts, written) == (5 * 4 + verdicts, 4 * 4 * 400 + 4 * 50 + 15 * verdicts)
+    answers = sum(float(table[f"tiny/test/{SOCIETY}/{name}"][4]) for name in ("none", "rag", "rag_random", "planpers"))
+    assert usd == pytest.approx(answers, abs=1e-3) and usd == pytest.approx(16 * 400 / 1000, abs=0.1)
+
+    done = study("table2", **small | prices)
+    assert done.returncode == 0, done.stderr
+    judged = [request for request in server.requests if "match_score" in text_of(request["messages"][0])]
+    assert (len(server.requests), len(judged)) == (prompts, verdicts)
+    sent = sum(APIChat("tiny").length(request["messages"]) for request in server.requests)
+    assert tokens == pytest.approx(sent, rel=0.15)
+    paths = tmp_path.glob("out/tiny/**/*.json.manifest.json")
+    manifests = {path.name: json.loads(path.read_text()) for path in paths}
+    assert sum(made["pieces"] for made in manifests.values()) == prompts
+    assert sum(made["pieces"] for name, made in manifests.items() if "_scores" in name) == verdicts
+    words = sum(len(text_of(message).split()) for request in server.requests for message in request["messages"])
+    assert sum(made["tokens"]["prompt_tokens"] for made in manifests.values()) == words  # as the server counts
+
+    done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
+    assert done.returncode == 0 and cells(done.stdout) == {"in all": ["0", "0", "0", "0", "-", "-", "-"]}
+
+
+def test_inputs_that_do_not_exist_yet_have_stand_ins(tmp_path, capsys):
+    """Also a checkpoint, a sample in a folder, and a model with a name; not what exists, and not an output."""
+    out = f"{tmp_path}/lr=1"
+    made = {"ranked.json": "data.json", "policy": "base", "samples": "one.json", "scores.json": None, "here.json": "x"}
+    made = {f"{out}/{name}": [f"step {name}", stand_in] for name, stand_in in made.items()}
+    os.mkdir(out)
+    Path(out, "here.json").write_text("{}")
+
+    def replaced(text):
+        words, is_whole = with_stand_ins(text.replace("OUT", out).split(), made, is_silent=False)
+        return " ".join(words).replace(out, "OUT"), is_whole
+
+    text = "baselines.py --model feedback=OUT/policy/last --model_addr OUT/policy/best --inputs_addr OUT/ranked.json"
+    assert replaced(text) == (
+        "baselines.py --model feedback=base --model_addr base --inputs_addr data.json --unranked", True
+    )  # fmt: skip
+    told = "waits for: step policy; counted with base\nwaits for: step ranked.json; counted with data.json\n"
+    assert capsys.readouterr().out == told
+    text = "--response_addr {} OUT/here.json --score_addr OUT/scores.json"
+    assert replaced(text.format("OUT/samples/sample_0.json")) == (text.format("one.json"), True)
+    assert replaced("--target_addr OUT/scores.json")[1] is False
+
+
+def test_hours_and_memory_are_those_of_the_docs(tmp_path):
+    """Of the whole test set with Qwen 2.5 7B, and of its judge with 32B, both without their weights."""
+    rows = [
+        {"unit": "answers", "requests": 2751, "prompt_tokens": 5_600_000, "most_output_tokens": 2751 * 2048},
+        {"unit": "plans", "requests": 2751, "prompt_tokens": 5_300_000, "most_output_tokens": 2751 * 512},
+        {"unit": "verdicts", "requests": 13_300, "prompt_tokens": 13_800_000, "most_output_tokens": 13_300 * 512},
+        {"unit": "examples", "tokens": 120_000_000, "value_bytes": 2},
+    ]
+    for size in ("7B", "32B"):
+        (tmp_path / size).mkdir()
+        save_hollow_qwen(tmp_path / size, size)
+    steps = {}
+    for row in rows:
+        model = str(tmp_path / ("32B" if row["unit"] == "verdicts" else "7B"))
+        row |= {"model": model, "is_local": True, "max_model_len": 8192, "cost_usd": None}
+        steps[row["unit"]] = {"waits": [], "flags": {}, "rows": [row], "is_unknown": False}
+    (tmp_path / "study.json").write_text(json.dumps({"steps": steps, "made": {}}))
+    command = [sys.executable, "utils/study_costs.py", "--folder", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    table = cells(done.stdout)
+    told = {unit: (float(row[-2].rstrip("+")), float(row[-1])) for unit, row in table.items()}
+    documented = {"answers": 15 / 60, "plans": 9 / 60, "verdicts": 27 / 60, "examples": 12}
+    for unit, hours in documented.items():
+        assert told[unit][1] == pytest.approx(hours, rel=0.1), unit
+    gib = 2**30 / 1e9
+    assert told["answers"][0] == pytest.approx((15.2 + 3 * gib + 8192 * 56 / 2**20 * gib) / 0.9, abs=0.2)
+    assert told["verdicts"][0] == pytest.approx((65.5 + 3 * gib + 8192 * 256 / 2**20 * gib) / 0.9, abs=0.5)
+    assert told["in all"][1] == pytest.approx(sum(told[unit][1] for unit in documented), abs=0.02)
+
+
+@pytest.mark.slow
+def test_table_2_is_made_once(small, server, tmp_path):
+    save_tiny_chat(tmp_path / "chat")
     done = study("table2", **small)
     assert done.returncode == 0, done.stderr
     table = (tmp_path / "out/tiny/test/table2.md").read_text()
@@ -293,9 +425,11 @@ def test_a_study_ends_where_sbatch_prints_no_id(commands_of, tmp_path, last):
 
 def test_a_dry_run_submits_nothing_and_hides_passwords(commands_of, tmp_path):
     url = "http://me:cret@127.0.0.1:1/v1"
-    done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, ANSWER_FLAGS=f"--planner_base_url {url}")
-    assert done.returncode == 0, done.stderr
+    flags = {"ANSWER_FLAGS": f"--planner_base_url {url}", "DATA": tmp_path}
+    done = study("figure3", OUT=tmp_path / "out", SBATCH="", DRY_RUN=1, **flags)
+    assert done.returncode == 2  # there are no data
     assert done.stdout.count("$ sbatch --parsable ") == COUNTS["figure3"]
+    assert len(cells(done.stdout)) == COUNTS["figure3"] - 2 + 1  # no figures, and the sums
     assert "http://127.0.0.1:1/v1" in done.stdout and "cret" not in done.stdout
     assert not (tmp_path / "out").exists()
 
@@ -370,16 +504,22 @@ def trained(small, tmp_path):
     }  # fmt: skip
 
 
-def test_a_dry_run_says_what_the_methods_after_planpers_cost(trained, tmp_path):
-    done = study("beyond", DRY_RUN=1, N=8, ROUNDS=2, LIMIT=3, **trained)
+def test_a_dry_run_says_what_a_method_after_planpers_costs(trained, tmp_path):
+    """Its trained models are counted by their base models, and its selected answers by texts of 400 tokens."""
+    done = study("vac", DRY_RUN=1, N=8, ROUNDS=1, LIMIT=3, **trained | {"LEARN_FLAGS": "--max_target_length 1000"})
+    assert done.returncode == 0, done.stderr
     records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:3]
     aspects = sum(len(record["rubric_aspects"]) for record in records)
-    for method, answers, verdicts in (
-        ("offline_rl", 2 * 3 * 8, 2 * 8 * aspects), ("vac", 2 * 3 * (2 * 8 + 3), 2 * 8 * aspects), ("grasp", 3, aspects)
-    ):  # fmt: skip
-        told = f"{method} on {tmp_path}/data/{SOCIETY}_train.json: up to {answers:,} answers and {verdicts:,} verdicts"
-        assert told in done.stdout
+    told = f"vac on {tmp_path}/data/{SOCIETY}_train.json: up to {3 * (2 * 8 + 3)} answers and {8 * aspects} verdicts"
+    assert told in done.stdout
     assert not (tmp_path / "out").exists()
+    table, folder = cells(done.stdout), f"chat/train/{SOCIETY}/vac/round_1"
+    asked = {name.removeprefix(f"{folder}/"): row[0] for name, row in table.items() if folder in name}
+    assert asked == {
+        "samples": ">=24", "samples_scores": str(8 * aspects), "feedback": "-", "revisions": ">=3", "policy": "-",
+        "validation": "3", "validation_scores": asked["validation_scores"],
+    }  # fmt: skip
+    assert table[f"chat/test/{SOCIETY}/vac"][0] == "4" and "?" not in {cell for row in table.values() for cell in row}
 
 
 def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
@@ -387,6 +527,9 @@ def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"error: {tmp_path}/nothing/{SOCIETY}_train.json: no such file\n" in done.stderr
     assert "# chat/train/" in done.stdout and "/grasp/best, after" in done.stdout
+    table = cells(done.stdout)
+    assert table.pop("in all") == ["0", "0", "0", "0", "-", "-", "-"] and {*map(tuple, table.values())} == {("?",) * 7}
+    assert f"The sums are without {len(table)} steps (?)" in done.stdout
 
 
 @pytest.mark.engine

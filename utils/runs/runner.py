@@ -251,21 +251,35 @@ class Run:
         untried.update(waiting)
         if self.num_requested() > requested:
             self.device = own[0].device
+        left, untried = self._note_outage(left, untried, problem)
+        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
+
+    def _note_outage(
+        self, left: dict[Key, Any], untried: dict[Key, Any], problem: str | None
+    ) -> tuple[dict[Key, Any], dict[Key, Any]]:
+        """Return the records of a pass that can still be run; the others are missing.
+
+        Args:
+            left: records that need another engine.
+            untried: records that were not begun.
+            problem: of a server that was gone before the pass.
+
+        UserError if the server has never answered.
+        """
         if problem is not None:
             self.missing |= dict.fromkeys(left | untried, problem)
-            left, untried = {}, {}
-        elif never := [role for role in self._problems if role not in self._servers.answered]:
+            return {}, {}
+        if never := [role for role in self._problems if role not in self._servers.answered]:
             # A wrong address is more likely than an outage.
             again = f"asked {self._tries()} times; finished work is kept, run the same command again to resume"
             raise UserError(f"{self._problems[never[0]]}\n  {again}")
-        elif self._out:
-            problem = self._problems[self._out]
-            effect = "the server no longer answers; sending no more requests to this model"
-            print(f"note: {problem}; {effect}", file=sys.stderr)
-            self.missing |= dict.fromkeys(untried, problem)
-            untried = {}
-            self._servers.gone[self._out] = problem
-        self.left = {key: record for key, record in self.left.items() if key in left or key in untried}
+        if self._out is None:
+            return left, untried
+        problem = self._servers.gone[self._out] = self._problems[self._out]
+        effect = "the server no longer answers; sending no more requests to this model"
+        print(f"note: {problem}; {effect}", file=sys.stderr)
+        self.missing |= dict.fromkeys(untried, problem)
+        return left, {}
 
     def _count_call(self, role: str) -> None:
         """Count a call that has its result, which shows that the server answers."""

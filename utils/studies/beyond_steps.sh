@@ -15,9 +15,7 @@ MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # what is trained mus
 source utils/studies/lampqa_steps.sh || exit 2
 N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
 
-declare -A titles=([none]="No personalization" [rag]="RAG (asker's profile)" [planpers]=PlanPers [offline_rl]="Offline RL" [dpo]=DPO
-    [vac]=VAC [grasp]=GRASP [pathways]="Pathways of Thoughts" [best_of_n]="Best of 8 by a blind judge"
-    [rubric_best]="Best of $N by the rubric")
+titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
 from=train # the split that is sampled and judged
 
 compare() { # STUDY METHOD...: train and answer by these methods, and a table of them
@@ -104,7 +102,7 @@ validate() { # ROUND'S FOLDER: its policy's score on the validation set
     engine
     GPUS=$gpus step "$1/validation" "ranked/${category}_validation $1/policy" python baselines.py --rag \
         --model_addr "$OUT/$1/policy/last" --inputs_addr "$OUT/ranked/${category}_validation.json" \
-        --output_addr "$OUT/$1/validation.json" "${engine[@]}" ${ANSWER_FLAGS-}
+        --output_addr "$OUT/$1/validation.json" "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
     engine ${JUDGE_FLAGS-}
     GPUS=$gpus step "$1/validation_scores" "$1/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
         --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$1/validation.json" \

@@ -48,7 +48,7 @@ answer() { # TITLE STEM "NAMES" MODEL FLAGS...: an output for each seed; GPUS sa
         [[ $SEEDS != *" "* ]] || title+=", seed $seed"
         [ "$seed" = 0 ] || name+=_seed$seed
         step "$name" "$3" python baselines.py --model_addr "${@:4}" --seed "$seed" --output_addr "$OUT/$name.json" \
-            ${ANSWER_FLAGS-}
+            $(answer_flags ${ANSWER_FLAGS-})
         answers+=("$name")
         [ -n "${files[$title]-}" ] || rows+=("$title")
         for metric in $metrics; do files[$title]+=" $OUT/${name}_scores_$metric.json"; done

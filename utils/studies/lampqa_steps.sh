@@ -17,6 +17,8 @@ JUDGE=${JUDGE-$PAPER_JUDGE} SEEDS=${SEEDS-0}
 source utils/studies/steps.sh
 check_models
 answers=() scored=() systems=() baselines=() spread=()
+declare -A titles=([none]="No personalization" [rag_random]="RAG (random profile)" [rag]="RAG (asker's profile)"
+    [planpers]=PlanPers [best_of_n]="Best of 8 by a blind judge" [pathways]="Pathways of Thoughts")
 
 rank() { # NAME ["NAMES" FLAGS...]: the profiles of a split; NAME is the split, or the split and _random
     [ -z "${jobs[ranked/${category}_$1]-}" ] || return 0
@@ -53,7 +55,8 @@ answer() { # METHOD [POSTS]: an output for each seed
             # A planner on this machine needs its GPUs, even if the generator is behind an API.
             [[ " ${PLANPERS_FLAGS-} " == *" --planner_base_url"* ]] || engine
             waits="$ranked $planner"
-            flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json" ${PLANPERS_FLAGS-})
+            flags=(planpers.py --planner_model "$OUT/$planner/best" --rag --inputs_addr "$OUT/$ranked.json"
+                $(answer_flags ${PLANPERS_FLAGS-}))
             ;;
         best_of_n | pathways) waits=$ranked flags=(baselines.py --method "$1" --inputs_addr "$OUT/$ranked.json") ;;
         *) # the policy that a study in beyond_steps.sh trained
@@ -65,7 +68,7 @@ answer() { # METHOD [POSTS]: an output for each seed
     for seed in $SEEDS; do
         name=$(answer_name "$category" "$1" "$posts" "$seed")
         GPUS=$gpus step "$name" "$waits" python "${flags[@]}" --model_addr "$by" --output_addr "$OUT/$name.json" \
-            --seed "$seed" "${api[@]}" "${engine[@]}" ${ANSWER_FLAGS-}
+            --seed "$seed" "${api[@]}" "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
         answers+=("$name")
     done
 }

@@ -6,7 +6,7 @@
 #
 # A step is named after what it makes, without $OUT in front. Finished commands end at once, so running a study again
 # resumes it. From the environment:
-#   DRY_RUN=1                   run each command with --dry_run, and continue if it finds a mistake
+#   DRY_RUN=1                   run each command with --dry_run, continue if it finds a mistake, and end with a table
 #   SBATCH="--partition=gpu"    submit each step as a SLURM job that waits for those it names; these are sbatch's options
 #   GPUS=4                      GPUs per step: processes of a training, copies of any other model
 #   RANK_FLAGS, TRAIN_FLAGS, ANSWER_FLAGS, PLANPERS_FLAGS, JUDGE_FLAGS   further flags of the scripts
@@ -15,8 +15,19 @@ set -euo pipefail
 GPUS=${GPUS:-1} OUT=${OUT%/}
 [[ $OUT != *[[:space:]%]* ]] || { echo "error: OUT=$OUT: a folder without spaces and % is needed" >&2 && exit 2; }
 declare -A jobs=() # SLURM's job of each step, by name
-mistakes=0
-trap '[ "$mistakes" = 0 ] || exit 2' EXIT
+mistakes=0 counted='' # the folder of a dry run's figures
+[ -z "${DRY_RUN-}" ] || counted=$(mktemp -d)
+trap finish EXIT
+
+finish() {
+    local code=$?
+    if [ -n "$counted" ]; then
+        [ "$code" -gt 128 ] || python utils/study_costs.py --folder "$counted" || code=$?
+        rm -r "$counted"
+    fi
+    [ "$code" != 0 ] || [ "$mistakes" = 0 ] || code=2
+    exit "$code"
+}
 
 step() {
     local name=$1 waits=$2 code=0 one
@@ -26,15 +37,14 @@ step() {
     done
     jobs[$name]=here
     printf '\n# %s, after %d:%02d\n$ %s\n' "$name" $((SECONDS / 60)) $((SECONDS % 60)) "$(words "$@")"
-    if [ -n "${SBATCH+set}" ]; then
-        submit "$name" "$waits" "$@"
-    elif [ -z "${DRY_RUN-}" ]; then
+    [ -z "${SBATCH+set}" ] || submit "$name" "$waits" "$@"
+    if [ -n "${DRY_RUN-}" ]; then
+        python utils/study_costs.py --folder "$counted" --step "$name" --waits "$waits" ${IS_DRAWN:+--drawn} -- "$@" || code=$?
+        [ "$code" -le 128 ] || exit "$code" # interrupted
+        [ "$code" = 0 ] || [ -n "$waits" ] || mistakes=1 # what waits may need more than its stand-ins have
+    elif [ -z "${SBATCH+set}" ]; then
         "$@" || code=$?
         [ "$code" = 0 ] || { echo "$name ended with exit code $code; run the study again to resume" >&2 && exit "$code"; }
-    elif [ -z "${IS_DRAWN-}" ]; then
-        "$@" --dry_run || code=$?
-        [ "$code" -le 128 ] || exit "$code" # interrupted
-        [ "$code" = 0 ] || [ -n "$waits" ] || mistakes=1 # what waits may lack what is not made yet
     fi
 }
 
@@ -79,6 +89,15 @@ check_models() {
     here=($MODELS) behind=($OPENAI_MODELS)
     MODELS=${here[*]%/} OPENAI_MODELS=${behind[*]%/}
     [ -n "$MODELS$OPENAI_MODELS" ] || { echo "error: MODELS and OPENAI_MODELS are both empty" >&2 && exit 2; }
+}
+
+# answer_flags FLAGS: prints them, without prices if the model of `access` is a local one, which refuses them
+answer_flags() {
+    if [ -n "${api[*]-}" ]; then
+        echo "$*"
+    else
+        sed -E 's/--price_(in|out|cached)[ =][^ ]+//g' <<<"$*"
+    fi
 }
 
 # access MODEL: sets `api`, the flags of a model behind an API, and what `engine` sets for them

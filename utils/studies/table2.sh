@@ -5,17 +5,19 @@
 #   DRY_RUN=1 bash utils/studies/table2.sh                        # what they would ask, and what they would refuse
 #   SBATCH="--partition=gpu" bash utils/studies/table2.sh         # as SLURM jobs
 #   MODELS=my/model OPENAI_MODELS= SEEDS="0 1 2" bash utils/studies/table2.sh
-STUDY=${STUDY-table2}
+#   METHODS="none rag" bash utils/studies/table2.sh               # some rows; best_of_n and pathways are rows too
+STUDY=${STUDY-table2} METHODS=${METHODS-none rag_random rag planpers}
 source utils/studies/lampqa_steps.sh || exit 2 # not in the root of the repository
 
 for category in $CATEGORIES; do
-    rank_with_random_profile
-    train
+    [ "$METHODS" = none ] || rank "$SPLIT"
+    [[ " $METHODS " != *" rag_random "* ]] || rank_with_random_profile
+    [[ " $METHODS " != *" planpers "* ]] || train
 done
 for category in $CATEGORIES; do
     answers=()
     for model in $MODELS $OPENAI_MODELS; do
-        for method in none rag_random rag planpers; do
+        for method in $METHODS; do
             answer "$method"
         done
     done
@@ -23,11 +25,8 @@ for category in $CATEGORIES; do
 done
 for model in $MODELS $OPENAI_MODELS; do
     systems=() baselines=() spread=()
-    row "No personalization" none
-    row "RAG (random profile)" rag_random
-    row "RAG (asker's profile)" rag
-    row "PlanPers" planpers
+    for method in $METHODS; do row "${titles[$method]-$method}" "$method"; done
     table=${model##*/}/$SPLIT/$STUDY$(judge_suffix)
     draw "$table" "${scored[*]}" python utils/make_table.py --output_addr "$OUT/$table.md" "${systems[@]}" \
-        --baseline "${baselines[@]}" "${spread[@]}"
+        ${baselines:+--baseline "${baselines[@]}"} "${spread[@]}"
 done

@@ -63,13 +63,13 @@ class Run:
         return step_of(self.checkpoint) == max_steps or has_mark(self.checkpoint, "stopped_early")
 
 
-def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> None:
-    """Raise UserError if `open_run` would, without writing anything; for a dry run."""
+def check_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
+    """Return `open_run`'s result, or raise its UserError, without locking or writing anything; for a dry run."""
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json")
     if is_first_process():
         check_free(folder / "training_log.jsonl")
-    _find_run(args, settings)
+    return _resumed(args, *_find_run(args, settings))
 
 
 def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
@@ -82,16 +82,21 @@ def open_run(args: argparse.Namespace, settings: dict[str, Any]) -> Run:
     folder = Path(args.output_dir)
     check_could_write(folder / "manifest.json", links=True)
     lock = Lock(folder / "training_log.jsonl") if is_first_process() else None
-    checkpoints, differing = _find_run(args, settings)
-    if differing or not args.resume:
-        return Run(folder, None, lock, replaced=checkpoints)
-    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
-    if lock is not None and whole:
+    run = _resumed(args, *_find_run(args, settings), lock)
+    if lock is not None and run.checkpoint is not None:
         # The run may have been killed right after its newest checkpoint was complete.
         for staged in folder.rglob(f"*.{STAGED}"):
             staged.unlink(missing_ok=True)
-        link_checkpoints(folder, whole[-1])
-    return Run(folder, whole[-1] if whole else None, lock, replaced=[])
+        link_checkpoints(folder, run.checkpoint)
+    return run
+
+
+def _resumed(args: argparse.Namespace, checkpoints: list[Path], differing: str, lock: Lock | None = None) -> Run:
+    """Return the run that resumes from the last complete one of these checkpoints, or replaces them all."""
+    if differing or not args.resume:
+        return Run(Path(args.output_dir), None, lock, replaced=checkpoints)
+    whole = [path for path in checkpoints if read_folder_manifest(path) is not None]
+    return Run(Path(args.output_dir), whole[-1] if whole else None, lock, replaced=[])
 
 
 def _find_run(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[Path], str]:

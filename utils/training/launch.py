@@ -1,9 +1,10 @@
 """Flags, processes and messages that the trainings share. It imports torch only when needed."""
 
 import argparse
+import json
 import os
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +15,13 @@ from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run
+from utils.files.writing import write_atomically
 from utils.models.devices import check_devices
 from utils.models.hub import model_file, pinned_source, skipping_absent_hub
 from utils.models.loading import blaming, loading
 from utils.models.machine import describe_disk, describe_weights
 from utils.models.memory import check_before_fetching, smallest_gpu
-from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run
+from utils.training.checkpoints import Run, Selection, check_run, drop_states, open_run, step_of
 
 WAIT = timedelta(minutes=30)  # for other processes, which may load from a slow disk; NCCL's default is 10
 
@@ -84,6 +86,7 @@ def execute(
     described: str,
     selection: Selection,
     learn: Callable[[dict[str, Any], dict[str, Any], Run], dict[str, Any]],
+    lengths: Sequence[int],
     value_bytes: int = 2,
 ) -> int:
     """Describe a training (--dry_run), or train or resume it, and return the exit code.
@@ -93,6 +96,7 @@ def execute(
     Args:
         described: a description of the data and the batches.
         learn: trains; takes the model's source, the manifest of every checkpoint, and the run, and returns figures.
+        lengths: tokens of each example; empty if the model samples the texts that it learns from.
         value_bytes: bytes per weight, including gradient and optimizer states if the weight is trained.
     """
     if args.learning_rate == 0 or (args.max_steps == 1 and args.warmup_steps):
@@ -101,12 +105,15 @@ def execute(
             f"{args.max_steps}, of warm-up: {args.warmup_steps}\n  give a higher rate, less warm-up or more steps"
         )
     if args.dry_run:
-        check_run(args, settings)
+        run = check_run(args, settings)
         check_settings(args)
         say(described)
         what = "weights" if value_bytes == 2 else "weights, gradients and AdamW's averages"
         lines = describe_weights(args.model_addr, args.cache_dir, value_bytes, what)
         say("\n".join([*lines, *describe_disk(f"{args.output_dir}/manifest.json")]))
+        if isinstance(args.dry_run, str) and cli.is_first_process():
+            rows = [] if run.is_finished(args.max_steps) else [row_of_training(args, run, lengths, value_bytes)]
+            write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
         return 0
 
     from accelerate import PartialState
@@ -131,6 +138,21 @@ def execute(
     # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
     processes.destroy_process_group()
     return 0
+
+
+def row_of_training(args: Namespace, run: Run, lengths: Sequence[int], value_bytes: int) -> dict[str, Any]:
+    """Return the figures of the steps that are left, for the file of --dry_run FILE."""
+    steps = args.max_steps - (step_of(run.checkpoint) if run.checkpoint else 0)
+    examples = steps * effective_batch_size(args)
+    return {
+        "outputs": [args.output_dir],
+        "unit": "examples",
+        "model": args.model_addr,
+        "steps": steps,
+        "examples": examples,
+        "tokens": round(examples * sum(lengths) / len(lengths)) if lengths else None,
+        "value_bytes": value_bytes,
+    }
 
 
 def check_settings(args: Namespace) -> None:
