@@ -178,7 +178,7 @@ def test_both_prompts_of_a_dataset_are_asked(read, do, folder):
     places = {"google/gemma-2-27b-it": str(save_early_chat(folder / "builder", ends_lists=True))}
     words = [places.get(word, re.sub("^dumps/", f"{folder}/dumps/", word)) for word in words]
     done = do(words, code=2)
-    assert "\n1/1 posts filtered, " in done.errors and "\n1/1 posts read for aspects, " in done.errors
+    assert "\n1/1 filter outputs, " in done.errors and "\n1/1 aspect outputs, " in done.errors
     assert "no question is left: 1 need personalization; " in done.errors.splitlines()[-2]
     for name in ("factoid_filter", "aspects"):
         assert read_manifest(folder / f"out/built/{name}.json")["settings"]["max_tokens"] == 2048

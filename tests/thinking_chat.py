@@ -70,7 +70,7 @@ def main(folder: str, asked: str) -> None:
         ["--model_addr", folder, "--inputs_addr", "a", "--output_addr", "b", "--dtype", "float32"]
     )
     chat = LocalChat(folder)
-    args.reasoning_parser = find_thoughts(args, chat, folder).parser
+    args = args.replaced(reasoning_parser=find_thoughts(args, chat, folder).parser)
     engine = VLLMEngine(args, [folder], 512)
     prompt = chat.render([{"role": "user", "content": "What is the capital of France?"}])
 

@@ -570,9 +570,9 @@ def test_an_unreadable_file(folder, server, capsys, command, name):
 
 
 NO_PLACES = {
-    "data.json/out.json": "data.json/out.json: cannot be written: (Not a directory|File exists)",
+    "data.json/out.json": "data.json/out.json(.plans.json)?: cannot be written: (Not a directory|File exists)",
     "prompts": "prompts: is a folder; give a file",
-    "/proc/out.json": "/proc/out.json: cannot be written: ",
+    "/proc/out.json": "/proc/out.json(.plans.json)?: cannot be written: ",
     "long" * 64: "(long)+: cannot be written: File name too long",  # 256 characters, one more than a file system takes
 }
 
@@ -592,7 +592,14 @@ def test_an_unwritable_output(folder, server, capsys, command, place):
 def test_a_read_only_folder(folder, server, capsys, command):
     (folder / "closed").mkdir(mode=0o555)
     command = COMMANDS[command].replace(OUTPUTS[command], "closed/out.json")
-    refuse(folder, command, server.url, capsys, "closed/out.json: cannot be written: Permission denied", obeying_modes)
+    refuse(
+        folder,
+        command,
+        server.url,
+        capsys,
+        "closed/out.json(.plans.json)?: cannot be written: Permission denied",
+        obeying_modes,
+    )
 
 
 def inputs_of(command):

@@ -33,9 +33,9 @@ PROBE_BYTES = 2500  # more than fit into a directory entry, which a full disk ma
 
 def check_could_write(path: Path, links: bool = False) -> None:
     """Raise UserError if `path`, or with `links` a symbolic link, could not be written there. Creates nothing."""
-    if path.is_dir():
-        raise UserError(f"{path}: is a folder; give a file")
     with as_user_error(path):
+        if path.is_dir():
+            raise UserError(f"{path}: is a folder; give a file")
         _staged(path.with_name(f"{path.name}.manifest.json")).exists()  # fails if the longest derived name is too long
         _probe(next(folder for folder in real_path(path).absolute().parents if folder.exists()), links)
 

@@ -33,7 +33,7 @@ def choose_model(
         kind: the class of the model, with further `fields`.
         identity: of `identify_model`, if it is known.
 
-    UserError if the model's files, the API's key or the right to write to the store are missing.
+    UserError if the model's files or the API's key are missing.
     """
     addr = flags.model_addr
     identity = identity or identify_model(flags, addr)
@@ -65,12 +65,9 @@ def is_encoder_decoder(model_addr: str, cache_dir: str | None) -> bool:
 
 
 def open_completions(flags: Namespace, model_addr: str, identity: str, **settings: Any) -> Completions:
-    """Open the store of one model, also identified by `settings`; UserError if nothing could be added to it."""
+    """Return the completions of one model, also identified by `settings`."""
     described = {"model": identity, **({"api": True} if flags.openai else {"dtype": flags.dtype}), **settings}
-    store = ModelStore(flags.completions, model_addr, described)
-    if not flags.cached_only:
-        store.check_writable()
-    return Completions(store, flags.openai, flags.cached_only)
+    return Completions(ModelStore(flags.completions, model_addr, described), flags.openai, flags.cached_only)
 
 
 def open_api(flags: Namespace, api_key: str) -> Engine:

@@ -133,7 +133,9 @@ class Model:
         return self.trained.get("saw_in_training") or []
 
     def load(self) -> None:
-        """Load the tokenizer and check the lengths, so that a mistake ends the run before an engine opens."""
+        """Load the tokenizer and check lengths and store, so that a mistake ends the run before an engine opens."""
+        if not self.completions.cached_only:
+            self.completions.store.check_writable()
         _ = self.policy
 
     @cached_property

@@ -18,6 +18,7 @@ import secrets
 import socket
 import time
 import zlib
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,7 +62,7 @@ class ModelStore:
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model).name)[:60] or "model"
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
         self._root, self._pattern = Path(store), f"*-{digest}"  # runs that name the model otherwise may add folders
-        self.folder = next(iter(sorted(self._root.glob(self._pattern))), self._root / f"{name}-{digest}")
+        self._own_name = f"{name}-{digest}"
         self.described = described
         self._places: dict[bytes, tuple[_Lines, int, int]] = {}  # by key, a line's file, offset and length
         self._files: list[_Lines] = []
@@ -70,6 +71,10 @@ class ModelStore:
         self._own_lines: _Lines | None = None
         self._read_at = -float("inf")
         self._synced_at = 0.0
+
+    @cached_property
+    def folder(self) -> Path:
+        return next(iter(sorted(self._root.glob(self._pattern))), self._root / self._own_name)
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Return the fields stored under a key, or None; UserError if a file is damaged."""
