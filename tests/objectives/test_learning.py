@@ -90,7 +90,7 @@ def test_a_tokenizer_without_padding_pads_with_any_token(folder, monkeypatch, tm
         settings |= {"top_p": 0.9} if name == "generation_config" else {}
         (bare / f"{name}.json").write_text(json.dumps(settings))
     assert AutoTokenizer.from_pretrained(bare).pad_token is None
-    monkeypatch.setattr(train_generator, "choose_reward_judge", lambda *_: ({}, SimpleNamespace(identity="judge")))
+    monkeypatch.setattr(train_generator, "choose_reward_judge", lambda *_: SimpleNamespace(identity="judge"))
     monkeypatch.setattr(train_generator, "JudgeReward", NearWords)
     flags = ["--objective", objective, "--per_device_train_batch_size", 4, "--gradient_accumulation_steps", 5]
     flags += [folder / f"{word}.json" if word in ("best", "worst") else word for word in more]
