@@ -158,9 +158,9 @@ def test_one_model_under_two_names_is_paid_once(output, tmp_path):
 
 def test_folders_that_two_names_began_at_once_are_both_read(tmp_path):
     first, second = (ModelStore(tmp_path, name, {"model": "7B"}) for name in ("best", "checkpoint-4"))
+    assert len({first.folder, second.folder}) == 2  # chosen before either exists
     second.add("1" * 32, {"text": "one"})
     first.add("2" * 32, {"text": "two"})
-    assert len({first.folder, second.folder}) == 2
     for name in ("best", "checkpoint-4", "last"):
         store = ModelStore(tmp_path, name, {"model": "7B"})
         assert [store.get(key * 32)["text"] for key in "12"] == ["one", "two"] and store.folder == first.folder
