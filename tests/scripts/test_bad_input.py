@@ -573,8 +573,7 @@ NO_PLACES = {
     "data.json/out.json": "data.json/out.json(.plans.json)?: cannot be written: (Not a directory|File exists)",
     "prompts": "prompts: is a folder; give a file",
     "/proc/out.json": "/proc/out.json(.plans.json)?: cannot be written: ",
-    "long"
-    * 64: "(long)+(.plans.json)?: cannot be written: File name too long",  # 256 characters, one more than a file system takes
+    "long" * 64: "(long)+(.plans.json)?: cannot be written: File name too long",
 }
 
 
