@@ -121,22 +121,27 @@ def stage_of_answers(
     args: Arguments, dataset: Dataset, task: Task, method: Method, model: Model, prompt: Prompt
 ) -> Stage:
     """Return the stage that answers a dataset's questions by a method; `task` has the method's prompts and values."""
-    settings = {"script": "baselines.py", "model": model.identity, "prompt": digests([prompt])}
-    settings = args.settings() | settings | {"inputs": file_hash(dataset.path)} | settings_by_training(model, dataset)
+    inputs, settings = file_hash(dataset.path), {"script": "baselines.py", "model": model.identity}
+    settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
+    settings |= settings_by_training(model, inputs)
     collect = partial(collect_responses, dataset.records)
     output = Output(dataset.output_addr, settings, list(dataset.asked), collect, "answers", args, dataset=dataset.path)
 
-    def count(responses: Responses, _: Pieces) -> dict[str, int]:
-        outputs = chain.from_iterable(responses.values())
-        return count_responses(responses, task.item_words) | task.count_outputs(outputs)
-
-    return Stage(task, lambda: dataset.asked, method, [output], {"generator": model}, count)
+    return Stage(task, lambda: dataset.asked, method, [output], {"generator": model}, partial(count_answers, task))
 
 
-def settings_by_training(model: Model, dataset: Dataset) -> dict[str, Any]:
-    """Return the settings that a generator's own training and kind add to those of its answers."""
+def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]:
+    outputs = chain.from_iterable(responses.values())
+    return count_responses(responses, task.item_words) | task.count_outputs(outputs)
+
+
+def settings_by_training(model: Model, inputs: str) -> dict[str, Any]:
+    """Return the settings that a generator's own training and kind add to those of its answers.
+
+    `inputs` is the dataset's hash.
+    """
     settings = dict(model.settings)
-    if file_hash(dataset.path) in (model.trained.get("validation"), model.trained.get("inputs")):
+    if inputs in (model.trained.get("validation"), model.trained.get("inputs")):
         settings["chose_checkpoint"] = True
     if learnt := model.saw_in_training:
         settings["saw"] = {"when": "training", "fields": learnt}

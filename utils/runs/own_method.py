@@ -7,7 +7,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,13 @@ from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest, without_password
-from utils.files.output import Output, Pieces
+from utils.files.output import Output
 from utils.generation.calls import describe_counts, prices_of
 from utils.generation.chat import PAPER_LENGTH
 from utils.generation.engines import OpenAPI, choose_model, is_encoder_decoder
 from utils.generation.model import Model
-from utils.records.responses import collect_responses, count_responses
-from utils.runs.answers import Responses, check_ranked, read_datasets
+from utils.records.responses import collect_responses
+from utils.runs.answers import check_ranked, count_answers, read_datasets
 from utils.runs.driver import run_stages
 from utils.runs.methods import Method, load_method
 from utils.runs.publishing import cost_in_words
@@ -58,17 +57,13 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     output.figures = {"method_sha256": file_hash(method.path)}
     earlier = (read_manifest(output.path) or {}).get("method_sha256")
 
-    def count(responses: Responses, _: Pieces) -> dict[str, int]:
-        outputs = chain.from_iterable(responses.values())
-        return count_responses(responses, task.item_words) | task.count_outputs(outputs)
-
     stage = Stage(
         task,
         lambda: dataset.asked,
         partial(method, task=task, shown=shown),
         [output],
         models,
-        count,
+        partial(count_answers, task),
         partial(describe_answers, models, method.path, earlier),
         many_calls=True,
         is_replayed=True,  # its file, or what it imports, may have changed
