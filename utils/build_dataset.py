@@ -159,7 +159,7 @@ def read_communities(path: Path) -> dict[str, list[str]]:
             raise UserError(
                 f"{path}: table {quote(name)}: not a valid file name; use no slash and no control characters"
             )
-        if twice := set(table["communities"]) & {one for others in files.values() for one in others}:
+        if twice := set(table["communities"]) & {community for others in files.values() for community in others}:
             raise UserError(f"{path}: community {min(twice)!r} is in two tables; each community must be in one")
         files[name] = table["communities"]
     if not files:
@@ -167,15 +167,15 @@ def read_communities(path: Path) -> dict[str, list[str]]:
     return files
 
 
-def note_communities(path: str | None, found: list[str], files: Files) -> None:
+def note_communities(path: str | None, present: list[str], files: Files) -> None:
     """Print the communities that have posts but no category, and those in the user's file that have no posts."""
-    wanted = {one for its in files.values() for one in its}
-    if unplaced := [one for one in found if one not in wanted]:
+    wanted = {community for communities in files.values() for community in communities}
+    if unplaced := [community for community in present if community not in wanted]:
         remedy = "" if path else "; use --communities_addr to add categories"
         what = "communities without a category, used in profiles only"
         print(f"note: {what}: {first_five(unplaced)}{remedy}", file=sys.stderr)
-    absent = sorted(wanted - {*found})
-    if path and absent and found:  # without a file, inputs may have any of the paper's 47
+    absent = sorted(wanted - {*present})
+    if path and absent and present:  # without a file, inputs may have any of the paper's 47
         print(f"note: {path}: communities without posts in the inputs: {first_five(absent)}", file=sys.stderr)
 
 
@@ -184,7 +184,7 @@ def note_communities(path: str | None, found: list[str], files: Files) -> None:
 
 def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, files: Files) -> Counts:
     """Write candidates.json: posts that may become questions, in random order."""
-    communities = sorted({one for its in files.values() for one in its})
+    communities = sorted({community for names in files.values() for community in names})
     terms = Terms(args.min_body_words, args.min_profile_posts, args.questions_per_author)
 
     def write(target: Path) -> Counts:
@@ -202,8 +202,8 @@ def make_candidates(args: argparse.Namespace, steps: Steps, index: PostIndex, fi
 
 
 def as_candidate(post: Post) -> Record:
-    its = {"id": post.id, "question": post.title, "narrative": post.body, "category": post.community}
-    return its | {"author": post.author, "date": post.date, "licence": post.licence}
+    question = {"id": post.id, "question": post.title, "narrative": post.body, "category": post.community}
+    return question | {"author": post.author, "date": post.date, "licence": post.licence}
 
 
 def read_said(folder: Path, question: Question) -> dict[str, Any]:
@@ -224,17 +224,17 @@ def check_evidence(
             aspects = said.get(candidate["id"], {}).get(ASPECTS.field)
             if not aspects:
                 continue
-            kept, found = keep_found(aspects, candidate["narrative"])
-            counts.update(FOUND[how] for how in found)
+            kept, how_found = keep_found(aspects, candidate["narrative"])
+            counts.update(FOUND[how] for how in how_found)
             counts["questions" if kept else "questions without remaining aspects, dropped"] += 1
             if kept:
                 head = {name: candidate[name] for name in ("id", "question", "narrative", "category")}
                 records.append({**head, "rubric_aspects": kept, "profile": [], **candidate})
         if not records:
             kept = [earlier[FILTER.step], earlier[ASPECTS.step], counts]
-            told = "; ".join(map(format_counts, filter(None, kept)))
+            counted = "; ".join(map(format_counts, filter(None, kept)))
             last = (ASPECTS if said else FILTER).step
-            raise UserError(f"{folder}: no question is left: {told}\n  see the model's outputs in {last}.json")
+            raise UserError(f"{folder}: no question is left: {counted}\n  see the model's outputs in {last}.json")
         write_array(target, iter(records), indent=2)
         return counts
 
@@ -248,7 +248,9 @@ def make_splits(args: argparse.Namespace, steps: Steps) -> Counts:
 
     def write(target: Path) -> Counts:
         authors = sorted({record["author"] for record in read_json(folder / "evidence.json")})
-        drawn = {one: split_of(one, args.split_seed, args.validation_share, args.test_share) for one in authors}
+        drawn = {
+            author: split_of(author, args.split_seed, args.validation_share, args.test_share) for author in authors
+        }
         write_synced(target, json.dumps(drawn, ensure_ascii=False, indent=2) + "\n")
         return {f"authors in {split}": list(drawn.values()).count(split) for split in SPLITS}
 
@@ -270,9 +272,11 @@ def write_files(args: argparse.Namespace, steps: Steps, index: PostIndex, files:
     for name, communities in files.items():
         for split in SPLITS:
             path = folder / f"{name}_{split}.json"
-            its = [one for one in records if one["category"] in communities and splits[one["author"]] == split]
-            if its:
-                write = partial(write_file, index, its, args.max_profile_posts)
+            chosen = [
+                record for record in records if record["category"] in communities and splits[record["author"]] == split
+            ]
+            if chosen:
+                write = partial(write_file, index, chosen, args.max_profile_posts)
                 counts[path.name] = steps.make(path, {**settings, "communities": communities, "split": split}, write)
     for path in sorted(path for split in SPLITS for path in folder.glob(f"*_{split}.json")):
         if path.name not in counts:  # its split is empty now, or its category was removed
@@ -312,17 +316,17 @@ def write_page(args: argparse.Namespace, steps: Steps, counts: dict[str, Any], c
 
     def write(target: Path) -> Counts:
         needs, aspects = read_json(folder / f"{FILTER.step}.json"), read_json(folder / f"{ASPECTS.step}.json")
-        filtered = [one for one in candidates if needs[one["id"]][FILTER.field]]
-        told = [(one, aspects[one["id"]][ASPECTS.field]) for one in filtered]
+        filtered = [candidate for candidate in candidates if needs[candidate["id"]][FILTER.field]]
+        with_aspects = [(candidate, aspects[candidate["id"]][ASPECTS.field]) for candidate in filtered]
         sections = [
             Section("Candidates", "Is this a complete, readable question?", counts["candidates"],
-                    [as_shown(one) for one in candidates]),
+                    [as_shown(candidate) for candidate in candidates]),
             Section("Factoid filter", "Does a good answer depend on who asks?", counts[FILTER.step],
-                    [as_shown(one) for one in filtered]),
+                    [as_shown(candidate) for candidate in filtered]),
             Section("Aspects", "Are these the things that the asker wants, and is none missing?", counts[ASPECTS.step],
-                    [as_shown(one, its) for one, its in told if its]),
+                    [as_shown(candidate, rubric) for candidate, rubric in with_aspects if rubric]),
             Section("Evidence", "Do the marked words support the aspects?", counts["evidence"],
-                    [as_shown(one, one["rubric_aspects"]) for one in read_json(folder / "evidence.json")]),
+                    [as_shown(record, record["rubric_aspects"]) for record in read_json(folder / "evidence.json")]),
         ]  # fmt: skip
         write_synced(target, reading_page.make_page(sections, args.split_seed))
         return {"steps": len(sections)}

@@ -136,7 +136,9 @@ class Building:
         if not args.s_persona < end <= len(sentences):
             has = f"{args.personas_addr} has {len(sentences)} personas"
             raise UserError(f"--s_persona {args.s_persona} --n_persona {end}: {has}; give a range within these")
-        self.drawn = {one["id"]: one for one in inputs.draw_personas(sentences, args.s_persona, end, args.seed)}
+        self.drawn = {
+            persona["id"]: persona for persona in inputs.draw_personas(sentences, args.s_persona, end, args.seed)
+        }
         self.topics = inputs.read_topics(Path(args.topics_addr), args.topics)
         self.small_talk = inputs.read_small_talk(Path(args.small_talk_addr))
         if unknown := [role for role, *_ in args.model or () if role not in ("generator", SMALL)]:
@@ -218,8 +220,13 @@ class Building:
         persona, topic = record["made_from"], self.topics[name]
         start = inputs.draw_start(persona["start"], number, name, self.args.seed)
         general = [event for events in persona["general"].values() for event in events]
-        told = "\n".join(f"{event['date']}: {event['event']}" for event in general)
-        asking.values |= {"card": persona["card"], "topic": topic.about, "example": topic.example, "general": told}
+        events_text = "\n".join(f"{event['date']}: {event['event']}" for event in general)
+        asking.values |= {
+            "card": persona["card"],
+            "topic": topic.about,
+            "example": topic.example,
+            "general": events_text,
+        }
         asking.values["speakers"] = " and ".join(topic.speakers)
         return await conversations.make_conversations(asking, topic, persona, start)
 
@@ -240,18 +247,18 @@ def assemble(args: cli.Arguments) -> None:
     table, contexts, validity, page = paths = [folder / name for name in names]
     settings = {name: vars(args)[name] for name in ("size", "n_blocks", "n_variants", "seed", "filter_questions")}
     settings["n_blocks"] = args.n_blocks or assembly.SIZES[size][1]
-    its = {"script": SCRIPT, **settings, "tokenizer": addr}
-    its["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
+    table_settings = {"script": SCRIPT, **settings, "tokenizer": addr}
+    table_settings["inputs"] = {f"{name}.json": inputs.hash_of_step(folder / f"{name}.json") for name in assembly.FILES}
     for name, before in BEFORE.items():
         made_from = noted_settings(folder / f"{name}.json").get("inputs", {})
-        if made_from.get(f"{before}.json") != its["inputs"][f"{before}.json"]:
+        if made_from.get(f"{before}.json") != table_settings["inputs"][f"{before}.json"]:
             raise UserError(f"{folder / name}.json: was made from a different {before}.json; run --step {name} again")
     prepare_derived(paths, SCRIPT, bool(args.overwrite))
-    if all(path.exists() and settings_of(path) == its for path in paths):
+    if all(path.exists() and settings_of(path) == table_settings for path in paths):
         print(f"{table}: already finished, left alone")
         return
     locks = [Lock(path) for path in paths]
-    run = {**describe_run(vars(args), {}, None), "settings": its}
+    run = {**describe_run(vars(args), {}, None), "settings": table_settings}
     made, count_tokens = assembly.read_inputs(folder), token_counter(args, addr)
     rows: list[assembly.Row] = []
     counts = assembly.write_files(assembly.assemble(made, settings, count_tokens), rows, table, contexts, run)
@@ -283,8 +290,8 @@ def token_counter(args: cli.Arguments, addr: str) -> Callable[[list[str]], list[
 def _refuse_other(path: Path, wanted: set[str], made: dict[str, Any]) -> None:
     """Raise UserError if a file has records that this command does not make, such as those of other personas."""
     if path.exists() and (lost := inputs.read_values(path).keys() - wanted):
-        told = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
-        raise UserError(f"{told}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
+        problem = f"has {len(lost)} records that this command does not make, such as {quote(min(lost))}"
+        raise UserError(f"{problem}\n  give another --output_dir, or --overwrite to replace it; completions are kept")
 
 
 def _count(unit: str, _: Any, pieces: Pieces) -> dict[str, int]:

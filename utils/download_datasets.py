@@ -108,8 +108,8 @@ def parts_of(dataset: str, setting: str | None) -> list[Published]:
     if setting is None:
         setting = next(iter(published))
     if setting not in published:
-        known = " and ".join(filter(None, published)) or "none"
-        raise UserError(f"--setting {setting}: {dataset} has no such setting; its settings: {known}")
+        settings = " and ".join(filter(None, published)) or "none"
+        raise UserError(f"--setting {setting}: {dataset} has no such setting; its settings: {settings}")
     return published[setting]
 
 
@@ -141,7 +141,7 @@ def is_the_users_own(path: Path) -> bool:
 def check_commits(outputs: Iterable[Path], source: Source | Server) -> None:
     """Raise UserError if finished files are from another commit than the source, so that commits are never mixed."""
     manifests = {path: read_manifest(path) for path in outputs if path.exists()}
-    commits = {path: found["settings"].get("commit") for path, found in manifests.items() if found}
+    commits = {path: manifest["settings"].get("commit") for path, manifest in manifests.items() if manifest}
     others = [path for path, commit in commits.items() if commit not in (None, source.commit)]
     if others and source.commit is not None:
         path, commit = others[0], commits[others[0]]

@@ -116,8 +116,8 @@ def make(args: argparse.Namespace) -> None:
     if args.ask != "pairs" and not rubric_parts(task):
         raise UserError(f"--ask {args.ask}: the questions of {task.name} have no aspects; use --ask pairs")
     systems = [read_system(paths, records) for paths in named.values()]
-    asked = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
-    places = {i: task.group_of(records[i]) for i in asked if all(i in answers for answers in systems)}
+    rateable = [i for i, record in records.items() if args.ask == "pairs" or rubric(task, record)]
+    places = {i: task.group_of(records[i]) for i in rateable if all(i in answers for answers in systems)}
     groups = {i: place["group"] or place.get("subgroup") for i, place in places.items()}
     if not groups:
         raise UserError(f"{', '.join(inputs)}: no question has {NEEDS[args.ask]}")
@@ -131,9 +131,9 @@ def make(args: argparse.Namespace) -> None:
     shares = rating_study.share_out(drawn, names, overlap, args.seed)
     has_post_detail = rubric_parts(task) is not None and args.show != "question"
     content = rating_study.make_content(args.ask, questions, shares, has_post_detail)
-    told = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in named.items()]
-    publish(args, page_addr, key_addr, content, rating_study.make_key(content, told, groups, swapped))
-    counts = {"without aspects": len(records) - len(asked), "without an answer": len(asked) - len(groups)}
+    systems_noted = [{"name": name, "responses": list(map(file_hash, paths))} for name, paths in named.items()]
+    publish(args, page_addr, key_addr, content, rating_study.make_key(content, systems_noted, groups, swapped))
+    counts = {"without aspects": len(records) - len(rateable), "without an answer": len(rateable) - len(groups)}
     print(f"{page_addr}: {len(drawn)} of {counted(len(groups), 'question')}, {overlap} of them for all raters")
     if left_out := ", ".join(f"{count} {why}" for why, count in counts.items() if count):
         print(f"  left out: {left_out}")
@@ -158,18 +158,18 @@ def read_records(paths: list[str]) -> tuple[Task, dict[str, Record]]:
     """Read the questions of all datasets, which are of one task, by id."""
     files = {path: {record["id"]: record for record in read_dataset(path, needs=["score"])} for path in paths}
     refuse_shared_ids(files)
-    records = {question_id: record for its in files.values() for question_id, record in its.items()}
+    records = {question_id: record for file_records in files.values() for question_id, record in file_records.items()}
     return task_of(", ".join(paths), records.values()), records
 
 
 def read_system(paths: list[str], records: dict[str, Record]) -> dict[str, str]:
     """Read a system's answers by question id, without missing ones."""
-    found: dict[str, str] = {}
+    answers: dict[str, str] = {}
     for path in paths:
         responses = read_responses(path)
         match_responses(list(records.values()), responses, path, records, allow_partial=True)
-        add_new(found, {question_id: its[0]["output"] or "" for question_id, its in responses.items()}, path)
-    return {question_id: answer for question_id, answer in found.items() if answer.strip()}
+        add_new(answers, {question_id: outputs[0]["output"] or "" for question_id, outputs in responses.items()}, path)
+    return {question_id: answer for question_id, answer in answers.items() if answer.strip()}
 
 
 def describe(args: argparse.Namespace, task: Task, record: Record, answers: list[str]) -> dict[str, Any]:

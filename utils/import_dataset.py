@@ -77,7 +77,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def read_rows(path: str, columns: list[str] | None, flag: str, *needed: str) -> Rows:
     """Yield a file's rows; UserError if one lacks the column of a `needed` field, or one that `flag` names."""
-    names = {field: field for field in needed} | dict(one.partition("=")[::2] for one in columns or ())
+    names = {field: field for field in needed} | dict(column.partition("=")[::2] for column in columns or ())
     number, taken = 0, {*names, *names.values()}
     for number, row in enumerate(rows_of(Path(path)), 2 if is_table(path) else 1):  # as a spreadsheet counts
         where = f"{path}: row {number}"
@@ -100,8 +100,8 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
         check_field(post, where, "text")
         check_json(post, where)
         counts["posts without a date"] += "date" not in post
-        its = places[str(post.pop("author"))]
-        its.append((time_of(post, where, -math.inf), file.tell(), file.write(json.dumps(post).encode())))
+        author_posts = places[str(post.pop("author"))]
+        author_posts.append((time_of(post, where, -math.inf), file.tell(), file.write(json.dumps(post).encode())))
     seen: dict[str, str] = {}
     for where, record in questions:
         if clash := {"profile", "task"} & record.keys():
@@ -132,11 +132,15 @@ def with_profiles(questions: Rows, posts: Rows, file: IO[bytes], counts: Counter
 def read_aspects(aspects: Any, where: str) -> Any:
     """Return a list of aspects, also from JSON and from titles, else the value; UserError if a text is not JSON."""
     try:
-        found = json.loads(aspects) if isinstance(aspects, str) else aspects
+        value = json.loads(aspects) if isinstance(aspects, str) else aspects
     except (ValueError, RecursionError):
         problem = f"{where}: field 'rubric_aspects' is {kind(aspects)}"
         raise UserError(f'{problem}; give a JSON list, such as ["price"] or [{{"aspect": "price"}}]') from None
-    return [{"aspect": one} if isinstance(one, str) else one for one in found] if isinstance(found, list) else found
+    return (
+        [{"aspect": aspect} if isinstance(aspect, str) else aspect for aspect in value]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def time_of(row: dict[str, Any], where: str, undated: float) -> float:

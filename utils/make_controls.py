@@ -65,16 +65,16 @@ def main(argv: list[str] | None = None) -> int:
     answers = {question["id"]: answers_to([responses], question["id"])[0] for question in questions}
     answers = {key: answer if all(are_answered([answer])) else None for key, answer in answers.items()}
     controls = make_controls(questions, answers, task.controls, args.seed, args.response_addr)
-    files = {Path(args.output_dir) / f"{name}.json": one for name, one in controls.items()}
+    files = {Path(args.output_dir) / f"{name}.json": answers for name, answers in controls.items()}
     cli.check_outputs(list(map(str, files)), [args.inputs_addr, args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
     # The settings that a model's answers have too, except for the prompt.
     made_from = {"inputs": file_hash(args.inputs_addr), "responses": file_hash(args.response_addr), "seed": args.seed}
     run = describe_run(vars(args), {"script": SCRIPT, **made_from}, None)
     with locked(*files):
-        for path, one in files.items():
-            publish(path, one, run)
-            print(f"{path}: {describe(one)}")
+        for path, answers in files.items():
+            publish(path, answers, run)
+            print(f"{path}: {describe(answers)}")
     return 0
 
 
@@ -90,13 +90,19 @@ def make_controls(
     other = draw_others(answered, seed)
     missing = {"output": None, "reason": "the system has no answer"}
     made = {
-        "question": {one["id"]: {"output": one["question"]} for one in questions},
-        "other_answer": {its: {"output": answers[other[its]], "answer_to": other[its]} for its in answered},
-        "half": {its: halve(answers[its]) for its in answered},
-        "ceiling": {one["id"]: {"output": controls.ceiling(one)} for one in questions},
-        "orders": {one["id"]: {"output": controls.order} for one in questions},
+        "question": {question["id"]: {"output": question["question"]} for question in questions},
+        "other_answer": {
+            question_id: {"output": answers[other[question_id]], "answer_to": other[question_id]}
+            for question_id in answered
+        },
+        "half": {question_id: halve(answers[question_id]) for question_id in answered},
+        "ceiling": {question["id"]: {"output": controls.ceiling(question)} for question in questions},
+        "orders": {question["id"]: {"output": controls.order} for question in questions},
     }
-    return {name: {one["id"]: [its.get(one["id"], missing)] for one in questions} for name, its in made.items()}
+    return {
+        name: {question["id"]: [outputs.get(question["id"], missing)] for question in questions}
+        for name, outputs in made.items()
+    }
 
 
 def draw_others(ids: list[str], seed: int) -> dict[str, str]:
@@ -109,7 +115,7 @@ def halve(answer: str) -> dict[str, str]:
     """Return an answer's first half, and whether it was cut at a sentence, word or character."""
     answer = answer.strip()
     half = max(1, len(answer) // 2)
-    ends = [end for found in SENTENCE_END.finditer(answer) if half / 2 <= (end := found.end()) <= half]
+    ends = [end for match in SENTENCE_END.finditer(answer) if half / 2 <= (end := match.end()) <= half]
     if ends:
         return {"output": answer[: ends[-1]].rstrip(), "cut_at": "sentence"}
     if words := re.match(r"(.*\S)\s", answer[: half + 1], re.DOTALL):
@@ -118,9 +124,9 @@ def halve(answer: str) -> dict[str, str]:
 
 
 def describe(responses: Responses) -> str:
-    outputs = [one for [one] in responses.values()]
-    cuts = Counter(one["cut_at"] for one in outputs if "cut_at" in one)
-    missing = sum(one["output"] is None for one in outputs)
+    outputs = [output for [output] in responses.values()]
+    cuts = Counter(output["cut_at"] for output in outputs if "cut_at" in output)
+    missing = sum(output["output"] is None for output in outputs)
     parts = [f"{len(outputs) - missing} answers", *(f"{count} cut at a {name}" for name, count in cuts.items())]
     return ", ".join([*parts, *([f"{missing} without one"] if missing else [])])
 

@@ -98,7 +98,7 @@ def make_tables(
     notes += score_table.paper_notes(paper, boards, marked) if paper else []
     notes += [] if args.intervals else score_table.left_out_notes(comparisons)
     pages = score_table.pages_of(boards) if args.format == "latex" else [boards]
-    tables = [score_table.means_table(its, comparisons, paper) for its in pages]
+    tables = [score_table.means_table(page, comparisons, paper) for page in pages]
     tables[-1].notes.extend(notes)
     return tables
 

@@ -81,9 +81,9 @@ def read_datasets(paths: list[str]) -> Datasets:
             shown = [name for name in task.fields_for(task.metrics) if record.get(name) not in (None, "")]
             options = ["options"] if has_options(task, record) else []
             task.check(record, f"{path}: id {quote(record['id'])}", [*shown, *options])
-            known = datasets.questions.setdefault(record["id"], record)
-            asked = [(one["question"], rubric(task, one)) for one in (known, record)]
-            if asked[0] != asked[1]:
+            earlier = datasets.questions.setdefault(record["id"], record)
+            contents = [(question["question"], rubric(task, question)) for question in (earlier, record)]
+            if contents[0] != contents[1]:
                 raise UserError(f"{path}: id {quote(record['id'])} is a different question in another --inputs_addr")
     return datasets
 
@@ -153,10 +153,10 @@ def check_scores(system: System, datasets: Datasets) -> None:
         raise UserError(f"{where}: has scores of {system.task.name}, but the datasets are of {datasets.task.name}")
     check_known((entry["id"] for entry in system.entries), datasets, where)
     for entry in system.entries:
-        asked = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
-        if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != asked:
-            one = f"{where}: question {quote(entry['id'])}"
-            raise UserError(f"{one} was judged by other aspects than those in its dataset")
+        titles = [title for title, *_ in rubric(system.task, datasets.questions[entry["id"]])]
+        if not is_whole(entry) and [detail["aspect"] for detail in entry["details"]] != titles:
+            judged = f"{where}: question {quote(entry['id'])}"
+            raise UserError(f"{judged} was judged by other aspects than those in its dataset")
 
 
 def posts_notes(sides: list[Side], datasets: Datasets) -> Iterator[str]:

@@ -47,16 +47,16 @@ def main(argv: list[str] | None = None) -> int:
     if os.path.lexists(link) and not link.is_symlink():
         raise UserError(f"--link_addr {link}: not a link; give another name")
     scores = {path: read_scores(path) for path in args.score_addr}
-    found, questions = compare(scores)
+    averages, questions = compare(scores)
     kind = next(iter(scores.values()))
-    best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(found)
-    chosen = found.index(best)
+    best = (min if tasks()[kind["task"]].metrics[kind["strategy"]].lower_is_better else max)(averages)
+    chosen = averages.index(best)
     check_could_write(link.parent / "manifest.json", links=True)
     link.parent.mkdir(parents=True, exist_ok=True)
     replace_link(link, os.path.relpath(os.path.realpath(args.model_addr[chosen]), os.path.realpath(link.parent)))
-    for number, (folder, score) in enumerate(zip(args.model_addr, found, strict=True)):
+    for number, (folder, score) in enumerate(zip(args.model_addr, averages, strict=True)):
         print(f"{score:.4f}  {folder}{'  <- ' + args.link_addr if number == chosen else ''}")
-    tie = f"; a tie of {found.count(best)} models, and the first is taken" if found.count(best) > 1 else ""
+    tie = f"; a tie of {averages.count(best)} models, and the first is taken" if averages.count(best) > 1 else ""
     print(f"{questions}{tie}")
     return 0
 
@@ -69,22 +69,22 @@ def compare(scores: dict[str, Scores]) -> tuple[list[float], str]:
     check_same_judge(scores)
     first_addr, first = next(iter(scores.items()))
     task, scores = with_own_groups(tasks()[first["task"]], scores)
-    systems = {path: System(path, task, first["strategy"], {path: its}) for path, its in scores.items()}
+    systems = {path: System(path, task, first["strategy"], {path: file_scores}) for path, file_scores in scores.items()}
     check_same_content((entry, system.files) for system in systems.values() for entry in system.entries)
     ids = [{entry["id"] for entry in system.entries} for system in systems.values()]
-    for path, its in zip(systems, ids, strict=True):
-        if its != ids[0]:
+    for path, judged_ids in zip(systems, ids, strict=True):
+        if judged_ids != ids[0]:
             raise UserError(f"{path}: scores of other questions than {first_addr}; judge the same ones")
     common = set.intersection(*({entry["id"] for entry in scored(system.questions)} for system in systems.values()))
     if not common:
         raise UserError(f"{', '.join(scores)}: no question has a score in every file; judge the answers again")
-    found = []
+    averages = []
     for system in systems.values():
         entries = [entry for entry in system.questions if entry["id"] in common]
         strata = strata_of(task, entries)
         average = strata.get(MACRO) or list(strata.values())[-1]
-        found.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
-    return found, f"{len(common)} of {counted(len(ids[0]), 'question')} have a score in every file"
+        averages.append(mean_score(system.metric, [stratum for stratum in average if stratum]))
+    return averages, f"{len(common)} of {counted(len(ids[0]), 'question')} have a score in every file"
 
 
 if __name__ == "__main__":

@@ -91,14 +91,14 @@ def split(responses: Responses) -> list[Responses]:
 
 def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
     width = len(str(len(samples) - 1))
-    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": one for i, one in enumerate(samples)}
+    files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": sample for i, sample in enumerate(samples)}
     cli.check_outputs(list(map(str, files)), [args.response_addr])
     prepare_derived(files, SCRIPT, args.overwrite)
     run = describe_run(vars(args), make_settings(args), None)
     with locked(*files):
-        for path, one in files.items():
-            publish(path, one, run)
-            print(f"{path}: responses to {len(one)} questions")
+        for path, sample in files.items():
+            publish(path, sample, run)
+            print(f"{path}: responses to {len(sample)} questions")
 
 
 def write_selection(args: argparse.Namespace, responses: Responses, samples: list[Responses]) -> None:
@@ -111,7 +111,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
     metric = tasks()[first["task"]].metrics[first["strategy"]]
     if metric.lower_is_better and args.min_score is not None:
         raise UserError(f"--min_score: {first['strategy']} is an error, so lower is better; leave it out")
-    scores = [{one["id"]: one["score"] for one in its["per_question_scores"]} for its in files.values()]
+    scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files.values()]
     selected, counts = select(responses, scores, args, metric.lower_is_better)
     if not counts["kept"]:
         raise UserError(f"{args.response_addr}: no question is left\n  {in_words(counts)}")
@@ -129,7 +129,7 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
 
 def read_sample_scores(paths: list[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
     """Read the score files in the samples' order; UserError unless each sample has one and all were judged alike."""
-    numbers = {hashlib.sha256(encode(one)).hexdigest(): number for number, one in enumerate(samples)}
+    numbers = {hashlib.sha256(encode(sample)).hexdigest(): number for number, sample in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
     check_same_judge(scores)
     path_of: dict[int, str] = {}
@@ -160,7 +160,7 @@ def select(
     counts, most = Counter(), max(map(len, responses.values()))
     for key, outputs in responses.items():
         scored = {number: score for number in range(len(outputs)) if (score := scores[number].get(key)) is not None}
-        answered = {number: its for number, its in scored.items() if all(are_answered([outputs[number]["output"]]))}
+        answered = {number: score for number, score in scored.items() if all(are_answered([outputs[number]["output"]]))}
         counts["questions with fewer samples"] += len(outputs) < most
         counts["samples without a score"] += len(outputs) - len(scored)
         counts["samples without an answer"] += len(scored) - len(answered)
@@ -168,12 +168,12 @@ def select(
             counts[f"dropped, {reason}"] += 1
             continue
         if not answered:
-            first = max(range(len(outputs)), key=are_answered([one["output"] for one in outputs]).__getitem__)
+            first = max(range(len(outputs)), key=are_answered([output["output"] for output in outputs]).__getitem__)
             answered = {first: scored.get(first)}
             counts["without a scored answer, the first one kept"] += 1
         for which, of in pick.items():
             score = of(answered.values())
-            first, *others = [number for number, its in answered.items() if its == score]
+            first, *others = [number for number, other in answered.items() if other == score]
             selected[which][key] = [{**outputs[first], "sample": first, "score": score}]
             counts[f"ties for the {which}"] += bool(others) and getattr(args, ADDRESS[which]) is not None
     return selected, {"questions": len(responses), "kept": len(selected["best"]), **dict(sorted(counts.items()))}

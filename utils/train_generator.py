@@ -164,11 +164,11 @@ def main(argv: list[str] | None = None) -> int:
         trim_items=args.trim_items,
         teacher=teacher,
     )
-    lessons, told = lessons_of(args, task, records, prompt)
-    left_out = [told] if told else []
-    its, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
-    examples, validation = build(lessons), build(its)
-    check_lengths(args, [one.record for one in [*lessons, *its]], [*examples, *validation])
+    lessons, note = lessons_of(args, task, records, prompt)
+    left_out = [note] if note else []
+    validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
+    examples, validation = build(lessons), build(validation_lessons)
+    check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
@@ -185,9 +185,9 @@ def main(argv: list[str] | None = None) -> int:
     def learn(source: dict[str, Any], manifest: dict[str, Any], run: Run) -> dict[str, Any]:
         from utils.generator.trainer import train
 
-        own, score = load_trainer(args), partial(score_texts, task, name, [one.record for one in validation])
+        own, score = load_trainer(args), partial(score_texts, task, name, [example.record for example in validation])
         if judge:
-            score = JudgeReward(task, [one.record for one in examples], judge, window.chat.end_of_turn)
+            score = JudgeReward(task, [example.record for example in examples], judge, window.chat.end_of_turn)
         return train(args, source, window.chat, examples, validation, manifest, run, score, selection, own)
 
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
@@ -241,7 +241,9 @@ def choose_window(args: argparse.Namespace) -> Window:
 
 def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:
     """Raise UserError if a question alone is too long for a chat model; an encoder-decoder's are cut instead."""
-    if too_long := [record["id"] for record in records if record["id"] not in {one.record["id"] for one in examples}]:
+    if too_long := [
+        record["id"] for record in records if record["id"] not in {example.record["id"] for example in examples}
+    ]:
         raise UserError(
             f"--max_input_length {args.max_input_length}: too small for {len(too_long)} of {len(records)} questions, "
             f"which are longer without any item: {first_five(too_long)}"

@@ -67,10 +67,10 @@ def build_examples(
         record, taught = lesson.record, array("i")
         items = task.best_items(record, num_contexts or None)
         if teacher is not None:
-            told = window.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
-            if told is None:
+            for_teacher = window.fit(teacher, items, task.join, aspects=lesson.notes, **lesson.values)
+            if for_teacher is None:
                 continue
-            taught, items = told.prompt, items[: told.num_contexts_used]
+            taught, items = for_teacher.prompt, items[: for_teacher.num_contexts_used]
         if trim_items:
             fitted = window.fit_trimmed(prompt, task.best_entries(record, num_contexts), task.join, **lesson.values)
         else:
@@ -95,13 +95,13 @@ def render_text(text: str, window: Window) -> tuple[array, bool]:
 def describe_examples(path: str, examples: Sequence[Example]) -> str:
     prompts = [len(example.prompt) for example in examples]
     fitted = [example.fitted for example in examples]
-    num_trimmed = sum(getattr(one, "num_contexts_trimmed", 0) for one in fitted)
+    num_trimmed = sum(getattr(prompt, "num_contexts_trimmed", 0) for prompt in fitted)
     return (
         f"{path}: {len(examples)} questions; prompts: {sum(prompts)} tokens, the longest {max(prompts, default=0)}; "
         f"targets: {sum(len(example.target) for example in examples)} tokens\n"
-        f"  {sum(one.num_contexts_used for one in fitted)} posts, {num_trimmed} of them cut; "
-        f"{sum(one.num_contexts_dropped for one in fitted)} left out because of their length; cut at the end: "
-        f"{sum(getattr(one, 'question_cut', False) for one in fitted)} questions, "
+        f"  {sum(prompt.num_contexts_used for prompt in fitted)} posts, {num_trimmed} of them cut; "
+        f"{sum(prompt.num_contexts_dropped for prompt in fitted)} left out because of their length; cut at the end: "
+        f"{sum(getattr(prompt, 'question_cut', False) for prompt in fitted)} questions, "
         f"{sum(example.is_cut for example in examples)} targets"
     )
 

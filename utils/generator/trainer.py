@@ -130,21 +130,26 @@ class GeneratorTrainer(Resumable, Trainer):
 
     length_flag = "--max_input_length"
 
-    def __init__(self, its: Setup):
-        tokenizer = its.chat.tokenizer
+    def __init__(self, setup: Setup):
+        tokenizer = setup.chat.tokenizer
         super().__init__(
-            its.model,
-            TrainingArguments(**its.settings(), remove_unused_columns=False),
-            train_dataset=its.examples,
-            eval_dataset=its.validation or None,
+            setup.model,
+            TrainingArguments(**setup.settings(), remove_unused_columns=False),
+            train_dataset=setup.examples,
+            eval_dataset=setup.validation or None,
             processing_class=tokenizer,
             data_collator=partial(self.collate, pad=tokenizer.pad_token_id),
         )
-        self.follow(its.recorder, [example.length for example in its.examples])
+        self.follow(setup.recorder, [example.length for example in setup.examples])
         # `compute_loss` returns a share of the step's loss, so Trainer must not divide it by the step's batches.
         self.model_accepts_loss_kwargs = True
-        self._chat, self._tokenizer, self._validation, self._score = its.chat, tokenizer, its.validation, its.score
-        self._written = its.flags.max_target_length
+        self._chat, self._tokenizer, self._validation, self._score = (
+            setup.chat,
+            tokenizer,
+            setup.validation,
+            setup.score,
+        )
+        self._written = setup.flags.max_target_length
 
     def compute_loss(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -160,7 +165,11 @@ class GeneratorTrainer(Resumable, Trainer):
             for example, ids, is_cut in self.write_all(mine)
         }
         everyones = gather_object([texts])
-        return {"eval_score": self._score({key: text for one in everyones for key, text in one.items()})}
+        return {
+            "eval_score": self._score(
+                {key: text for texts_of_process in everyones for key, text in texts_of_process.items()}
+            )
+        }
 
 
 class EncoderDecoderTrainer(GeneratorTrainer):
@@ -184,8 +193,8 @@ class EncoderDecoderTrainer(GeneratorTrainer):
         for numbers in batches([example.prompt for example in examples], room):
             prompts = [examples[number].prompt for number in numbers]
             with in_own_type(self.accelerator.unwrap_model(self.model)) as model:
-                found = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)
-            for number, (ids, is_cut) in zip(numbers, found, strict=True):
+                written = write(model, self._tokenizer, prompts, NUM_BEAMS, self._written)
+            for number, (ids, is_cut) in zip(numbers, written, strict=True):
                 yield examples[number], ids, is_cut
 
 
@@ -194,9 +203,9 @@ class CausalTrainer(GeneratorTrainer):
     def collate(examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
         """Return a batch: input_ids, attention_mask and labels, each (B, T); prompt tokens have no loss."""
         columns = {
-            "input_ids": ([[*one.prompt, *one.target] for one in examples], pad),
-            "attention_mask": ([[1] * one.length for one in examples], 0),
-            "labels": ([[NO_LOSS] * len(one.prompt) + list(one.target) for one in examples], NO_LOSS),
+            "input_ids": ([[*example.prompt, *example.target] for example in examples], pad),
+            "attention_mask": ([[1] * example.length for example in examples], 0),
+            "labels": ([[NO_LOSS] * len(example.prompt) + list(example.target) for example in examples], NO_LOSS),
         }
         return {
             name: torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), True, padding)

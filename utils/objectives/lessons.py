@@ -80,7 +80,7 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
         ("--target_addr", ("sft", "dpo", "distill")),
     ):
         name = " or ".join(objectives)
-        when = lambda args, its=objectives: args.objective not in its  # noqa: E731
+        when = lambda args, needed=objectives: args.objective not in needed  # noqa: E731
         parser.without_effect(flags, when, f"without --objective {name}", f"give --objective {name}")
 
 
@@ -124,10 +124,10 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         return [Lesson(record, task.values(record), record["target"]) for record in records], ""
     chosen = _read(args.target_addr, task, records)
     if args.objective == "grpo":
-        lessons = [Lesson(one, task.values(one)) for one in records if task.first_metric.keys(one)]
+        lessons = [Lesson(record, task.values(record)) for record in records if task.first_metric.keys(record)]
         return lessons, _left_out(records, lessons)
     if args.objective == "distill":
-        return distillation_lessons(task, [one for one in records if chosen is None or one["id"] in chosen])
+        return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
     worst = _read(args.worst_addr, task, records) or {}
     lessons = []
     for record in records:
@@ -137,7 +137,7 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
         where = f"{args.target_addr}: id {quote(record['id'])}"
         values = values_for(task, record, prompt, response, where)
         target = _note(response, args.prompt, where) if args.prompt else task.output.write(response["output"])
-        is_cut = any(one.get("truncated") for one in (response, worse or {}))
+        is_cut = any(text.get("truncated") for text in (response, worse or {}))
         is_cut = args.prompt in response.get("cut_notes", ()) if args.prompt else is_cut
         rejected = worse and task.output.write(worse["output"])
         lessons.append(Lesson(record, values, target, rejected, is_cut=is_cut))
@@ -160,8 +160,8 @@ def distillation_lessons(task: Task, records: Iterable[Record]) -> tuple[list[Le
             leaked.append(record["id"])
         elif notes := task.private_notes(record):
             lessons.append(Lesson(record, task.values(record), notes=notes))
-    told = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
-    return lessons, told + (f": {first_five(leaked)}" if leaked else "")
+    left_out = f"{len(leaked)} questions left out, whose profile holds word for word what only the scorer may see"
+    return lessons, left_out + (f": {first_five(leaked)}" if leaked else "")
 
 
 def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, Any], where: str) -> dict[str, str]:
@@ -175,8 +175,8 @@ def values_for(task: Task, record: Record, prompt: Prompt, response: dict[str, A
 def _note(response: dict[str, Any], name: str, where: str, default: Any = None) -> str:
     note = (response.get("notes") or {}).get(name, default)
     if not isinstance(note, str):
-        told = f"no text {name!r} in its notes, nor in the dataset"
-        raise UserError(f"{where}: {told}\n  give answers of --method vac, or the best of them")
+        problem = f"no text {name!r} in its notes, nor in the dataset"
+        raise UserError(f"{where}: {problem}\n  give answers of --method vac, or the best of them")
     return note
 
 
@@ -186,13 +186,15 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
         return None
     responses = read_responses(path, task)
     refuse_other_questions(path, responses, records)
-    found = {key: its[0] for key, its in responses.items() if all(are_answered([its[0]["output"]]))}
-    found = {key: one for key, one in found.items() if one.get("score", 0) is not None}  # null: selected without one
-    if foreign := found.keys() - {record["id"] for record in records}:
+    answered = {key: outputs[0] for key, outputs in responses.items() if all(are_answered([outputs[0]["output"]]))}
+    answered = {
+        key: output for key, output in answered.items() if output.get("score", 0) is not None
+    }  # null: selected without one
+    if foreign := answered.keys() - {record["id"] for record in records}:
         raise UserError(
             f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
         )
-    return found
+    return answered
 
 
 def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
@@ -200,12 +202,16 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     hidden = task.fields_for(task.metrics)
     seen = {"distill": task.gold_plan_needs, "grpo": task.first_metric.needs}.get(args.objective, ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
-    found = {*seen, *before, *(hidden & prompt.placeholders)}
+    fields_seen = {*seen, *before, *(hidden & prompt.placeholders)}
     for path in filter(None, (args.target_addr, args.worst_addr)):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them
-        found |= {*saw.get("fields", ()), *saw.get("models_saw", ()), *(made.get("selected_by") or {}).get("saw", ())}
-    return sorted(found)
+        fields_seen |= {
+            *saw.get("fields", ()),
+            *saw.get("models_saw", ()),
+            *(made.get("selected_by") or {}).get("saw", ()),
+        }
+    return sorted(fields_seen)
 
 
 def choose_prompt(args: Namespace, task: Task) -> Prompt:

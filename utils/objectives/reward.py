@@ -55,7 +55,8 @@ class JudgeReward:
         answers = [self._task.output.parse(text, is_cut).value for text, is_cut in zip(completions, cut, strict=True)]
         verdicts = self._judge([(self._records[key], answer) for key, answer in zip(prompts, answers, strict=True)])
         return [
-            self._metric.entry(self._records[key], its)["score"] for key, its in zip(prompts, verdicts, strict=True)
+            self._metric.entry(self._records[key], answer_verdicts)["score"]
+            for key, answer_verdicts in zip(prompts, verdicts, strict=True)
         ]
 
     def _judge(self, answers: list[tuple[Record, str | None]]) -> list[list[Piece]]:

@@ -81,9 +81,15 @@ def read_inputs(folder: Path) -> Inputs:
 
 def assemble(inputs: Inputs, settings: Settings, count_tokens: CountTokens) -> Iterator[Assembled]:
     """Yield one part per persona, so that only one persona's histories are in memory; each text is tokenized once."""
-    without = {f"entries of {name}.json without a value": [*its.values()].count(None) for name, its in inputs.items()}
+    without = {
+        f"entries of {name}.json without a value": [*file_values.values()].count(None)
+        for name, file_values in inputs.items()
+    }
     yield Assembled({}, [], Counter(without))
-    values = {name: {key: one for key, one in its.items() if one is not None} for name, its in inputs.items()}
+    values = {
+        name: {key: value for key, value in file_values.items() if value is not None}
+        for name, file_values in inputs.items()
+    }
     small_talk = blocks.make_small_talk(values["small_talk"], count_tokens)
     for persona in sorted(values["personas"], key=lambda name: (len(name), name)):
         card, talks = values["personas"][persona]["card"], of_persona(values["conversations"], persona)
@@ -121,13 +127,13 @@ def assemble_persona(
         messages, talk_counts = blocks.add_small_talk(order, small_talk, limit, random.Random(f"{key}:talk:{number}"))
         histories.append(History(messages))
         counts.update(talk_counts)
-    found, places = find_questions(persona, questions, kept, far), histories[0].places
-    asked, dropped = choose_questions(found, kept, orders[0], places, settings["filter_questions"], key)
+    candidates, places = find_questions(persona, questions, kept, far), histories[0].places
+    chosen_questions, dropped = choose_questions(candidates, kept, orders[0], places, settings["filter_questions"], key)
     counts.update(dropped)
-    rows = [make_row(persona, one, history, f"{size}:{settings['seed']}:{number}")
-            for number, history in enumerate(histories) for one in asked]  # fmt: skip
+    rows = [make_row(persona, question, history, f"{size}:{settings['seed']}:{number}")
+            for number, history in enumerate(histories) for question in chosen_questions]  # fmt: skip
     contexts = {history.id: history.messages for history in histories if rows}
-    counts.update({"histories": len(contexts), "questions": len(asked), "rows": len(rows)})
+    counts.update({"histories": len(contexts), "questions": len(chosen_questions), "rows": len(rows)})
     counts["histories equal to another variant"] = len(histories) - len({history.id for history in histories})
     return Assembled(contexts, rows, counts)
 
@@ -153,40 +159,45 @@ def is_guessed(entry: Entry) -> bool:
 
 def find_questions(persona: str, questions: Mapping[str, list[Entry]], topics: Topics, far: str) -> list[Asked]:
     """Return the questions of all topics, each topic's sorted by id."""
-    found = []
+    asked_questions = []
     for topic, entries in questions.items():
         for entry in sorted(entries, key=lambda entry: entry["id"]):
-            place, reference = (its and MessageId(persona, topic, its["period"], its["event"], 0, "user")
-                                for its in (entry["place"], entry["reference"]))  # fmt: skip
+            place, reference = (message and MessageId(persona, topic, message["period"], message["event"], 0, "user")
+                                for message in (entry["place"], entry["reference"]))  # fmt: skip
             is_of_last = topic == far and entry["period"] == topics[far][-1].period
-            found.append(Asked(topic, entry, place, reference, is_of_last))
-    return found
+            asked_questions.append(Asked(topic, entry, place, reference, is_of_last))
+    return asked_questions
 
 
-def drop_reason(one: Asked, topics: Topics, places: Mapping[MessageId, int], filter_questions: bool) -> str:
+def drop_reason(question: Asked, topics: Topics, places: Mapping[MessageId, int], filter_questions: bool) -> str:
     """Return why a question cannot be asked, or ""; `places` are the messages' places in any variant.
 
     A topic's periods are in the same order in all variants, so one variant decides for all.
     """
-    if one.entry["period"] not in {block.period for block in topics.get(one.topic, ())}:
+    if question.entry["period"] not in {block.period for block in topics.get(question.topic, ())}:
         return "block not in the history"
-    if filter_questions and is_guessed(one.entry):
+    if filter_questions and is_guessed(question.entry):
         return "guessed without the history"
-    if not one.is_of_last and one.place is not None:
+    if not question.is_of_last and question.place is not None:
         return "earlier block, asked in the text"
-    if not one.is_of_last and one.entry["later_update"]:
+    if not question.is_of_last and question.entry["later_update"]:
         return "earlier block, updated later"
-    if one.reference not in places:
+    if question.reference not in places:
         return "reference not in the history"
-    if one.place is not None and one.place not in places:
+    if question.place is not None and question.place not in places:
         return "place not in the history"
-    if one.place is not None and places[one.place] <= places[one.reference]:
+    if question.place is not None and places[question.place] <= places[question.reference]:
         return "not asked after its reference"
     return ""
 
 
 def choose_questions(
-    found: list[Asked], topics: Topics, order: list[Block], places: Mapping[MessageId, int], filter_: bool, key: str
+    candidates: list[Asked],
+    topics: Topics,
+    order: list[Block],
+    places: Mapping[MessageId, int],
+    filter_: bool,
+    key: str,
 ) -> tuple[list[Asked], Counter[str]]:
     """Return the questions to ask, and counts of the others by reason.
 
@@ -199,17 +210,19 @@ def choose_questions(
         places: the places of the first variant's messages.
     """
     groups, kept, counts = defaultdict(list), [], Counter[str]()
-    for one in found:
-        if reason := drop_reason(one, topics, places, filter_):
+    for question in candidates:
+        if reason := drop_reason(question, topics, places, filter_):
             counts[f"questions dropped: {reason}"] += 1
         else:
-            groups[one.topic, one.entry["period"], one.entry["id" if one.is_of_last else "type"]].append(one)
+            groups[
+                question.topic, question.entry["period"], question.entry["id" if question.is_of_last else "type"]
+            ].append(question)
     for group, members in groups.items():
-        one = random.Random(f"{key}:one:{group}").choice(members)
+        question = random.Random(f"{key}:one:{group}").choice(members)
         counts["questions dropped: not drawn of their type and block"] += len(members) - 1
-        is_sure = one.is_of_last or len(order) <= FEW_BLOCKS or one.topic == order[0].topic
-        if is_sure or random.Random(f"{key}:keep:{one.entry['id']}").random() < KEPT_SHARE:
-            kept.append(one)
+        is_sure = question.is_of_last or len(order) <= FEW_BLOCKS or question.topic == order[0].topic
+        if is_sure or random.Random(f"{key}:keep:{question.entry['id']}").random() < KEPT_SHARE:
+            kept.append(question)
         else:
             counts["questions dropped: not drawn, long history"] += 1
     return kept, counts
@@ -218,23 +231,23 @@ def choose_questions(
 # The files
 
 
-def make_row(persona: str, one: Asked, history: History, variant: str) -> Row:
+def make_row(persona: str, question: Asked, history: History, variant: str) -> Row:
     """Return a row of the table.
 
     Lengths are those of the messages before the question. The distance to the reference includes the reference's first
     user message and all that follow. In blocks, it counts the reference's block and the question's, so it is 1 within a
     block.
     """
-    entry, begin = one.entry, history.places[one.reference]
-    end = len(history.messages) if one.place is None else history.places[one.place]
-    asked_in = history.blocks[-1 if one.place is None else end]
+    entry, begin = question.entry, history.places[question.reference]
+    end = len(history.messages) if question.place is None else history.places[question.place]
+    asked_in = history.blocks[-1 if question.place is None else end]
     distance, length = history.tokens[end] - history.tokens[begin], history.tokens[end]
     identity = f"{entry['id']}:{variant}"
     options = [entry["answer"], *entry["wrong"]]
     shown = random.Random(f"{identity}:options").sample(range(len(LETTERS)), len(LETTERS))
     lettered = [f"({letter}) {options[number]}" for letter, number in zip(LETTERS, shown, strict=True)]
     values = (
-        persona, uuid.uuid5(NAMESPACE, identity), entry["type"], one.topic, length, history.letters[end],
+        persona, uuid.uuid5(NAMESPACE, identity), entry["type"], question.topic, length, history.letters[end],
         asked_in - history.blocks[begin] + 1, distance, history.irrelevant[end],
         f"{100 * distance / length:.2f}%", entry["question"], f"({LETTERS[shown.index(0)]})", repr(lettered),
         history.id, end, "Yes" if entry["is_stereotypical"] else "No",
@@ -262,8 +275,8 @@ def write_files(
                     lines.write(json.dumps({context_id: messages}, ensure_ascii=False) + "\n")
                 counts.update(part.counts)
         if not rows:
-            told = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
-            raise UserError(f"no question is left: {told}")
+            counted = "; ".join(f"{count} {name}" for name, count in counts.items() if count)
+            raise UserError(f"no question is left: {counted}")
         counts = +counts  # without zeros
         of_contexts["counts"] = of_table["counts"] = dict(counts)
         of_table["contexts_sha256"] = file_hash(new_contexts)

@@ -90,7 +90,9 @@ def read_values(path: Path) -> dict[str, Any]:
     """Return the values in a step's file by key, None for records without one; UserError if missing or damaged."""
     hash_of_step(path)
     pieces = read_json(path)
-    if not isinstance(pieces, dict) or not all(isinstance(one, dict) and "value" in one for one in pieces.values()):
+    if not isinstance(pieces, dict) or not all(
+        isinstance(piece, dict) and "value" in piece for piece in pieces.values()
+    ):
         raise UserError(f"{path}: not a file of utils/build_personamem.py")
     return {key: piece["value"] for key, piece in pieces.items()}
 

@@ -72,15 +72,15 @@ def make_file(
 
 def describe_figures(figures: dict[str, Any]) -> str:
     """Describe left-out questions, identical options, and a number of questions that differs from the published one."""
-    told, published = [], figures.get("published_questions", {"number": figures["questions"]})
+    notes, published = [], figures.get("published_questions", {"number": figures["questions"]})
     if figures.get("skipped"):
-        told.append(f"{figures['skipped']} skipped, because their history ends at a message that does not exist")
+        notes.append(f"{figures['skipped']} skipped, because their history ends at a message that does not exist")
     if figures.get("identical_options"):
         right = f"in {figures['identical_to_right']} one of them is the right option"
-        told.append(f"{figures['identical_options']} have two identical options, {right}")
+        notes.append(f"{figures['identical_options']} have two identical options, {right}")
     if published["number"] != figures["questions"]:
-        told.append(f"{published['source']} says {published['number']}")
-    return "".join(f"; {one}" for one in told)
+        notes.append(f"{published['source']} says {published['number']}")
+    return "".join(f"; {note}" for note in notes)
 
 
 def holds_its_contexts(beside: Path, path: Path) -> bool:
@@ -94,19 +94,19 @@ def find_linked(source: Source, originals: Originals) -> dict[str, str]:
     A link is a path from the table's folder or one above it; an address or other folders may precede it.
     """
     [table] = originals.questions
-    folder, found = PurePosixPath(table).parent, {}
+    folder, paths_by_link = PurePosixPath(table).parent, {}
     for number, row in enumerate(table_rows(source.fetch(table))):
         link = row.get(originals.link) or ""
         parts = PurePosixPath(link.partition("?")[0]).parts[-20:]  # deeper nesting would take seconds per link
         ends = (PurePosixPath(*parts[first:]) for first in range(len(parts)))
         paths = (str(above / end) for end in ends for above in (folder, *folder.parents))
-        found[link] = found.get(link) or next((path for path in paths if path in source.sizes), None)
-        if found[link] is None:
+        paths_by_link[link] = paths_by_link.get(link) or next((path for path in paths if path in source.sizes), None)
+        if paths_by_link[link] is None:
             raise UserError(
                 f"{source.name}: {table}: record {number}: {originals.link}: no file {quote(link)}\n"
                 "  give the complete dataset: the published table and the files that it links to"
             )
-    return found
+    return paths_by_link
 
 
 @contextmanager

@@ -36,7 +36,7 @@ class Dataset:
     output_addr: str
     records: list[Record]
     task: Task
-    asked: dict[Key, Record] = field(default_factory=dict)  # question by answer key, (id, number)
+    questions: dict[Key, Record] = field(default_factory=dict)  # question by answer key, (id, number)
 
 
 def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
@@ -96,8 +96,8 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
                 f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
             )
         selected = select_questions(records, args.limit, args.num_shards, args.shard_index)
-        asked = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
-        datasets.append(Dataset(path, output_addr, records, task, asked))
+        questions = {(record["id"], i): record for record in selected for i in range(args.num_generated_outputs)}
+        datasets.append(Dataset(path, output_addr, records, task, questions))
     return datasets
 
 
@@ -125,9 +125,9 @@ def stage_of_answers(
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
     collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, list(dataset.asked), collect, "answers", args, dataset=dataset.path)
+    output = Output(dataset.output_addr, settings, list(dataset.questions), collect, "answers", args, dataset=dataset.path)
 
-    return Stage(task, lambda: dataset.asked, method, [output], {"generator": model}, partial(count_answers, task))
+    return Stage(task, lambda: dataset.questions, method, [output], {"generator": model}, partial(count_answers, task))
 
 
 def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]:

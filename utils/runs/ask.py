@@ -87,7 +87,7 @@ class Ask:
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
         calls: role and record of each finished call, in the order in which they were made.
-        asked: hashes of its calls; each repetition of a call has its own.
+        call_hashes: hashes of its calls; each repetition of a call has its own.
         ended: why the record ends for now.
         needs: the role whose engine it waits for, because that engine is not open.
         lacking: role and call of each completion that the store lacks while its engine is not open.
@@ -100,7 +100,7 @@ class Ask:
         self.num_contexts = vars(around.args).get("num_contexts", 0)
         self.settings = dict(vars(around.args).get("set") or [])
         self.notes: dict[str, Any] = {}
-        self.asked: set[int] = set()
+        self.call_hashes: set[int] = set()
         self.ended: Exception | None = None
         self.needs: str | None = None
         self.failed: str | None = None
@@ -248,11 +248,11 @@ class Ask:
 
     def _numbered(self, call: Call, same: int) -> Call:
         """Return the call with a key of its own if the method has made the same one before."""
-        if len(self.asked) == MOST_CALLS:
+        if len(self.call_hashes) == MOST_CALLS:
             self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
         number = self._same[same]
         self._same[same] += 1
-        self.asked.add(hash((same, number)))
+        self.call_hashes.add(hash((same, number)))
         return replace(call, key=(*self.key, number)) if number else call
 
     async def send(self, role: str, make: Callable[[], Call]) -> Piece:

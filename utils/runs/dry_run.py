@@ -99,7 +99,9 @@ def describe_run(
     print(f"{names}: {num_records - num_left} of {num_records} {stage.unit} need no request")
     for role, requests in lacking.items():
         print(requests.describe(role))
-    dropped, cut = (sum(getattr(one, name) for one in lacking.values()) for name in ("num_dropped", "num_cut"))
+    dropped, cut = (
+        sum(getattr(requests, name) for requests in lacking.values()) for name in ("num_dropped", "num_cut")
+    )
     if dropped or cut:
         print(f"  {dropped} {stage.task.item_words} left out for length, {cut} prompts cut at the end")
     if too_long := [str(key[0]) for key, pairs in calls.items() for _, record in pairs if "attempts" not in record]:

@@ -196,7 +196,10 @@ def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Reque
 
 def note_incomplete(path: str, systems: list[System]) -> None:
     """Print how many aspects lack a text that the judge's prompt shows, such as evidence."""
-    metric, questions = systems[0].metric, {one["id"]: one for system in systems for one in system.questions}
+    metric, questions = (
+        systems[0].metric,
+        {question["id"]: question for system in systems for question in system.questions},
+    )
     if metric.judge is None or metric.parts is None:
         return
     parts = [part for question in questions.values() for part in metric.parts(question)]

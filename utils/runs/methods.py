@@ -113,7 +113,7 @@ def load_method(path: str) -> Method:
     """
     file = Path(path) if Path(path).is_file() else SHIPPED / f"{path}.py"
     if not file.is_file():
-        names = ", ".join(sorted(one.stem for one in SHIPPED.glob("*.py")))
+        names = ", ".join(sorted(file.stem for file in SHIPPED.glob("*.py")))
         raise UserError(f"--method {path}: no such file, and not one of the included methods: {names}")
     folder = file.resolve().parent
     sys.path.insert(0, str(folder))

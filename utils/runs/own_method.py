@@ -53,13 +53,13 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     models = choose_models(args, task)
     settings = settings_of_method(args, task, models)
     collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, [*dataset.asked], collect, "answers", args, dataset=dataset.path)
+    output = Output(dataset.output_addr, settings, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
     output.figures = {"method_sha256": file_hash(method.path)}
     earlier = (read_manifest(output.path) or {}).get("method_sha256")
 
     stage = Stage(
         task,
-        lambda: dataset.asked,
+        lambda: dataset.questions,
         partial(method, task=task, shown=shown),
         [output],
         models,

@@ -73,7 +73,7 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
     """Return each dataset's given plans: gold ones, or those of --plans_addr (UserError if incomplete)."""
     if args.gold_plan:
         return [
-            {key: parsing.gold_plan(dataset.task.gold_plan(record), lead_in) for key, record in dataset.asked.items()}
+            {key: parsing.gold_plan(dataset.task.gold_plan(record), lead_in) for key, record in dataset.questions.items()}
             for dataset in datasets
         ]
     if not args.plans_addr:
@@ -83,7 +83,7 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
             f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give the same number of each"
         )
     pairs = zip(args.plans_addr, datasets, strict=True)
-    return [_read_given(path, [*dataset.asked], lead_in) for path, dataset in pairs]
+    return [_read_given(path, [*dataset.questions], lead_in) for path, dataset in pairs]
 
 
 def _read_given(path: str, keys: list[Any], lead_in: str | None) -> Pieces:
@@ -112,12 +112,12 @@ def stages_of_plans(
         path = f"{dataset.output_addr}.plans.json"
         collect = partial(collect_responses, dataset.records, field="aspects")
         own = settings | settings_of_plans(args, dataset, plans_addr)
-        output = Output(path, own, [*dataset.asked], collect, "plans", args, plans, dataset=dataset.path)
+        output = Output(path, own, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
         output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
         stages.append(
             Stage(
                 dataset.task,
-                partial(dict, dataset.asked),
+                partial(dict, dataset.questions),
                 method,
                 [output],
                 {"planner": planner} if planner else {},
@@ -135,7 +135,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         saw = own.get("saw") or {"when": "training", "fields": []}
         seen = {"models_saw": learnt} if saw["when"] == "test" else {"fields": sorted({*saw["fields"], *learnt})}
         own["saw"] = saw | seen
-    output = Output(dataset.output_addr, own, [*dataset.asked], collect, "answers", args, dataset=dataset.path)
+    output = Output(dataset.output_addr, own, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
 
     def count(responses: Responses, answers: Pieces) -> dict[str, int]:
         without_plan = sum(answer["plan"] is None for answer in answers.values())
@@ -143,7 +143,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
 
     return Stage(
         dataset.task,
-        lambda: dataset.asked,
+        lambda: dataset.questions,
         partial(method, plans.outputs[0].pieces),
         [output],
         {"generator": model},

@@ -39,8 +39,8 @@ class Prompts:
             elif re.search(r"[\s{]", name):
                 self._read[name] = own_prompt(name)
             else:
-                known = ", ".join(self._files)
-                raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {known}, or give a text")
+                names = ", ".join(self._files)
+                raise ValueError(f"ask: unknown prompt {name!r}; the prompts are {names}, or give a text")
         return self._read[name]
 
 
@@ -78,9 +78,9 @@ def make_call(
     own = dict(own or {})
     _check(items, parse, own)
     prompt, is_named = prompts[name], name in prompts
-    known = task.values(record) | (variant.values if variant else {}) | values
-    _check_filled(prompt, known, values, items)
-    known = {placeholder: str(value) for placeholder, value in known.items() if placeholder in prompt.placeholders}
+    filled = task.values(record) | (variant.values if variant else {}) | values
+    _check_filled(prompt, filled, values, items)
+    filled = {placeholder: str(value) for placeholder, value in filled.items() if placeholder in prompt.placeholders}
     own["max_tokens"] = model.limit(own.get("max_tokens"))
     if schema is None and is_named and parse is None:
         schema = task.output.schema
@@ -95,7 +95,7 @@ def make_call(
         parse = variant.parse if variant else task.output.parse
     window = replace(model.window, max_tokens=policy.max_tokens)
     fit = window.fit_trimmed if trimmed else window.fit
-    fitted = fit(prompt, items, task.join, **known)
+    fitted = fit(prompt, items, task.join, **filled)
     call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
     return replace(call, options=tokens)
 
@@ -113,7 +113,7 @@ def _check(items: Any, parse: Any, own: Mapping[str, Any]) -> None:
         raise ValueError("ask: parse is async; give a plain function of the text")
 
 
-def _check_filled(prompt: Prompt, known: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
+def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Sequence[Any] | History) -> None:
     def in_braces(names: set[str]) -> str:
         return ", ".join(f"{{{name}}}" for name in sorted(names))
 
@@ -121,7 +121,7 @@ def _check_filled(prompt: Prompt, known: Mapping, values: Mapping, items: Sequen
         raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
     if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
         raise ValueError("ask: items need {profile}, which is not in the prompt")
-    if missing := prompt.placeholders - known.keys() - {"profile"}:
+    if missing := prompt.placeholders - filled.keys() - {"profile"}:
         raise ValueError(f"ask: no value for {in_braces(missing)} of the prompt")
     if unused := values.keys() - prompt.placeholders:
         raise ValueError(f"ask: the prompt has no {in_braces(unused)}")

@@ -156,7 +156,7 @@ class Run:
         self.device: str | None = None
         self._prompts = Prompts(stage.task, vars(args).get("prompts_dir"))
         self.total = 0
-        self._asked: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
+        self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
         self._needs: dict[Key, str] = {}  # the role that a record waits for
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
         self._num_calls = self._num_unusable = 0
@@ -307,9 +307,9 @@ class Run:
         finally:
             self._live.discard(ask)
             ask.close(method)
-        if not ask.asked >= self._asked.get(key, set()) and ended is None and ask.needs is None:
+        if not ask.call_hashes >= self._call_hashes.get(key, set()) and ended is None and ask.needs is None:
             self.asks_otherwise.add(key)
-        self._asked[key] = ask.asked
+        self._call_hashes[key] = ask.call_hashes
         if isinstance(ended, UnavailableError):
             self.missing[key] = self._problems[ask.failed] = str(ended)
             self._in_a_row[ask.failed] += 1
@@ -333,7 +333,7 @@ class Run:
             piece = output.pieces[its_key] = method.result()
             self._num_unusable += is_failed(piece)
             self.calls[key] = [(role, call if call is piece else without_texts(call)) for role, call in ask.calls]
-            self._asked.pop(key)
+            self._call_hashes.pop(key)
             return True
         return False
 

@@ -69,7 +69,11 @@ class Rating:
     def values(self) -> dict[str, int]:
         """Return the values by rater; for pairs, 1 is the first system, not the one shown first."""
         order = {1: 2, 2: 1} if self.swapped else {}
-        return {rater: order.get(one["value"], one["value"]) for rater, one in self.said.items() if one is not None}
+        return {
+            rater: order.get(decision["value"], decision["value"])
+            for rater, decision in self.said.items()
+            if decision is not None
+        }
 
 
 @dataclass
@@ -86,10 +90,10 @@ class Results:
         return [rating for rating in self.ratings.values() if rating.values]
 
     def by_scale(self) -> dict[str, list[Rating]]:
-        found: dict[str, list[Rating]] = {}
+        ratings_by_scale: dict[str, list[Rating]] = {}
         for rating in self.ratings.values():
-            found.setdefault(rating.scale, []).append(rating)
-        return found
+            ratings_by_scale.setdefault(rating.scale, []).append(rating)
+        return ratings_by_scale
 
 
 def read_key(path: str) -> dict[str, Any]:
@@ -128,8 +132,10 @@ def read_result(path: str, key: dict[str, Any]) -> ResultFile:
     except (msgspec.ValidationError, UnicodeError) as error:  # lone surrogates cannot be encoded as UTF-8
         raise UserError(f"{path}: not a result file of a study's page: {error}") from None
     if content["study"] != key["study"]:
-        its, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
-        raise UserError(f"{path}: is from study {its}, but the key is for study {wanted}\n  give the key of that study")
+        given, wanted = (quote(study[:8]) for study in (content["study"], key["study"]))
+        raise UserError(
+            f"{path}: is from study {given}, but the key is for study {wanted}\n  give the key of that study"
+        )
     if content["rater"] not in key["raters"]:
         raise UserError(f"{path}: is from rater {quote(content['rater'])}, who is not in the study")
     return content
@@ -145,10 +151,10 @@ def add_answer(results: Results, path: str, rater: str, answer: Answer) -> None:
         value, rating = decision["value"], results.ratings.get((question_id, slot))
         if rating is None or value not in SCALES[rating.scale]["choices"]:
             raise UserError(f"{where}: {quote(slot)}: {value} is not a possible value")
-        known = rating.said[rater] = rating.said[rater] or decision
-        if known["value"] != value:
+        earlier = rating.said[rater] = rating.said[rater] or decision
+        if earlier["value"] != value:
             raise UserError(
-                f"{where}: {quote(slot)} is {value}, but {known['value']} in another file of {quote(rater)}\n"
+                f"{where}: {quote(slot)} is {value}, but {earlier['value']} in another file of {quote(rater)}\n"
                 "  give only the file with this rater's final decisions"
             )
     if (comment := answer.get("comment", "")).strip():
@@ -164,15 +170,17 @@ def collected(results: Results) -> dict[str, Any]:
     if results.key["ask"] == "pairs":
         return {"responses": responses, "raters": results.raters, "choices": preferences(results)}
     by_question: dict[str, dict[str, Any]] = {}
-    for one in results.rated:
-        by_question.setdefault(one.question_id, {})[one.slot] = one.values
+    for rating in results.rated:
+        by_question.setdefault(rating.question_id, {})[rating.slot] = rating.values
     if results.key["ask"] == "aspects":
         by_scale = {scale: all_values(ratings) for scale, ratings in results.by_scale().items()}
         means = {scale: fmean(values) if values else None for scale, values in by_scale.items()}
         return {"means": means, "ratings": by_question}
     questions = results.key["questions"]
     verdicts = {  # for questions with all aspects rated
-        question_id: {slot: as_verdict(median(its.values()), f"{question_id} {slot}") for slot, its in said.items()}
+        question_id: {
+            slot: as_verdict(median(values.values()), f"{question_id} {slot}") for slot, values in said.items()
+        }
         for question_id, said in by_question.items()
         if len(said) == len(questions[question_id]["aspects"])
     }
@@ -181,7 +189,7 @@ def collected(results: Results) -> dict[str, Any]:
 
 def preferences(results: Results) -> dict[str, list[str]]:
     """Return the raters' choices by question, in a study of pairs."""
-    return {one.question_id: [CHOICES[value] for value in one.values.values()] for one in results.rated}
+    return {rating.question_id: [CHOICES[value] for value in rating.values.values()] for rating in results.rated}
 
 
 def as_verdict(value: float, name: str) -> int:
@@ -190,7 +198,7 @@ def as_verdict(value: float, name: str) -> int:
 
 
 def all_values(ratings: list[Rating]) -> list[int]:
-    return [value for one in ratings for value in one.values.values()]
+    return [value for rating in ratings for value in rating.values.values()]
 
 
 # The tables: raters' work, their choices or ratings, agreement, disagreements and comments
@@ -210,10 +218,10 @@ def raters_table(results: Results) -> Table:
     rows = []
     for rater in results.raters:
         ids = key["raters"][rater]
-        said = [one.said[rater] for one in results.ratings.values() if one.said[rater] is not None]
-        open_ids = {one.question_id for one in results.ratings.values() if one.said[rater] is None}
-        seconds = number(median(one["seconds"] for one in said) if said else None, 1)
-        shown = Counter(one["value"] for one in said)
+        said = [rating.said[rater] for rating in results.ratings.values() if rating.said[rater] is not None]
+        open_ids = {rating.question_id for rating in results.ratings.values() if rating.said[rater] is None}
+        seconds = number(median(decision["seconds"] for decision in said) if said else None, 1)
+        shown = Counter(decision["value"] for decision in said)
         finished = len(set(ids) - open_ids)
         rows.append([rater, str(len(ids)), str(finished), seconds, *(str(shown[value]) for value in sides)])
     silent = [rater for rater in key["raters"] if rater not in results.raters]
@@ -230,7 +238,7 @@ def preferences_table(results: Results) -> Table:
     first, second = (printable(one_line(system["name"])) for system in results.key["systems"])
     rows = []
     for choice, name in {"first": first, "second": second, "tie": "tie"}.items():
-        said = sum(its.count(choice) for its in choices.values())
+        said = sum(chosen.count(choice) for chosen in choices.values())
         rows.append([name, str(figures[choice]), number(figures[choice] / figures["num_questions"]), str(said)])
     notes = [
         f"An outcome is the choice of more than half of the raters, else a tie ({figures['no_majority']} questions).",
@@ -245,10 +253,12 @@ def means_table(results: Results) -> Table:
     values = sorted({value for scale in scales for value in SCALES[scale]["choices"]})
     rows = []
     for scale, ratings in scales.items():
-        its = all_values(ratings)
-        counts = [str(its.count(value)) if value in SCALES[scale]["choices"] else "" for value in values]
-        rows.append([scale, str(len(its)), number(fmean(its) if its else None, 2), *counts])
-    halves = sum(median(one.values.values()) % 1 > 0 for one in results.rated)
+        ratings_given = all_values(ratings)
+        counts = [str(ratings_given.count(value)) if value in SCALES[scale]["choices"] else "" for value in values]
+        rows.append(
+            [scale, str(len(ratings_given)), number(fmean(ratings_given) if ratings_given else None, 2), *counts]
+        )
+    halves = sum(median(rating.values.values()) % 1 > 0 for rating in results.rated)
     note = f"Collected verdicts are medians; {halves} fell between two verdicts, and a fixed seed chose one."
     notes = [note] if results.key["ask"] == "verdicts" else []
     return _table(["Scale", "Ratings", "Mean", *map(str, values)], rows, notes)
@@ -273,19 +283,19 @@ def agreement_table(results: Results) -> Table:
 def _agreement(scale: str, ratings: list[Rating], group: Sequence[str]) -> Iterator[list[str]]:
     """Yield the row of these raters, if they have rated the same items."""
     by_question: dict[str, list[list[int]]] = {}
-    for one in ratings:
-        values = [one.values[rater] for rater in group if rater in one.values]
+    for rating in ratings:
+        values = [rating.values[rater] for rater in group if rater in rating.values]
         if len(values) > 1:
-            by_question.setdefault(one.question_id, []).append(values)
-    units = [values for its in by_question.values() for values in its]
+            by_question.setdefault(rating.question_id, []).append(values)
+    units = [values for question_units in by_question.values() for values in question_units]
     if units:
         same = sum(len(set(values)) == 1 for values in units) / len(units)
         name, coefficient, raters = "Krippendorff's alpha", krippendorffs_alpha, f"all {len(group)}"
         if len(group) == 2:
             name, coefficient, raters = "Cohen's kappa", cohens_kappa, " and ".join(group)
-        its = coefficient(list(by_question.values()), SCALES[scale]["steps"])
+        agreement = coefficient(list(by_question.values()), SCALES[scale]["steps"])
         counts = [str(len(by_question)), str(len(units)), number(same)]
-        yield [scale, raters, *counts, name, signed(its.value), interval_text(its.interval)]
+        yield [scale, raters, *counts, name, signed(agreement.value), interval_text(agreement.interval)]
 
 
 # The verdicts of raters against a judge's
@@ -301,24 +311,24 @@ def read_judge(path: str, results: Results) -> dict[str, dict[str, int | None]]:
     scores, rated = read_scores(path), results.key["systems"][0]["responses"]
     if settings_of(path).get("responses") not in (None, *rated):
         raise UserError(f"{path}: has scores of other responses than the study's; judge the ones that were rated")
-    found: dict[str, dict[str, int | None]] = {}
+    verdicts: dict[str, dict[str, int | None]] = {}
     for entry in scores["per_question_scores"]:
         for detail in entry["details"]:
             if "aspect" not in detail or detail["score"] not in (None, *SCALES["covered"]["choices"]):
-                told = "has no written verdicts by aspect; give a file of strategy aspect without --verdicts"
-                raise UserError(f"{path}: question {quote(entry['id'])}: {told}")
-            found.setdefault(entry["id"], {})[detail["aspect"]] = detail["score"]
-    return found
+                problem = "has no written verdicts by aspect; give a file of strategy aspect without --verdicts"
+                raise UserError(f"{path}: question {quote(entry['id'])}: {problem}")
+            verdicts.setdefault(entry["id"], {})[detail["aspect"]] = detail["score"]
+    return verdicts
 
 
 def judge_pairs(results: Results, judge: dict[str, dict[str, int | None]]) -> dict[str, list[Pair]]:
     """Return the raters' and the judge's verdict on every rated aspect, by question id."""
-    found: dict[str, list[Pair]] = {}
-    for one in results.rated:
-        verdict = as_verdict(median(one.values.values()), f"{one.question_id} {one.slot}")
-        its = judge.get(one.question_id, {}).get(one.about)
-        found.setdefault(one.question_id, []).append((verdict, its))
-    return found
+    pairs: dict[str, list[Pair]] = {}
+    for rating in results.rated:
+        verdict = as_verdict(median(rating.values.values()), f"{rating.question_id} {rating.slot}")
+        judged = judge.get(rating.question_id, {}).get(rating.about)
+        pairs.setdefault(rating.question_id, []).append((verdict, judged))
+    return pairs
 
 
 def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
@@ -327,14 +337,21 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
     groups = dict.fromkeys(group_of[key] for key in pairs)
     parts = [(name, {key: pairs[key] for key in pairs if group_of[key] == name}) for name in groups]
     rows = []
-    for name, its in parts + [("All", pairs)] * (len(groups) > 1):
-        both = [(key, one, other) for key in its for one, other in its[key] if other is not None]
-        kappa = cohens_kappa([[pair for pair in its[key] if pair[1] is not None] for key in its], steps=True)
-        same = [float(one == other) for _, one, other in both]
+    for name, group_pairs in parts + [("All", pairs)] * (len(groups) > 1):
+        both = [
+            (key, of_raters, of_judge)
+            for key in group_pairs
+            for of_raters, of_judge in group_pairs[key]
+            if of_judge is not None
+        ]
+        kappa = cohens_kappa(
+            [[pair for pair in group_pairs[key] if pair[1] is not None] for key in group_pairs], steps=True
+        )
+        same = [float(of_raters == of_judge) for _, of_raters, of_judge in both]
         figures = [number(fmean(same) if both else None)]
         figures += [interval_text(share_interval(same, [key for key, *_ in both]), number)]
         figures += [signed(kappa.value), interval_text(kappa.interval)]
-        figures += [number(fmean(one[side] for one in both) if both else None, 2) for side in (1, 2)]
+        figures += [number(fmean(pair[side] for pair in both) if both else None, 2) for side in (1, 2)]
         rows.append([name, str(len({key for key, *_ in both})), str(len(both)), *figures])
     notes = [
         "Raters' verdict: the median over raters. Same: share of equal verdicts, with a t interval of the logit, "
@@ -342,7 +359,7 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
     ]
     columns = ["Category", "Questions", "Aspects", "Same", "95% interval", "Kappa", "Interval"]
     agreement = _table([*columns, "Raters' mean", "Judge's mean"], rows, notes)
-    counts = Counter(pair for its in pairs.values() for pair in its)
+    counts = Counter(pair for question_pairs in pairs.values() for pair in question_pairs)
     choices = [*SCALES["covered"]["choices"], None]
     names = ["no verdict" if value is None else f"judge {value}" for value in choices]
     table = [[f"raters {value}", *(str(counts[value, other]) for other in choices)] for value in choices[:-1]]
@@ -352,12 +369,16 @@ def judge_tables(results: Results, pairs: dict[str, list[Pair]]) -> list[Table]:
 def disagreements_table(results: Results) -> Table:
     """Return a table of raters' disagreements, largest first."""
     names = CHOICES if results.key["ask"] == "pairs" else {}
-    apart = [(max(its) - min(its), one) for one in results.rated if len(its := set(one.values.values())) > 1]
-    apart.sort(key=lambda its: -its[0] if SCALES[its[1].scale]["steps"] else 0)
+    apart = [
+        (max(values) - min(values), rating)
+        for rating in results.rated
+        if len(values := set(rating.values.values())) > 1
+    ]
+    apart.sort(key=lambda entry: -entry[0] if SCALES[entry[1].scale]["steps"] else 0)
     rows = []
-    for _, one in apart:
-        said = {rater: str(names.get(value, value)) for rater, value in one.values.items()}
-        rows.append([one.question_id, one.scale, one.about, *(said.get(name, "") for name in results.raters)])
+    for _, rating in apart:
+        said = {rater: str(names.get(value, value)) for rater, value in rating.values.items()}
+        rows.append([rating.question_id, rating.scale, rating.about, *(said.get(name, "") for name in results.raters)])
     return _table(["Disagreement on", "Scale", "About", *results.raters], rows, [], num_names=3)
 
 

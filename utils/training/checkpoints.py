@@ -31,17 +31,17 @@ class Selection:
     patience: int | None = None  # stop after this many evaluations without a better one; None: never stop
     keeps_all: bool = True  # False: keep only the last and the best checkpoint
 
-    def best_of(self, found: dict[int, float]) -> int | None:
+    def best_of(self, figures: dict[int, float]) -> int | None:
         """Return the step with the best finite figure, the first one if several are equal; None without any."""
-        finite = [step for step, figure in found.items() if math.isfinite(figure)]
-        return (max if self.higher_is_better else min)(finite, key=found.__getitem__, default=None)
+        finite = [step for step, figure in figures.items() if math.isfinite(figure)]
+        return (max if self.higher_is_better else min)(finite, key=figures.__getitem__, default=None)
 
-    def told(self, figures: dict[str, Any]) -> str:
+    def describe_end(self, figures: dict[str, Any]) -> str:
         """Return how a training has ended, from the result of `Resumable.learn`."""
         if figures["best_step"] is None:
             return f"{figures['steps']} steps; nothing was evaluated; the last checkpoint is linked as last"
-        found = f"{self.words} {figures[self.name]:.4f}"
-        return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {found}"
+        best = f"{self.words} {figures[self.name]:.4f}"
+        return f"{figures['steps']} steps; best is checkpoint-{figures['best_step']}, {best}"
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,10 @@ def link_checkpoints(folder: Path, newest: Path) -> None:
 
 def find_checkpoints(folder: Path) -> list[Path]:
     """Return the folders checkpoint-<step>, sorted by step; they may be incomplete."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()]
-    return sorted(found, key=step_of)
+    checkpoints = [
+        path for path in folder.glob("checkpoint-*") if path.name.partition("-")[2].isdigit() and path.is_dir()
+    ]
+    return sorted(checkpoints, key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -132,7 +132,7 @@ def execute(
         manifest, source = describe_run(vars(args), settings, None), pinned_source(args.model_addr, args.cache_dir)
         with skipping_absent_hub(args.model_addr):
             figures = learn(source, manifest, run)
-        say(f"{args.output_dir}: {selection.told(figures)}")
+        say(f"{args.output_dir}: {selection.describe_end(figures)}")
     if cli.is_first_process():
         drop_states(Path(args.output_dir))
     # Else the group's threads may abort a finished process. After an error, this call might wait for other processes.
@@ -228,5 +228,5 @@ def check_report_to(tracker: str) -> None:
     from transformers.integrations import get_available_reporting_integrations
 
     if tracker not in (available := get_available_reporting_integrations()):
-        found = ", ".join(available) or "none"
-        raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {found}")
+        names = ", ".join(available) or "none"
+        raise UserError(f"--report_to {tracker}: not installed, or unknown to transformers; installed: {names}")
