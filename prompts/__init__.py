@@ -43,11 +43,13 @@ class History:
         messages: all turns, in the prompt's order.
         fixed: indices of the messages that are never left out.
         items: indices of each item's messages, which are left out together; the first item is kept longest.
+        ids: the items' ids, best first, if a search has found them.
     """
 
     messages: Messages
     fixed: Sequence[int]
     items: Sequence[Sequence[int]]
+    ids: Sequence[str] = ()
 
     def first(self, number: int) -> Messages:
         """Return the turns of the first `number` items, with the fixed ones."""

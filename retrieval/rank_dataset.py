@@ -23,28 +23,34 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a file
 import argparse
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from retrieval import WITH_ENCODER
+from retrieval.encoder_flags import (
+    ENCODER_FLAGS,
+    add_encoder_arguments,
+    find_pooling,
+    open_encoder,
+    settings_of_embeddings,
+    settings_of_encoder,
+)
 from retrieval.profiles import Source, dates_of, describe_dates, texts_of, with_dates, with_prefixes
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError, add_log_argument, check_outputs, make_parser, positive_int, run_script, set_up_logging
 from utils.cli.arguments import add_dry_run_argument, add_overwrite_argument
 from utils.cli.errors import quote
 from utils.cli.flags import Arguments, FlagParser
-from utils.cli.progress import Progress, announce, announce_file
+from utils.cli.progress import Progress, announce_file
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import noted_settings
 from utils.files.output import Output, Pieces
 from utils.files.writing import write_atomically
 from utils.generation.store import ModelStore
 from utils.models.devices import set_up_allocator
-from utils.models.hub import check_model, model_fingerprint
 from utils.models.loading import check_tokens
 from utils.models.machine import describe_disk, describe_weights
 from utils.records.contexts import UNITS, reordered
@@ -52,6 +58,7 @@ from utils.records.contexts import UNITS, reordered
 if TYPE_CHECKING:
     import numpy as np
 
+    from retrieval.embeddings import Embeddings
     from retrieval.encoder import Encoder
     from retrieval.pooling import Pooling
 
@@ -87,25 +94,20 @@ def build_parser() -> FlagParser:
         "weights, write nothing")
     add_log_argument(parser, parser)
 
-    add = parser.add_argument_group("encoder (dense and hybrid only)").add_argument
-    add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
-        help="BERT-like encoder, by hub name or folder (%(default)s)")
+    group = parser.add_argument_group("encoder (dense and hybrid only)")
+    add_encoder_arguments(group)
+    add = group.add_argument
     add("--cache_dir", help="where hub models are kept (default: Hugging Face's own cache)")
     add("--batch_size", type=positive_int, metavar="N",
         help="texts of 512 tokens per batch; more if shorter (default: 64 on a GPU; 2 per core on a CPU, where "
         "this is also the maximum)")
-    add("--max_length", type=positive_int, default=512, metavar="N",
-        help="maximum number of tokens per text; longer texts are cut (%(default)s)")
-    add("--pooling", choices=["mean", "cls"],
-        help="a text's embedding: the mean over its tokens, or the first token's (default: as in the model's "
-        "sentence-transformers files, else mean)")
-    add("--normalize", action=argparse.BooleanOptionalAction,
-        help="scale embeddings to length 1, so that dot products are cosines (default: as for --pooling, else off)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: all visible GPUs if any (%(default)s)")
     add("--dtype", choices=["float32", "bfloat16"], default="float32",
         help="type of the weights; bfloat16 is faster and ranks slightly differently (%(default)s)")
+    add("--keep_embeddings", action="store_true",
+        help="keep all embeddings in embeddings/ beside the output, for baselines.py --search dense (off)")
     parser.without_effect(
-        "--model_name --cache_dir --batch_size --max_length --pooling --normalize --no-normalize --device --dtype",
+        f"{ENCODER_FLAGS} --cache_dir --batch_size --device --dtype --keep_embeddings",
         lambda args: args.ranker not in WITH_ENCODER,
         "with a --ranker that needs no encoder",
         "give another --ranker",
@@ -116,6 +118,7 @@ def build_parser() -> FlagParser:
     parser.decides_nothing("--input_dataset_addr --output_dataset_addr --model_name", "the settings have their hashes")
     parser.decides_nothing("--limit", "which questions an output has; its manifest has their hash")
     parser.decides_nothing("--cache_dir --batch_size --device", "how fast it ranks")
+    parser.decides_nothing("--keep_embeddings", "another folder's content")
     # fmt: on
     return parser
 
@@ -141,14 +144,15 @@ def main(argv: list[str] | None = None) -> int:
         count_items(args, source, settings["use_date"])
         print_dry_run(args, source, len(keys), ranked.finished)
         return 0
-    if ranked.finished:
+    kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
+    if ranked.finished and (kept is None or kept.folder.exists()):
         return ranked.report_finished()
     store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
-    with closing(ranked), closing(store):
+    with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
         ranked.open()
         store.check_writable()
         counts = {"questions": len(keys), **count_items(args, source, settings["use_date"])}
-        device = order_all(args, compared, source, ranked, store, pooling, counts)
+        device = order_all(args, compared, source, ranked, store, pooling, kept, counts)
         announce_file("writing", output, Path(args.input_dataset_addr).stat().st_size)  # it holds the same posts
         ranked.publish(device, counts=counts)
     print(f"{output}: ranked {counts['questions']} questions with {counts['posts']} {task.item_words}")
@@ -162,28 +166,30 @@ def order_all(
     ranked: Output,
     store: ModelStore,
     pooling: "Pooling | None",
+    kept: "Embeddings | None",
     counts: dict[str, int],
 ) -> str:
     """Fill `ranked` with every profile's order, ranking profiles that the store lacks, and return the device.
 
-    `counts` gets the numbers of embedded texts.
+    To keep embeddings, all profiles are ranked. `counts` gets the numbers of embedded texts.
     """
     for key in ranked.keys:
         if (stored := store.get(id_hash(*key))) is not None:
             ranked.pieces[key] = {"value": stored["order"]}
-    left = [number for number, key in enumerate(ranked.keys) if key not in ranked.pieces]
+    left = [number for number, key in enumerate(ranked.keys) if kept or key not in ranked.pieces]
     records, device = map(source.read, left), "cpu"
     if left and pooling:
-        encoder = open_encoder(args, pooling)
+        encoder = open_encoder(args, pooling, args.device, args.dtype)
         device, num_texts = encoder.device, sum(source.sizes[number] + 1 for number in left)
-        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, counts)
+        orders = order_by_embeddings(task, records, num_texts, encoder, args.batch_size, kept, counts)
         orders = mix_with_recent(task, orders) if args.ranker == "hybrid" else orders
     else:
         orders = order_by_ranker(task, records, len(left), args)
     with closing(orders):  # so that its progress line ends before an error is printed
         for record, order in orders:
-            store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
-            ranked.pieces[record["id"],] = {"value": order}
+            if (record["id"],) not in ranked.pieces:
+                store.add(id_hash(record["id"]), {"id": record["id"], "order": order})
+                ranked.pieces[record["id"],] = {"value": order}
     return device
 
 
@@ -229,22 +235,21 @@ def print_dry_run(args: argparse.Namespace, source: "Source", questions: int, is
         write_atomically(args.dry_run, json.dumps(rows, indent=2) + "\n")
 
 
-def find_pooling(args: argparse.Namespace) -> "Pooling":
-    """Return the encoder's pooling, by flags or its files; UserError if there is no such model."""
-    from retrieval.pooling import choose_pooling
+def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) -> "Embeddings":
+    """Return the embeddings that are kept beside the output; UserError if none could be added."""
+    from retrieval.embeddings import Embeddings
 
-    check_model(args.model_name, args.cache_dir)
-    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
+    described = settings_of_embeddings(args, pooling, args.dtype)
+    kept = Embeddings(folder / "embeddings", args.model_name, described)
+    kept.check_writable()
+    return kept
 
 
 def settings_of_ranking(args: Arguments, task: Task, pooling: "Pooling | None") -> dict[str, Any]:
     """Return the settings that the posts' order depends on."""
     settings = args.settings() | {"script": SCRIPT, "inputs": file_hash(args.input_dataset_addr)}
     settings |= {"use_date": uses_dates(args, task)}
-    if pooling:
-        settings |= {"pooling": pooling.mode, "normalize": pooling.normalize}
-        settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)}
-        settings |= {"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {}
+    settings |= settings_of_encoder(args, pooling) if pooling else {}
     if not (args.random_profile or args.ranker == "random"):
         del settings["seed"]  # nothing is drawn
     return settings
@@ -273,7 +278,7 @@ def order_by_ranker(
         for record in records:
             query, *posts = texts_of(task, record)
             if args.ranker == "bm25":
-                yield record, rankers.rank_by_bm25(query, posts)
+                yield record, rankers.BM25Index(posts).rank(query)
             elif args.ranker == "bm25-okapi":
                 yield record, rankers.rank_by_bm25_okapi(query, posts)
             elif args.ranker == "recency":
@@ -283,52 +288,46 @@ def order_by_ranker(
             progress.update()
 
 
-def open_encoder(args: argparse.Namespace, pooling: "Pooling") -> "Encoder":
-    from retrieval.encoder import load_encoder
-    from retrieval.pooling import MEAN
-
-    announce(f"loading {args.model_name} (this may take a minute)")
-    if pooling != MEAN:
-        print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
-    if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
-        problem = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
-        print(f"note: {args.model_name}: {problem}, so none are added", file=sys.stderr)
-    return load_encoder(args.model_name, args.cache_dir, args.device, args.dtype, args.max_length, pooling)
-
-
 def order_by_embeddings(
     task: Task,
     records: Iterable[Record],
     num_texts: int,
     encoder: "Encoder",
     batch_size: int | None,
+    kept: "Embeddings | None",
     counts: dict[str, int],
 ) -> Iterator[tuple[Record, list[int]]]:
     """Yield each record with its profile's order; each distinct text of a block of questions is embedded once.
 
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
+        kept: where embeddings are looked up and added; None: nowhere.
         counts: gets "texts_embedded" and, of these, "texts_cut".
     """
     import numpy as np
 
+    from retrieval.embeddings import usable_rows
     from retrieval.encoder import WINDOW, embed_texts
     from retrieval.rankers import rank_by_embedding
 
     # Each window begins with its longest texts, so the ETA waits until a whole window is embedded.
     with closing(Progress(num_texts, "texts", at_once=WINDOW)) as progress:
         for block, row_of in split_into_blocks(task, records):
-            embeddings, num_cut = embed_texts(encoder, list(row_of), batch_size, progress)
-            counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(row_of)
+            kept_rows = kept.find(list(row_of)) if kept else {}
+            lacking = [text for text in row_of if text not in kept_rows]
+            embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
+            if kept:
+                kept.add(lacking, embeddings)
+                rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
+                embeddings = np.stack([rows[text] for text in row_of])
+            counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)
             counts["texts_cut"] = counts.get("texts_cut", 0) + num_cut
-            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(row_of))  # the repeated ones
-            with np.errstate(over="ignore", invalid="ignore"):
-                norms = np.linalg.norm(embeddings, axis=1)
-            usable = np.isfinite(norms) & (norms > 0)  # the dot product of two such ones is finite too
+            progress.update(sum(len(record["profile"]) + 1 for record in block) - len(lacking))  # the other ones
+            usable = usable_rows(embeddings)
             for record in block:
-                rows = [row_of[text] for text in texts_of(task, record)]
-                refuse_unusable(record, usable[rows], encoder.model.config.name_or_path)
-                yield record, rank_by_embedding(embeddings, rows[0], rows[1:])
+                rows_of_record = [row_of[text] for text in texts_of(task, record)]
+                refuse_unusable(record, usable[rows_of_record], encoder.model.config.name_or_path)
+                yield record, rank_by_embedding(embeddings, rows_of_record[0], rows_of_record[1:])
 
 
 def refuse_unusable(record: Record, usable: "np.ndarray", model: str) -> None:

@@ -25,28 +25,40 @@ def rank_by_embedding(embeddings: np.ndarray, question_row: int, post_rows: Sequ
         post_rows: each post's row, in file order; posts with the same text share one.
     """
     # Each distinct row is scored once: a matrix product may sum equal rows in different orders,
-    # and their scores would then differ in the last bit and no longer tie.
+    # and their scores would then differ in the last bit and no longer tie. In float64, the order of different rows
+    # depends neither on their number nor on the machine.
     rows, position = np.unique(np.asarray(post_rows, dtype=np.intp), return_inverse=True)
-    return best_first((embeddings[rows] @ embeddings[question_row])[position])
+    scores = embeddings[rows].astype(np.float64) @ embeddings[question_row].astype(np.float64)
+    return best_first(scores[position])
 
 
-def rank_by_bm25(question: str, posts: Sequence[str]) -> list[int]:
-    """Order by BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults), with one index per profile.
+class BM25Index:
+    """A profile's index for BM25 (Lucene's variant, k1 = 1.5, b = 0.75: the library's defaults).
 
     The paper does not use BM25. Words are lower-cased runs of two or more letters or digits, without English stop
-    words and without stemming. If no word of the question occurs in any post, the posts stay in file order.
+    words and without stemming.
     """
+
+    def __init__(self, posts: Sequence[str]):
+        import bm25s
+
+        logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, regardless of the root logger
+        words = _words(posts)
+        self._vocabulary, self._num_posts = {word for post in words for word in post}, len(posts)
+        if self._vocabulary:
+            self._index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
+            self._index.index(words, show_progress=False)
+
+    def rank(self, question: str) -> list[int]:
+        """Return the posts' order. If no word of the question occurs in any post, they stay in file order."""
+        query = [word for word in _words([question])[0] if word in self._vocabulary]
+        return best_first(self._index.get_scores(query)) if query else list(range(self._num_posts))
+
+
+def _words(texts: Sequence[str]) -> list[list[str]]:
     import bm25s
 
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG, regardless of the root logger
-    words = bm25s.tokenize([question, *posts], stopwords="en", return_ids=False, show_progress=False)
-    known = {word for post in words[1:] for word in post}
-    query = [word for word in words[0] if word in known]
-    if not query:
-        return list(range(len(posts)))
-    index = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-    index.index(words[1:], show_progress=False)
-    return best_first(index.get_scores(query))
+    return bm25s.tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
 
 
 def rank_by_bm25_okapi(question: str, posts: Sequence[str]) -> list[int]:

@@ -295,8 +295,8 @@ NO_API = "without --openai, because the model is local\n  give --openai, or leav
 NO_ENGINE = "with --openai, because no model is loaded locally\n  leave {} out"
 NO_OUTPUT = "without --output_addr\n  give --output_addr, or leave {} out"
 ENCODER = (
-    "--model_name m --cache_dir d --batch_size 4 --max_length 9 --pooling cls --normalize --no-normalize"
-    " --device cpu --dtype bfloat16"
+    "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --cache_dir d --batch_size 4"
+    " --device cpu --dtype bfloat16 --keep_embeddings"
 )
 NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or leave {} out"
 
@@ -309,8 +309,11 @@ WITHOUT_EFFECT = [
      "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),
     ("baselines.py", "--method m.py", "--rag --choose likelihood --trim_items",
      "with --method, because the method itself decides what to ask\n  leave {} out"),
-    ("baselines.py", "", "--model critic=m --set n=4 --show_fields f",
+    ("baselines.py", "", "--model critic=m --set n=4 --show_fields f --search dense",
      "without --method\n  give --method, or leave {} out"),
+    ("baselines.py", "--method m.py",
+     "--model_name m --max_length 9 --pooling cls --normalize --no-normalize --search_device cuda",
+     "without --search dense\n  give --search dense, or leave {} out"),
     ("baselines.py", "", API, NO_API),
     ("baselines.py", "", UNDER_WAY, NO_API),
     ("baselines.py", "--openai", ENGINE, NO_ENGINE),

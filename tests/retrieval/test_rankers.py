@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from retrieval.rankers import (
+    BM25Index,
     alternate,
-    rank_by_bm25,
     rank_by_bm25_okapi,
     rank_by_embedding,
     rank_by_recency,
@@ -30,12 +30,12 @@ def test_posts_of_the_same_text_stay_in_file_order(size):
 
 def test_bm25_puts_shared_words_first_and_ties_in_file_order():
     # "chess" is in posts 0 and 2, three times in 2; posts 1 and 3 share nothing with the question
-    assert rank_by_bm25("Is CHESS hard?", POSTS) == [2, 0, 1, 3]
+    assert BM25Index(POSTS).rank("Is CHESS hard?") == [2, 0, 1, 3]
 
 
 @pytest.mark.parametrize("question", ["the of and", "zebra", "?!", "猫"])
 def test_bm25_keeps_file_order_if_no_word_is_known(question):
-    assert rank_by_bm25(question, POSTS) == [0, 1, 2, 3]
+    assert BM25Index(POSTS).rank(question) == [0, 1, 2, 3]
 
 
 def okapi_scores(question, posts):

@@ -111,6 +111,12 @@ class Profile(Sequence):
             "order": [self._order[number] for number in order],
         }
 
+    def beginning_with(self, numbers: Sequence[int]) -> "Profile":
+        """Return the same history with these items first."""
+        others = sorted(set(range(len(self))).difference(numbers))
+        order = [self._order[number] for number in (*numbers, *others)]
+        return Profile(self._file, {**self.reference, "order": order}, self._where)
+
     def __len__(self) -> int:
         return len(self._items)
 
@@ -183,6 +189,13 @@ def reordered(profile: Sequence[Item], order: Sequence[int], dataset: Path) -> l
     if isinstance(profile, Profile):
         return profile.reordered(order, real_path(dataset).absolute().parent)
     return [profile[number] for number in order]
+
+
+def first_items(profile: Sequence[Item], numbers: Sequence[int]) -> Sequence[Item]:
+    """Return a profile whose first items are these."""
+    if isinstance(profile, Profile):
+        return profile.beginning_with(numbers)
+    return [profile[number] for number in numbers]
 
 
 def refer(records: Iterable[Record], file: ContextsFile, name: str, skip_invalid: bool) -> tuple[list[Record], int]:

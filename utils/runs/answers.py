@@ -125,7 +125,9 @@ def stage_of_answers(
     settings = args.settings() | settings | {"prompt": digests([prompt]), "inputs": inputs}
     settings |= settings_by_training(model, inputs)
     collect = partial(collect_responses, dataset.records)
-    output = Output(dataset.output_addr, settings, list(dataset.questions), collect, "answers", args, dataset=dataset.path)
+    output = Output(
+        dataset.output_addr, settings, list(dataset.questions), collect, "answers", args, dataset=dataset.path
+    )
 
     return Stage(task, lambda: dataset.questions, method, [output], {"generator": model}, partial(count_answers, task))
 

@@ -5,13 +5,14 @@ import json
 import random
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
 from prompts import History, Messages
+from retrieval.search import MOST, Search, Searched
 from utils.benchmarks.task import Output as Form
 from utils.benchmarks.task import Parser, Record, Task
 from utils.cli.flags import Arguments
@@ -23,6 +24,7 @@ from utils.generation.model import Model
 from utils.generation.requests import Engine
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
+from utils.records.contexts import first_items
 from utils.runs.rendering import ParserError, Prompts, make_call
 
 MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in seconds
@@ -32,6 +34,14 @@ UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompt
 
 class MethodError(Exception):
     """A method cannot give an answer; the message says where and why."""
+
+
+class Items(list[str]):
+    """Texts of a profile's items, with the items' ids."""
+
+    def __init__(self, texts: Sequence[str], ids: Sequence[str]):
+        super().__init__(texts)
+        self.ids = ids
 
 
 class Room:
@@ -73,6 +83,7 @@ class Surroundings:
     args: Arguments
     room: Room
     landed: Callable[[str], None]  # called with the role when a call has its result from an engine or the store
+    search: Search | None = None  # None: there is no `ask.search`
 
 
 class Ask:
@@ -87,10 +98,12 @@ class Ask:
         settings: --set NAME=VALUE, by name.
         random: a generator that draws the same for this record on every run.
         calls: role and record of each finished call, in the order in which they were made.
+        searches: query and ids of each finished search, likewise.
         call_hashes: hashes of its calls; each repetition of a call has its own.
         ended: why the record ends for now.
         needs: the role whose engine it waits for, because that engine is not open.
         lacking: role and call of each completion that the store lacks while its engine is not open.
+        lacking_searches: the number of searches that would need the encoder (--dry_run).
         failed: the role whose engine or store failed first.
         gave_up: whether the method cancelled a call, or returned while one was under way.
     """
@@ -105,11 +118,13 @@ class Ask:
         self.needs: str | None = None
         self.failed: str | None = None
         self.lacking: list[tuple[str, Call]] = []
+        self.lacking_searches = 0
         self.gave_up = False
         self._is_over = False  # the method has returned
         self._held: dict[str, None] = {}  # texts that went into its prompts
         self._same: Counter[int] = Counter()  # how often each call was made
-        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # None while under way
+        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # calls; None while under way, and for searches
+        self._searches: dict[int, dict[str, Any]] = {}  # by the same numbers
         self._under_way: set[asyncio.Task] = set()
         self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
         self._loop = asyncio.get_running_loop()
@@ -132,6 +147,14 @@ class Ask:
     @property
     def calls(self) -> list[tuple[str, Piece]]:
         return [call for _, call in sorted(self._by_number.items()) if call is not None]
+
+    @property
+    def searches(self) -> list[dict[str, Any]]:
+        return [search for _, search in sorted(self._searches.items())]
+
+    @cached_property
+    def _searched(self) -> Searched:
+        return self._around.search.open(self._record)
 
     async def __call__(
         self,
@@ -194,6 +217,34 @@ class Ask:
         if not options:
             raise ValueError("ask.choose: no options; give texts by name")
         return (await self.record(prompt, items=items, values=values, model=model, options=options))["value"]
+
+    async def search(self, query: str, k: int = 5, exclude: Collection[str] = ()) -> Items | History:
+        """Return the texts of the profile's `k` best items for a query, in the form of `record.best(k)`.
+
+        Their ids are in `.ids`, best first. Items with equal scores keep the profile's order. How texts are compared is
+        decided by --search; the order for the record's own question is that of rank_dataset.py.
+
+        Args:
+            exclude: ids of items to leave out.
+        """
+        await self._unless_over()
+        if self._around.search is None:
+            raise ValueError("ask.search: only methods of baselines.py --method can search")
+        if not isinstance(query, str):
+            raise ValueError(f"ask.search: the query is {query!r}; give a text")
+        if type(k) is not int or not 1 <= k <= MOST:
+            raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
+        query, number = writable(query), len(self._by_number)
+        self._by_number[number] = None
+        task = asyncio.create_task(self._around.search.order(self._searched, query))
+        task.add_done_callback(self._land_search)
+        order, profile = await self._result(task), self._record["profile"]
+        ids = {place: profile[place].get("id", place) for place in order}
+        best = [place for place in order if ids[place] not in exclude][:k]
+        best_ids = [ids[place] for place in best]
+        self._searches[number] = {"query": query, "ids": best_ids}
+        items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
+        return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
 
     async def record(
         self,
@@ -267,22 +318,27 @@ class Ask:
         self._by_number[number] = None
         task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
         self._around.room.take(call.prompt, task)
+        task.add_done_callback(partial(self._land, role, call))
+        record = await self._result(task)
+        self._by_number[number] = role, record
+        return record
+
+    async def _result(self, task: asyncio.Task) -> Any:
+        """Wait for a call or a search, and return its result."""
         self._under_way.add(task)
         self._stirred.set()
-        task.add_done_callback(partial(self._land, role, call))
         try:
-            record = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
+            result = await asyncio.shield(task)  # a call that a method cancels is paid for anyway, and kept
         except asyncio.CancelledError:
             self.gave_up = True
             raise
         except ParserError as error:
             raise error.__cause__ from None
-        except Exception:  # `_land` has seen it
+        except Exception:  # `_land` or `_land_search` has seen it
             await self._never()
         if self.ended is not None:
             await self._never()
-        self._by_number[number] = role, record
-        return record
+        return result
 
     def note(self, **fields: Any) -> None:
         """Add fields, as they are now, to the `notes` of the answer's record in the output file."""
@@ -345,4 +401,15 @@ class Ask:
                 self._around.landed(role)
         else:
             self.failed = self.failed or role
+            self.end(error)
+
+    def _land_search(self, task: asyncio.Task) -> None:
+        self._under_way.discard(task)
+        self._stirred.set()
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, NotStoredError):
+            self.needs = self.needs or "search"
+            self.lacking_searches += 1
+        else:
             self.end(error)

@@ -46,6 +46,9 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         return 0
     for model in models_of(running).values():
         model.load()
+    for stage in running:
+        if stage.search is not None:
+            stage.search.check()
     with ExitStack() as locks:
         for output in outputs:
             output.open()
@@ -102,7 +105,7 @@ def count_requests(stages: Sequence[Stage], left: Sequence[Stage], args: Argumen
         run = Run(stage, args, servers)
         with closing(Loop()) as loop:
             loop.run(run.go({}, is_dry=True))
-        describe_run(stage, run.lacking, run.calls, run.total, len(run.left))
+        describe_run(stage, run.lacking, run.lacking_searches, run.calls, run.total, len(run.left))
         rows += [lacking.row(role, stage.unit, paths) for role, lacking in run.lacking.items()]
         codes.append(report_raised(run.raised))
         if stage.assumes and stage.after in incomplete:

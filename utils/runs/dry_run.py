@@ -84,6 +84,7 @@ class Lacking:
 def describe_run(
     stage: Stage,
     lacking: Mapping[str, Lacking],
+    lacking_searches: int,
     calls: Mapping[Key, Sequence[tuple[str, Piece]]],
     num_records: int,
     num_left: int,
@@ -92,6 +93,7 @@ def describe_run(
 
     Args:
         lacking: by role.
+        lacking_searches: the number of searches that would need the encoder.
         calls: role and record of each call that needs no request, by key.
         num_left: of the records, those that need requests.
     """
@@ -99,6 +101,8 @@ def describe_run(
     print(f"{names}: {num_records - num_left} of {num_records} {stage.unit} need no request")
     for role, requests in lacking.items():
         print(requests.describe(role))
+    if lacking_searches:
+        print(f"  search: {lacking_searches} queries to embed with the encoder; what follows them is not counted")
     dropped, cut = (
         sum(getattr(requests, name) for requests in lacking.values()) for name in ("num_dropped", "num_cut")
     )

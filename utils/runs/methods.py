@@ -156,4 +156,5 @@ def piece_of(value: str | None, ask: Ask) -> Piece:
         for role in dict.fromkeys(name for name, _ in calls)
     }
     shown = {"posts_shown": ask.posts_shown, "notes": ask.notes}
+    shown |= {"searches": ask.searches} if ask.searches else {}
     return {"value": value and writable(value), **own, **shown, "calls": figures}

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prompts import digests, load_prompt
+from retrieval.search import Search, add_search_arguments
 from utils import cli
 from utils.benchmarks.task import Task
 from utils.cli import Arguments, UserError
@@ -50,8 +51,8 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
     task = dataset.task
     check_shown(shown, task)
     note_unknown_settings(args, method)
-    models = choose_models(args, task)
-    settings = settings_of_method(args, task, models)
+    models, search = choose_models(args, task), Search(args, task, dataset.path)
+    settings = settings_of_method(args, task, models) | {"search": search.settings}
     collect = partial(collect_responses, dataset.records)
     output = Output(dataset.output_addr, settings, [*dataset.questions], collect, "answers", args, dataset=dataset.path)
     output.figures = {"method_sha256": file_hash(method.path)}
@@ -66,6 +67,7 @@ def answer_by_method(args: Arguments, open_api: OpenAPI) -> int:
         partial(count_answers, task),
         partial(describe_answers, models, method.path, earlier),
         many_calls=True,
+        search=search,
         is_replayed=True,  # its file, or what it imports, may have changed
     )
     return run_stages([stage], args, open_api)
@@ -177,6 +179,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         help="fields that only the scorer should see and --method may read, to make training data; tables call its "
         "scores an upper bound (default: none)")
     # fmt: on
+    add_search_arguments(parser)
     parser.decides_nothing("--model", "the settings have the models' identities")
     parser.without_effect(
         "--rag --choose --trim_items",
@@ -184,7 +187,7 @@ def add_method_arguments(parser: cli.FlagParser) -> None:
         "with --method, because the method itself decides what to ask",
     )
     parser.without_effect(
-        "--model --set --show_fields", lambda args: args.method is None, "without --method", "give --method"
+        "--model --set --show_fields --search", lambda args: args.method is None, "without --method", "give --method"
     )
 
 

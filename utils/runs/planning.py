@@ -73,7 +73,10 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
     """Return each dataset's given plans: gold ones, or those of --plans_addr (UserError if incomplete)."""
     if args.gold_plan:
         return [
-            {key: parsing.gold_plan(dataset.task.gold_plan(record), lead_in) for key, record in dataset.questions.items()}
+            {
+                key: parsing.gold_plan(dataset.task.gold_plan(record), lead_in)
+                for key, record in dataset.questions.items()
+            }
             for dataset in datasets
         ]
     if not args.plans_addr:

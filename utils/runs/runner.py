@@ -53,6 +53,9 @@ def make_pieces(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI, is_
     with ExitStack() as closes:
         for model in models.values() if not is_inner else ():
             closes.callback(model.completions.store.close)
+        for stage in stages:
+            if stage.search is not None:
+                closes.callback(stage.search.close)
         loop = closes.enter_context(closing(Loop()))
         left = loop.run(_advance(runs, {}))
         while left:
@@ -140,6 +143,7 @@ class Run:
         lacking: what the store lacks, by role (--dry_run).
         missing: the reason for each record that a server failed to answer.
         raised: place and error for each record on which a user's method raised.
+        lacking_searches: searches that would need the encoder (--dry_run).
         asks_otherwise: records whose last run did not repeat the calls of their earlier one.
         device: the device of an engine that was used; None if the store had everything.
     """
@@ -159,7 +163,7 @@ class Run:
         self._call_hashes: dict[Key, set[int]] = {}  # calls of each record that has run and not ended
         self._needs: dict[Key, str] = {}  # the role that a record waits for
         self.lacking = {role: Lacking(model) for role, model in stage.models.items()}
-        self._num_calls = self._num_unusable = 0
+        self.lacking_searches = self._num_calls = self._num_unusable = 0
         self._begin_pass()
 
     def _begin_pass(self) -> None:
@@ -222,7 +226,9 @@ class Run:
         waiting, most = iter(list(self.left.items())), max(OUTAGE, concurrency)
         left, untried = {}, {}  # records that need another engine, and records not begun
         args, stage = self._args, self.stage
-        around = Surroundings(stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call)
+        around = Surroundings(
+            stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call, stage.search
+        )
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
         may_stop = only_model and not (own or is_dry or problem or only_model.completions.cached_only)
@@ -319,6 +325,7 @@ class Run:
             self._end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
+            self.lacking_searches += ask.lacking_searches
             for role, call in ask.lacking if self._is_dry else ():
                 self.lacking[role].add(call)
         elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters

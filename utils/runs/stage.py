@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from retrieval.search import Search
 from utils.benchmarks.task import Task
 from utils.files.output import Key, Output, Piece, Pieces
 from utils.generation.model import Model
@@ -28,6 +29,7 @@ class Stage:
         stand_in: --dry_run: a piece that takes the place of one that does not exist yet.
         assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
         many_calls: a record makes several calls.
+        search: finds items for `ask.search`.
         is_replayed: it is run even if its outputs are finished, because a user's method may have changed.
     """
 
@@ -42,6 +44,7 @@ class Stage:
     stand_in: Piece | None = None
     assumes: str = ""
     many_calls: bool = False
+    search: Search | None = None
     is_replayed: bool = False
 
     @property

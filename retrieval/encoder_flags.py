@@ -1,0 +1,67 @@
+"""The encoder of a command: its flags, its pooling and settings, and loading it."""
+
+import argparse
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from utils.cli import positive_int
+from utils.cli.progress import announce
+from utils.models.hub import check_model, model_fingerprint
+
+if TYPE_CHECKING:
+    from retrieval.encoder import Encoder
+    from retrieval.pooling import Pooling
+
+ENCODER_FLAGS = "--model_name --max_length --pooling --normalize --no-normalize"
+
+
+def add_encoder_arguments(group: argparse._ActionsContainer) -> None:
+    """Add the flags that decide an embedding (`ENCODER_FLAGS`)."""
+    # fmt: off
+    add = group.add_argument
+    add("--model_name", default="facebook/contriever-msmarco", metavar="MODEL",
+        help="BERT-like encoder, by hub name or folder (%(default)s)")
+    add("--max_length", type=positive_int, default=512, metavar="N",
+        help="maximum number of tokens per text; longer texts are cut (%(default)s)")
+    add("--pooling", choices=["mean", "cls"],
+        help="a text's embedding: the mean over its tokens, or the first token's (default: as in the model's "
+        "sentence-transformers files, else mean)")
+    add("--normalize", action=argparse.BooleanOptionalAction,
+        help="scale embeddings to length 1, so that dot products are cosines (default: as for --pooling, else off)")
+    # fmt: on
+
+
+def find_pooling(args: argparse.Namespace) -> "Pooling":
+    """Return the encoder's pooling, by flags or its files; UserError if there is no such model."""
+    from retrieval.pooling import choose_pooling
+
+    check_model(args.model_name, args.cache_dir)
+    return choose_pooling(args.model_name, args.cache_dir, args.pooling, args.normalize)
+
+
+def settings_of_encoder(args: argparse.Namespace, pooling: "Pooling") -> dict[str, Any]:
+    """Return what an order by embeddings depends on besides flags."""
+    settings = {"pooling": pooling.mode, "normalize": pooling.normalize}
+    settings |= {"model": model_fingerprint(args.model_name, args.cache_dir)}
+    return settings | ({"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {})
+
+
+def settings_of_embeddings(args: argparse.Namespace, pooling: "Pooling", dtype: str) -> dict[str, Any]:
+    """Return what a text's embedding depends on; prefixes are part of the text."""
+    model, length = model_fingerprint(args.model_name, args.cache_dir), args.max_length
+    own = {"pooling": pooling.mode, "normalize": pooling.normalize}
+    return {"model": model, "max_length": length, "dtype": dtype, **own}
+
+
+def open_encoder(args: argparse.Namespace, pooling: "Pooling", device: str, dtype: str) -> "Encoder":
+    from retrieval.encoder import load_encoder
+    from retrieval.pooling import MEAN
+
+    announce(f"loading {args.model_name} (this may take a minute)")
+    if pooling != MEAN:
+        print(f"note: {args.model_name}: {pooling}", file=sys.stderr)
+    if re.search(r"(?i)\be5\b", args.model_name) and not any(pooling.prefixes):
+        problem = "E5 models expect 'query: ' and 'passage: ' before texts, but its files define no prompts"
+        print(f"note: {args.model_name}: {problem}, so none are added", file=sys.stderr)
+    return load_encoder(args.model_name, args.cache_dir, device, dtype, args.max_length, pooling)
