@@ -15,7 +15,6 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import manifest_of, noted_settings, read_manifest
 from utils.files.output import Output
 from utils.files.writing import Lock
-from utils.generation.failures import common_reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}
@@ -121,7 +120,7 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     output = make(path, keys=[("q1", 1)], num_shards=num_shards, settings=settings)
     output.open()
     assert output.publish("CPU") == (num_shards == 1)
-    assert output.report_failed(common_reasons) == 0
+    assert output.report_failed() == 0
     if num_shards == 1:
         make(path, keys=[("q1", 1)], settings=settings).report_finished()
     told = capsys.readouterr().err
@@ -215,19 +214,14 @@ SCORED = {**FAILED, "mean_log_probs": {}}
 def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
     keys = [(f"q{number}", 0) for number in range(4)]
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
-    assert make(path, keys=keys, pieces=pieces).report_failed(common_reasons) == 1
+    assert make(path, keys=keys, pieces=pieces).report_failed() == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
     again = "; a higher --max_retries retries them" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
-    assert (
-        make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed(common_reasons) == 1
-    )  # that piece was never requested
-    assert (
-        make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed(common_reasons)
-        == 0
-    )
+    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested
+    assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
 
 
 # Killed while it is published

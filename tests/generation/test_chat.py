@@ -12,9 +12,8 @@ import pytest
 
 from prompts import join_posts, load_prompt
 from utils.cli import UserError
-from utils.generation.chat import APIChat, LocalChat, choose_length, fold
+from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
 from utils.generation.fitting import Fitted, fit_posts, largest
-from utils.generation.plain_text import PlainText
 from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]

@@ -18,7 +18,7 @@ from utils import make_table
 from utils.cli import UserError
 from utils.files import file_hashes
 from utils.files.manifest import manifest_of, publish, read_manifest
-from utils.generation.identity import identify_model
+from utils.generation.engines import identify_model
 from utils.generation.store import ModelStore
 from utils.models import hub
 from utils.models.hub import model_fingerprint

@@ -21,8 +21,7 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
-from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
-from utils.generation.thought_reader import ThoughtReader
+from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
 from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'

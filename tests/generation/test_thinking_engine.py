@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 
 from utils.cli import UserError
 from utils.generation.requests import Sampling
-from utils.generation.thinking import GPT_OSS, TAGS
-from utils.generation.thought_reader import ThoughtReader, harmony_tag
+from utils.generation.thinking import GPT_OSS, TAGS, ThoughtReader, harmony_tag
 from utils.parsing.answers import ANSWER_SCHEMA
 from utils.parsing.choices import VERDICT_SCHEMA
 from utils.parsing.thoughts import Split

@@ -11,10 +11,9 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 
 from prompts import load_prompt
 from utils.benchmarks import tasks
-from utils.generation.chat import LocalChat
+from utils.generation.chat import LocalChat, PlainText, passages_of
 from utils.generation.encoder_decoder import TextWindow
 from utils.generation.fitting import fit_items, fit_trimmed
-from utils.generation.plain_text import PlainText, passages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"

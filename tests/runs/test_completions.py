@@ -137,17 +137,18 @@ def test_cached_only_rereads_the_store_once_for_all_waiting_calls(tmp_path, monk
         Completions(ModelStore(tmp_path / "completions", "m", {}), False, is_waiting) for is_waiting in (False, True)
     )
     sampling = [Policy(0.5, 1.0, 100, seed, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0) for seed in range(50)]
+    prompt = waiting.hashed(array("l", [1]))
     looks, refresh = [], waiting.store.refresh
     monkeypatch.setattr(waiting.store, "refresh", lambda: looks.append(refresh()))
 
     def ask(one):
-        return waiting.complete(None, "m", array("l", [1]), one)
+        return waiting.complete(None, "m", prompt, one)
 
     async def ask_all():
         asked = [asyncio.create_task(ask(one)) for one in sampling]
         await asyncio.sleep(0)
         for one in sampling[::2]:  # as another node does
-            await kept.complete(Engine([FREE]), "m", array("l", [1]), one)
+            await kept.complete(Engine([FREE]), "m", prompt, one)
         found = await asyncio.gather(*asked, return_exceptions=True)
         return found, await asyncio.gather(ask(sampling[1]), return_exceptions=True)
 
@@ -160,13 +161,13 @@ def test_stored_completions_yield_to_other_tasks(tmp_path):
     """A signal, and the answers of an engine."""
     completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False), Engine([FREE])
     sampling = Policy(0.5, 1.0, 100, 0, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0)
-    turns = []
+    prompt, turns = completions.hashed(array("l", [1])), []
 
     async def ask_often():
         other = asyncio.create_task(asyncio.sleep(0))
         other.add_done_callback(lambda _: turns.append("other"))
         for _ in range(5):
-            await completions.complete(engine, "m", array("l", [1]), sampling)
+            await completions.complete(engine, "m", prompt, sampling)
             turns.append("ours")
 
     asyncio.run(ask_often())

@@ -26,9 +26,9 @@ from utils.files.json_files import read_json
 from utils.files.writing import replace_link
 from utils.generation import beams, engines
 from utils.generation.beams import Room, batches, padded_length, room_of, write
+from utils.generation.chat import Passages, PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.model import Policy
-from utils.generation.plain_text import Passages, PlainText
 from utils.generator.examples import Lesson, build_examples
 from utils.generator.trainer import load_with_lora
 from utils.training.checkpoints import Selection

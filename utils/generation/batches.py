@@ -25,10 +25,9 @@ from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
 from utils.files.writing import locked, open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
-from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.refusals import Refusals
-from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import Completion, RefusedError, Rendered, Sampling, UnavailableError
 
 Fields = dict[str, Any]  # a JSON object
 

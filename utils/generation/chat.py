@@ -1,7 +1,8 @@
 """Chat messages as a model reads them: rendered, counted, and kept within the token budget.
 
 `LocalChat` uses the model's tokenizer and chat template and returns token ids, so the engine adds nothing (no second
-BOS). `APIChat` leaves rendering to the server and counts or estimates tokens.
+BOS). `PlainText` is that of an encoder-decoder, without a chat template, whose prompt may have several passages.
+`APIChat` leaves rendering to the server and counts or estimates tokens.
 """
 
 import math
@@ -12,6 +13,7 @@ from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -22,11 +24,18 @@ from prompts import Messages
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce
+from utils.generation.requests import Rendered
 from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, check_tokens, loading, longest_sequence
-
-Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
+from utils.models.loading import (
+    TOKENIZER_FILES,
+    adapter_base,
+    blaming,
+    check_special_tokens,
+    check_tokens,
+    loading,
+    longest_sequence,
+)
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
@@ -310,6 +319,38 @@ class LocalChat(_Counting):
     def count(self, text: str) -> int:
         """Return the number of tokens of a text within a message."""
         return len(self._encode_all([self._as_text(text)])[0])
+
+
+@dataclass(frozen=True)
+class Passages:
+    """A prompt for fusion in decoder: passages of the question with one item each, as token ids."""
+
+    parts: tuple[array, ...]
+
+    def __len__(self) -> int:
+        """Return the number of tokens in all passages."""
+        return sum(map(len, self.parts))
+
+
+def passages_of(prompt: array | Passages) -> tuple[array, ...]:
+    return getattr(prompt, "parts", (prompt,))
+
+
+class PlainText(LocalChat):
+    """Renders only the last message of a prompt, with the end-of-text token; training had no instructions."""
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        self.model_limit = None  # T5's positions are relative
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
+
+    def render(self, messages: Messages) -> array:
+        return self.render_reply(messages[-1]["content"])
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.tokenizer.eos_token_id
 
 
 class APIChat(_Counting):

@@ -12,10 +12,9 @@ from typing import Any
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.generation.chat import choose_length
+from utils.generation.chat import Passages, PlainText, choose_length
 from utils.generation.fitting import Entry, Trimmed, fit_items, fit_trimmed
 from utils.generation.model import Model, Policy, Window
-from utils.generation.plain_text import Passages, PlainText
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.models.devices import fitting
 from utils.models.hub import model_folder

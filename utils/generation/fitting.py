@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from prompts import History, Messages, Prompt
-from utils.generation.chat import Chat, Rendered
+from utils.generation.chat import Chat
+from utils.generation.requests import Rendered
 
 T = TypeVar("T")
 Entry = tuple[str, Callable[[str], str]]  # a text, and a function from its kept part to the entry

@@ -21,11 +21,9 @@ import psutil
 from utils.cli import UserError
 from utils.cli.errors import EngineDiedError
 from utils.cli.progress import announce
-from utils.generation.chat import Rendered
-from utils.generation.requests import SAMPLED, Completion, Sampling, Scored
+from utils.generation.requests import SAMPLED, Completion, Rendered, Sampling, Scored
 from utils.generation.scoring import score_continuations
-from utils.generation.thinking import GPT_OSS, NO_PARSER
-from utils.generation.thought_reader import ThoughtReader, harmony_tag
+from utils.generation.thinking import GPT_OSS, NO_PARSER, ThoughtReader, harmony_tag
 from utils.generation.vllm_setup import (
     ENGINE_LOG,
     cores,
