@@ -10,7 +10,7 @@ import pytest
 from test_models import NOT_SERVED, SERVED
 
 from utils.cli import UserError
-from utils.generation import engines, vllm_engine, vllm_setup
+from utils.generation import engines, vllm_engine
 from utils.generation.requests import Sampling
 from utils.models.hub import MOST_RANK
 from utils.models.loading import longest_sequence
@@ -105,7 +105,7 @@ def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monke
 
 def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_unless_the_user_says_so(monkeypatch):
     monkeypatch.setattr("os.environ", {"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
-    vllm_setup.set_defaults(on_gpu=True, engines=1)
+    vllm_engine.set_defaults(on_gpu=True, engines=1)
     assert os.environ == {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
 
 
@@ -156,7 +156,7 @@ def test_vllm_serves_the_adapters_that_are_not_refused(settings):
 def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", folder)
     monkeypatch.setattr("os.environ", {})
-    vllm_setup.set_defaults(on_gpu=True, engines=1)
+    vllm_engine.set_defaults(on_gpu=True, engines=1)
     assert os.environ.get("VLLM_RPC_BASE_PATH") == found
 
 
@@ -172,5 +172,5 @@ def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
 )
 def test_the_last_message_of_an_engine(tmp_path, lines, found):
     (tmp_path / "log").write_text("\n".join(lines))
-    message = vllm_setup.last_message(str(tmp_path / "log"))
+    message = vllm_engine.last_message(str(tmp_path / "log"))
     assert re.fullmatch(f"{found}.*", message) if found else message is None

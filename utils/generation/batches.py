@@ -70,8 +70,8 @@ class BatchEngine(APIEngine):
         request = self._request(model, prompt, sampling)
         # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
-            way = self.refusals.way(schema)
-            body = self.refusals.body(way, request, schema)
+            refused = self.refusals.refused
+            body = self.refusals.body(refused, request, schema)
             # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, shared.tries[key]) >= ROUNDS
@@ -85,7 +85,7 @@ class BatchEngine(APIEngine):
             raise RefusedError(answer)
         if answer is not None:
             try:
-                return self.refusals.with_refused(way, request, schema, self._read(answer, sampling, body))
+                return self.refusals.with_refused(refused, request, schema, self._read(answer, sampling, body))
             except UnavailableError:  # the answer is not a completion
                 shared.tries[key] += 1
         shared.noted[key] = body
