@@ -409,7 +409,7 @@ def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_o
 
 
 def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):
-    ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
+    ruled = {(script, flag) for script in SCRIPTS for flags, *_ in parser_of(script)._rules for flag in flags}
     assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 

@@ -9,7 +9,6 @@ import math
 import re
 import sys
 import threading
-from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -25,7 +24,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce
 from utils.generation.requests import Rendered
-from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
+from utils.generation.thinking import own_parser
 from utils.models.hub import pinned_source, skipping_absent_hub
 from utils.models.loading import (
     TOKENIZER_FILES,
@@ -96,11 +95,6 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
             content = f"{folded.pop()['content']}\n\n{content}"
         folded.append({"role": role, "content": content})
     return folded
-
-
-def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
-    """Return a model's chat, behind an API or local (--openai, --cache_dir)."""
-    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir, template_variables(args))
 
 
 def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
@@ -186,9 +180,7 @@ class LocalChat(_Counting):
                 "  in a copy of its folder, save the one to use as chat_template.jinja"
             )
         self.model_limit = longest_sequence(config)
-        self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
-        if not only_known:
-            refuse_unknown(variables or {}, self.variables, self._template)
+        self.variables = self._choose_variables(variables or {}, only_known)
         if CLOCK in self.tokenizer.get_chat_template():
             self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
             try:
@@ -201,6 +193,18 @@ class LocalChat(_Counting):
             problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
             print(f"note: {model_addr}: {problem}", file=sys.stderr)
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
+
+    def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
+        """Return the variables that the template knows; another one would silently change nothing."""
+        text = self.tokenizer.get_chat_template()
+        chosen = {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", text)}
+        unknown = sorted(variables.keys() - chosen.keys())
+        if unknown and not only_known:
+            name = unknown[0]
+            flag = name if name == "reasoning_effort" else f"chat_template_kwargs: {name}"
+            remedy = "leave it out, or check the name in the model card"
+            raise UserError(f"--{flag}: {self._template} has no such variable\n  {remedy}")
+        return chosen
 
     def _check_template(self) -> str:
         """Check the template, and return the text that it adds after the user's."""

@@ -1,6 +1,6 @@
 """Fit prompts into a token budget: drop the lowest-ranked posts first, then the end of the last remaining one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -82,19 +82,14 @@ def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **val
     def render(number: int) -> Rendered | None:
         return _render_within(prompt.messages(turns=history.first(number), **values), chat, budget)
 
-    most = len(history.items)
-    number, rendered = largest(most, render, guess_number(history, chat, budget))
+    def length(places: Iterable[int]) -> int:
+        return sum(chat.count_again(history.messages[place]["content"]) for place in places)
+
+    most, left, guess = len(history.items), budget - length(history.fixed), 0
+    while guess < most and (left := left - length(history.items[guess])) >= 0:
+        guess += 1
+    number, rendered = largest(most, render, guess)
     return rendered and Fitted(rendered, number, most - number)
-
-
-def guess_number(history: History, chat: Chat, budget: int) -> int:
-    """Return how many items fit into the budget, ignoring the text around them."""
-    left = budget - sum(chat.count_again(history.messages[place]["content"]) for place in history.fixed)
-    for number, item in enumerate(history.items):
-        left -= sum(chat.count_again(history.messages[place]["content"]) for place in item)
-        if left < 0:
-            return number
-    return len(history.items)
 
 
 def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None) -> tuple[int, T | None]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError
-from utils.files.manifest import read_folder_manifest
+from utils.files.manifest import folder_settings
 from utils.generation.requests import Sampling, is_cut
 from utils.parsing.thoughts import CLOSING, OPENING, Split, split_thoughts
 
@@ -49,19 +49,6 @@ def template_variables(args: Namespace) -> dict[str, Any]:
     return variables
 
 
-def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
-    """Return the variables whose names are in a template's text."""
-    return {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", template)}
-
-
-def refuse_unknown(variables: dict[str, Any], in_template: dict[str, Any], where: str) -> None:
-    """Raise UserError for a variable that a template does not know, because it would silently change nothing."""
-    if unknown := variables.keys() - in_template.keys():
-        name = min(unknown)
-        flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
-        raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or check the name in the model card")
-
-
 @dataclass(frozen=True)
 class Thoughts:
     """How a model thinks."""
@@ -86,12 +73,13 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     parser_flag = args.reasoning_parser
     if not hasattr(chat, "prompt_end"):
         return _thoughts_of_api(model_addr, parser_flag, vars(args).get("reasoning_effort"))
+    opened = opening_of(chat.prompt_end) is not None
     if parser_flag == NO_PARSER:
-        return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: by the marks in the text
-    trained = read_folder_manifest(model_addr)
-    if is_closed(chat.prompt_end) or (trained and trained["settings"].get("script") in TRAINED):
+        return Thoughts(NO_PARSER, True if opened else None)  # None: by the marks in the text
+    is_closed = not opened and CLOSING.search(chat.prompt_end) is not None
+    if is_closed or folder_settings(model_addr).get("script") in TRAINED:
         return Thoughts()
-    parser, opened = parser_flag or chat.own_parser, opening_of(chat.prompt_end) is not None
+    parser = parser_flag or chat.own_parser
     return Thoughts(parser, opened, opened or parser is not None)
 
 
@@ -125,11 +113,6 @@ def opening_of(end: str) -> str | None:
     """Return the mark of the thought that a prompt with this end opens; None if it opens none."""
     opened = list(OPENING.finditer(end))
     return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
-
-
-def is_closed(end: str) -> bool:
-    """Return whether a prompt with this end has a closed thought."""
-    return CLOSING.search(end) is not None and opening_of(end) is None
 
 
 class ThoughtReader:

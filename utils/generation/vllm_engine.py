@@ -113,8 +113,7 @@ class VLLMEngine:
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         # A schema applies after the thoughts; gpt-oss's tag includes them.
         thinks = sampling.reasoning_parser not in (None, NO_PARSER, GPT_OSS)
-        own = self._own_sampling if None in (sampling.temperature, sampling.top_p) else {}
-        params = sampling_params(sampling, own)
+        params = sampling_params(sampling, self._own_sampling)
         params.skip_special_tokens = not self._thoughts.marks_are_special
         result = await self._ask(model, prompt, params, reasoning_ended=not thinks)
         output = result.outputs[0]
