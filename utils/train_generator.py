@@ -42,7 +42,7 @@ from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
-from utils.generation.model import Window
+from utils.generation.fitting import Window
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
 from utils.models.devices import set_up_allocator
 from utils.models.hub import identify_local_model

@@ -5,15 +5,16 @@ import random
 import socket
 import threading
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from prompts import join_posts, load_prompt
+from prompts import join_posts, load_prompt, own_prompt
 from utils.cli import UserError
 from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
-from utils.generation.fitting import Fitted, fit_posts, largest
+from utils.generation.fitting import Fitted, Window, largest
 from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
@@ -355,12 +356,15 @@ class LetterChat:
 QUESTION = "How?"
 
 
+PROMPT = replace(own_prompt("{profile}|" + QUESTION), exact=True)
+
+
 def build(posts):
     return [{"role": "user", "content": f"{join_posts(posts)}|{QUESTION}"}]
 
 
 def fit(posts, budget):
-    return fit_posts(build, posts, LetterChat(), budget)
+    return Window(LetterChat(), budget, 0).fit(PROMPT, posts, join_posts)
 
 
 # "aaaa\n\nbbb\n\ncc|How?" has 4 + 2 + 3 + 2 + 2 + 5 = 18 letters.
@@ -429,7 +433,7 @@ def test_fitting_agrees_with_an_exhaustive_search():
 )
 def test_a_long_profile_is_rendered_a_few_times_only(posts, budget, most_renders):
     chat = LetterChat()
-    fit_posts(build, posts, chat, budget)
+    Window(chat, budget, 0).fit(PROMPT, posts, join_posts)
     assert chat.renders <= most_renders
 
 
@@ -457,8 +461,8 @@ def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
 
     for count in (3, 2, 1):
         exactly = chat.length(chat.render(messages(posts[:count])))
-        assert fit_posts(messages, posts, chat, exactly).num_contexts_used == count
-        less = fit_posts(messages, posts, chat, exactly - 1)
+        assert Window(chat, exactly, 0).fit(prompt, posts, join_posts, question=QUESTION).num_contexts_used == count
+        less = Window(chat, exactly - 1, 0).fit(prompt, posts, join_posts, question=QUESTION)
         if count > 1:
             assert (less.num_contexts_used, less.num_contexts_dropped) == (count - 1, 4 - count)
     assert less == Fitted(chat.render(messages(["first post"])), 1, 2, context_cut=True)  # ’ is three tokens

@@ -13,7 +13,7 @@ from prompts import load_prompt
 from utils.benchmarks import tasks
 from utils.generation.chat import LocalChat, PlainText, passages_of
 from utils.generation.encoder_decoder import TextWindow
-from utils.generation.fitting import fit_items, fit_trimmed
+from utils.generation.fitting import Window
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -40,15 +40,16 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
         entries, values = task.best_entries(record, 10), task.values(record)
         items = task.best_items(record, 10)
         assert [write(text) for text, write in entries] == items
-        whole = fit_items(prompt, items, chat, 8192, task.join, **values)
-        assert fit_trimmed(prompt, entries, chat, 8192, task.join, **values).prompt == whole.prompt
+        window = Window(chat, 8192, 0)
+        whole = window.fit(prompt, items, task.join, **values)
+        assert window.fit_trimmed(prompt, entries, task.join, **values).prompt == whole.prompt
         if not items:
             continue
-        around = chat.length(fit_items(prompt, [], chat, 8192, task.join, **values).prompt)
+        around = chat.length(window.fit(prompt, [], task.join, **values).prompt)
         needed = sum(chat.count(write("")) for _, write in entries)
         # Room for the surrounding text within 0.6 of it, for the entries' own words, and some of their texts.
         budget = max(int(around / 0.6) + 50, around + 2 * needed + 50)
-        fitted = fit_trimmed(prompt, entries, chat, budget, task.join, **values)
+        fitted = Window(chat, budget, 0).fit_trimmed(prompt, entries, task.join, **values)
         assert chat.length(fitted.prompt) <= budget
         assert (fitted.num_contexts_used, fitted.num_contexts_dropped) == (len(items), 0)
         assert 0 <= fitted.num_contexts_trimmed <= len(items)
@@ -100,7 +101,7 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
     prompt = load_prompt(task.prompts["rag"])
 
     def count_rendered(items):
-        return len(fit_items(prompt, items, Characters(), 10**6, task.join, question="?").prompt) - 1
+        return len(Window(Characters(), 10**6, 0).fit(prompt, items, task.join, question="?").prompt) - 1
 
     for k, num_words, seed in product(range(1, 17), (2, 40, 60, 400), (1, 2)):
         generator = random.Random(100 * seed + k)

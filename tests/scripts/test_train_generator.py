@@ -496,7 +496,7 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.generation.chat import LocalChat
-    from utils.generation.model import Window
+    from utils.generation.fitting import Window
     from utils.generator.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")

@@ -1,23 +1,21 @@
-"""A model in a run: its policy for sampling and retries, and prompts within its context.
+"""A model in a run: its policy for sampling and retries, and the lengths of its prompts and outputs.
 
 Every try has another seed. By default (`fallback`), the last try is constrained to the schema; `always` constrains
 every try; `never`, the reference code's way, raises the temperature by 0.1 per try, up to 1.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.flags import Arguments
 from utils.cli.progress import announce
 from utils.files.output import Key
 from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length, open_local_chat
 from utils.generation.completions import Completions
-from utils.generation.fitting import Entry, Fitted, fit_items, fit_trimmed
+from utils.generation.fitting import Window
 from utils.generation.requests import FURTHER, Engine, Sampling
 from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts, template_variables
 
@@ -66,27 +64,6 @@ class Policy:
             # A greedy free try would only repeat itself, so the second try is already constrained.
             return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(is_sampled))
         return self.constrained_decoding == "always"
-
-
-@dataclass(frozen=True)
-class Window:
-    """A model's context, which prompt and output share."""
-
-    chat: Chat
-    length: int  # tokens of prompt and output together
-    max_tokens: int  # of the output
-
-    def fit(
-        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into what the output leaves (`fit_items`)."""
-        return fit_items(prompt, items, self.chat, self.length - self.max_tokens, join, **values)
-
-    def fit_trimmed(
-        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into what the output leaves (`fit_trimmed`)."""
-        return fit_trimmed(prompt, entries, self.chat, self.length - self.max_tokens, join, **values)
 
 
 @dataclass(frozen=True)
