@@ -171,7 +171,7 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("template", "found"),
+    ("template", "problem"),
     [
         ("{% for", "fails: unexpected 'end of template'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
@@ -180,13 +180,13 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("", "drops the user's text; use another model"),
     ],
 )
-def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, found):
+def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, problem):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
         LocalChat(folder)
     message = str(error.value)
     start = f"{folder}: its chat template (chat_template.jinja)"
-    assert message.startswith((f"{start} {found}", f"{start}: {found}")) and len(message.splitlines()) == 1
+    assert message.startswith((f"{start} {problem}", f"{start}: {problem}")) and len(message.splitlines()) == 1
     assert message.isprintable()
 
 
@@ -209,7 +209,7 @@ def put_field(path, name, value):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "found"),
+    ("file", "change", "problem"),
     [
         ("config.json", ("model_type", "no such type"), "config.json cannot be loaded: The checkpoint you are trying"),
         (
@@ -233,7 +233,7 @@ def put_field(path, name, value):
         ("tokenizer.json", b"[" * 100_000, "tokenizer.json cannot be loaded: "),
     ],
 )
-def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, found):
+def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, problem):
     folder = save_model(tmp_path, USERS)
     if isinstance(change, bytes):
         (tmp_path / file).write_bytes(change)
@@ -241,7 +241,7 @@ def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, fo
         put_field(tmp_path / file, *change)
     with pytest.raises(UserError) as error:
         LocalChat(folder)
-    assert str(error.value).startswith(f"{folder}: its {found}") and len(str(error.value).splitlines()) == 1
+    assert str(error.value).startswith(f"{folder}: its {problem}") and len(str(error.value).splitlines()) == 1
 
 
 def test_a_tokenizer_without_its_file_is_refused(tmp_path):
@@ -537,7 +537,7 @@ def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
         lambda text: chat.render_reply(text)[:-1],
     ):
         rendered = render(text)
-        assert [[*rendered].count(one) for one in ids] == [[*render("It prints.")].count(one) for one in ids]
+        assert [[*rendered].count(token) for token in ids] == [[*render("It prints.")].count(token) for token in ids]
         assert text in chat.tokenizer.decode(list(rendered))
     assert chat.count(text) == len(text.encode()) == len(chat.render_option(text))
 

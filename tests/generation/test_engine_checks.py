@@ -129,14 +129,16 @@ def test_the_longest_sequence_is_vllms(field, kind, rope):
     from transformers import AutoConfig
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
-    its = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
+    model_config = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
     derived = SimpleNamespace(
-        derived_max_model_len_and_key=ModelArchConfigConvertorBase(its, its).derive_max_model_len_and_key()
+        derived_max_model_len_and_key=ModelArchConfigConvertorBase(
+            model_config, model_config
+        ).derive_max_model_len_and_key()
     )
-    longest = longest_sequence(its)
-    assert config._get_and_verify_max_len(its, derived, None, longest, False, None) == longest >= 400
+    longest = longest_sequence(model_config)
+    assert config._get_and_verify_max_len(model_config, derived, None, longest, False, None) == longest >= 400
     with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
-        config._get_and_verify_max_len(its, derived, None, longest + 1, False, None)
+        config._get_and_verify_max_len(model_config, derived, None, longest + 1, False, None)
 
 
 @pytest.mark.parametrize("settings", [*NOT_SERVED, *SERVED])
@@ -150,18 +152,18 @@ def test_vllm_serves_the_adapters_that_are_not_refused(settings):
 
 
 @pytest.mark.parametrize(
-    ("folder", "found"),
+    ("folder", "expected"),
     [("/scratch/" + "d" * 70, "/tmp"), ("/scratch/" + "é" * 40, "/tmp"), ("/scratch/" + "d" * 61, None)],
 )
-def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
+def test_sockets_are_in_a_folder_with_a_short_name(folder, expected, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", folder)
     monkeypatch.setattr("os.environ", {})
     vllm_engine.set_defaults(on_gpu=True, engines=1)
-    assert os.environ.get("VLLM_RPC_BASE_PATH") == found
+    assert os.environ.get("VLLM_RPC_BASE_PATH") == expected
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "expected"),
     [
         ([], None),
         (["libgomp: a warning"], None),
@@ -170,7 +172,7 @@ def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
         (["KeyError: 'a'", "During handling", "ValueError: \x1b[1mthe last\x1b[0m"], "ValueError: .*the last"),
     ],
 )
-def test_the_last_message_of_an_engine(tmp_path, lines, found):
+def test_the_last_message_of_an_engine(tmp_path, lines, expected):
     (tmp_path / "log").write_text("\n".join(lines))
     message = vllm_engine.last_message(str(tmp_path / "log"))
-    assert re.fullmatch(f"{found}.*", message) if found else message is None
+    assert re.fullmatch(f"{expected}.*", message) if expected else message is None

@@ -122,11 +122,11 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
         for part, (kept, left) in zip(passages_of(fitted.prompt), expected, strict=True):
             text = "".join(map(chr, part))[:-1]
             assert len(part) <= budget
-            stated, asked = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
-            assert question.startswith(asked) and list(stated) == [str(n) for n in kept]
+            stated, question_text = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
+            assert question.startswith(question_text) and list(stated) == [str(n) for n in kept]
             assert all(texts[int(n)].startswith(text) for n, text in stated.items())
             # An entry that would end in a space is shorter; the rest goes to the next ones.
-            off = [len(asked) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
+            off = [len(question_text) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
             assert all(abs(number) <= 1 + len(kept) for number in off)
             outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))
     assert outcomes == set(product([False, True], repeat=2))

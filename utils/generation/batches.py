@@ -44,9 +44,7 @@ class Asked:
     """Requests to one API in all runs of a command, by their hashes."""
 
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests not sent yet
-    answers: dict[str, bytes | str] = field(
-        default_factory=dict
-    )  # completions, or the reason if the content was refused
+    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why the content was refused
     tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
@@ -98,9 +96,11 @@ class BatchEngine(APIEngine):
         shared.noted.clear()
         await self._take_sent(left)
         rest, parts = self._unanswered(left), []
-        for requests in self._begun():
-            if rest.keys() >= set(requests):
-                parts.append({key: rest.pop(key) for key in requests})
+        lines = self._recorded()
+        sent = {line["sha256"] for line in lines if "id" in line}
+        for line in lines:  # first, and as it was, a batch that a process may have sent before it died
+            if line["sha256"] not in sent and rest.keys() >= set(line["requests"]):
+                parts.append({key: rest.pop(key) for key in line["requests"]})
         for part in parts + parts_of(rest):
             await self._ask_for(part)
         shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
@@ -197,12 +197,6 @@ class BatchEngine(APIEngine):
             for batch_id, requests in sent.items()
             if batch_id not in self._shared.read and requests & left.keys()
         }
-
-    def _begun(self) -> list[list[str]]:
-        """Return the requests of each batch that a process may have sent before it died, in their order."""
-        lines = self._recorded()
-        sent = {line["sha256"] for line in lines if "id" in line}
-        return [line["requests"] for line in lines if line["sha256"] not in sent]
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
         """Wait until a batch of `number` requests has ended, and return it."""
