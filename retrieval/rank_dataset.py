@@ -142,7 +142,8 @@ def main(argv: list[str] | None = None) -> int:
         print_dry_run(args, source, len(keys), ranked.finished)
         return 0
     if ranked.finished:
-        return ranked.report_finished()
+        ranked.report_finished()
+        return 0
     store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
     with closing(ranked), closing(store):
         ranked.open()

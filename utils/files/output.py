@@ -174,17 +174,12 @@ class Output:
             manifest |= describe_run(vars(self.args), self.settings, device, **figures)
         return True
 
-    def report_finished(self) -> int:
-        """Print that the file is finished and how many pieces are unusable, and return the exit code.
-
-        The code is always 0, so that commands that depend on this one can run.
-        """
+    def report_finished(self) -> None:
+        """Print that the file is finished and how many pieces are unusable."""
         print(f"{self.path}: already finished, left alone")
-        made = read_manifest(self.path)
-        if unusable := made.get("unusable"):
+        if unusable := read_manifest(self.path).get("unusable"):
             problem = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
-        return 0
 
     def report_failed(self) -> int:
         """Return the exit code: 1 if at least half of the requested pieces are unusable; then print why."""

@@ -52,6 +52,7 @@ class Completions:
         self._has_answered = False
 
     def hashed(self, prompt: Rendered) -> Hashed:
+        """Hash a prompt, so that looking up each try of a call hashes only the try's sampling."""
         parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts
         return Hashed(prompt, _hash("complete", self.store.described, *parts))
 
