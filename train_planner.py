@@ -26,9 +26,9 @@ from utils.cli.progress import announce
 from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
 from utils.generation.chat import PAPER_LENGTH, LocalChat, limit_length
-from utils.generation.fitting import fit_items
-from utils.generation.identity import identify_local_model
+from utils.generation.fitting import Window
 from utils.models.devices import set_up_allocator
+from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base
 from utils.parsing.plans import gold_text, one_line, target_settings
 from utils.planner.examples import Example, describe_examples
@@ -174,8 +174,8 @@ def build_examples(
         if not (titles := task.gold_plan(record)):
             continue
         target = chat.render_reply(gold_text(titles, lead_in))
-        items, budget = task.best_items(record, args.num_contexts), args.max_seq_length - len(target)
-        if fitted := fit_items(prompt, items, chat, budget, task.join, **task.values(record)):
+        items, window = task.best_items(record, args.num_contexts), Window(chat, args.max_seq_length, len(target))
+        if fitted := window.fit(prompt, items, task.join, **task.values(record)):
             num_dropped, is_cut = fitted.num_contexts_dropped, fitted.context_cut
             examples.append(Example(fitted.prompt, target, list(map(one_line, titles)), num_dropped, is_cut))
         else:

@@ -146,7 +146,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
     if ranked.finished and (kept is None or kept.folder.exists()):
-        return ranked.report_finished()
+        ranked.report_finished()
+        return 0
     store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
     with closing(ranked), closing(store), closing(kept) if kept else nullcontext():
         ranked.open()

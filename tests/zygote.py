@@ -280,7 +280,7 @@ class ServerPlanner:
         from transformers import AutoTokenizer
 
         from utils.generation.api_engine import APIEngine
-        from utils.generation.identity import read_api_key
+        from utils.generation.engines import read_api_key
 
         self._tokenizer = AutoTokenizer.from_pretrained(models[0])
         self._api = APIEngine(args.replaced(openai=True, **flags), read_api_key(flags["api_key_addr"]))

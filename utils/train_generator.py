@@ -40,13 +40,12 @@ from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import refuse_unranked
 from utils.files.writing import check_could_write
-from utils.generation.chat import PAPER_LENGTH, LocalChat, choose_length
+from utils.generation.chat import PAPER_LENGTH, LocalChat, PlainText, choose_length
 from utils.generation.encoder_decoder import INPUT_TOKENS, TARGET_TOKENS, TextWindow
-from utils.generation.identity import identify_local_model
-from utils.generation.model import Window
-from utils.generation.plain_text import PlainText
+from utils.generation.fitting import Window
 from utils.generator.examples import Example, build_examples, check_base, describe_examples
 from utils.models.devices import set_up_allocator
+from utils.models.hub import identify_local_model
 from utils.models.loading import adapter_base
 from utils.objectives.lessons import (
     add_objective_arguments,

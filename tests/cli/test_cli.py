@@ -145,12 +145,12 @@ DIFFERENT_ON_PURPOSE = {
 @pytest.mark.parametrize("flag", sorted(options_of(shared_parser())))
 def test_a_shared_flag_is_the_same_in_every_script(flag, parser_of):
     expected = describe(options_of(shared_parser())[flag])
-    found = {script: options_of(parser_of(script)).get(flag) for script in SCRIPTS}
+    actions = {script: options_of(parser_of(script)).get(flag) for script in SCRIPTS}
     exceptions = DIFFERENT_ON_PURPOSE.get(flag, [])
-    for script, action in found.items():
+    for script, action in actions.items():
         if action is not None and script not in exceptions:
             assert describe(action) == expected, script
-    assert any(found.values())
+    assert any(actions.values())
 
 
 def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
@@ -160,7 +160,9 @@ def test_any_other_flag_of_several_scripts_has_one_type_and_default(parser_of):
             if script not in DIFFERENT_ON_PURPOSE.get(flag, []):
                 kinds.setdefault(flag, set()).add((action.default, action.type))
     shared = options_of(shared_parser())
-    assert {flag: found for flag, found in kinds.items() if len(found) > 1 and flag not in shared} == {}
+    assert {
+        flag: kinds_of_flag for flag, kinds_of_flag in kinds.items() if len(kinds_of_flag) > 1 and flag not in shared
+    } == {}
 
 
 def describe(action):
@@ -392,7 +394,7 @@ def flags_of(words):
 def required_words(parser):
     """Return a value for each required flag of a parser."""
     required = [action for action in parser._actions if action.required]
-    return [word for one in required for word in (one.option_strings[0], (one.choices or ["value"])[0])]
+    return [word for action in required for word in (action.option_strings[0], (action.choices or ["value"])[0])]
 
 
 @pytest.mark.parametrize(("script", "mode", "flags", "message"), WITHOUT_EFFECT)
@@ -412,7 +414,7 @@ def test_a_flag_without_effect_is_refused(script, mode, flags, message, parser_o
 
 
 def test_every_without_effect_rule_is_tested_and_names_existing_flags(parser_of):
-    ruled = {(script, flag) for script in SCRIPTS for rule in parser_of(script)._rules for flag in rule.flags}
+    ruled = {(script, flag) for script in SCRIPTS for flags, *_ in parser_of(script)._rules for flag in flags}
     assert ruled == {(script, flag) for script, _, flags, _ in WITHOUT_EFFECT for flag in flags_of(flags)}
     assert all(flag in options_of(parser_of(script)) for script, flag in ruled)
 
@@ -456,11 +458,11 @@ def test_a_tilde_is_a_home(script, flag, home, expected, monkeypatch, parser_of,
     for own in ([f"{flag}={home}/a"], [flag, f"{home}/a"]):
         words = [*required_words(parser), *own]
         if expected is None:
-            told = f"error: {home}/a: no such user; for a folder of this name give ./{home}/a\n"
-            assert refusal_of(parser, words, capsys) == told
+            message = f"error: {home}/a: no such user; for a folder of this name give ./{home}/a\n"
+            assert refusal_of(parser, words, capsys) == message
         else:
-            found = vars(parser.parse_args(words))[flag.removeprefix("--")]
-            assert found in (f"{expected}/a", [f"{expected}/a"])
+            value = vars(parser.parse_args(words))[flag.removeprefix("--")]
+            assert value in (f"{expected}/a", [f"{expected}/a"])
 
 
 def test_the_api_address_can_come_from_the_environment(monkeypatch):

@@ -10,7 +10,7 @@ from utils.cli import UserError
 from utils.cli.environment import OF_API, OF_HUB, check_environment, proxy_before
 from utils.files.web_files import Server
 from utils.generation.api_engine import APIEngine
-from utils.generation.identity import identify_model
+from utils.generation.engines import identify_model
 from utils.models.hub import check_model
 from utils.models.hub_datasets import find_source
 

@@ -60,7 +60,7 @@ def test_the_commit_is_recorded_and_marked_if_files_differ(tmp_path):
     assert re.fullmatch("[0-9a-f]{40}", commit)
     (tmp_path / "answers.json").write_text("{}")  # not tracked: no change of the code
     assert commit_in(tmp_path) == commit
-    with open(tmp_path / "utils/cli/ending.py", "a") as file:
+    with open(tmp_path / "utils/cli/errors.py", "a") as file:
         file.write("# changed\n")
     assert commit_in(tmp_path) == f"{commit}+"
 

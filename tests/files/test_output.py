@@ -15,7 +15,6 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import manifest_of, noted_settings, read_manifest
 from utils.files.output import Output
 from utils.files.writing import Lock
-from utils.generation.failures import common_reasons
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {"model": "small", "temperature": 0.1, "inputs": "a" * 64}
@@ -105,9 +104,9 @@ def test_a_complete_output_of_this_command_is_finished(path, capsys):
     assert is_finished(path, keys=[("q2", 0), *list(PIECES)[1:]]) is False
     assert is_finished(path, settings={**SETTINGS, "inputs": "b" * 64}) is False
     assert is_finished(path.with_name("new") / "folder" / "answers.json") is False
-    assert make(path).report_finished() == 0
-    told, errors = capsys.readouterr()
-    assert told == f"{path}: already finished, left alone\n"
+    make(path).report_finished()
+    printed, errors = capsys.readouterr()
+    assert printed == f"{path}: already finished, left alone\n"
     assert errors == f"{path}: 1 of 3 answers are unusable; a higher --max_retries retries them\n"
     path.unlink()
     assert is_finished(path) is False
@@ -121,11 +120,11 @@ def test_beam_search_is_not_asked_again(path, capsys, num_shards):
     output = make(path, keys=[("q1", 1)], num_shards=num_shards, settings=settings)
     output.open()
     assert output.publish("CPU") == (num_shards == 1)
-    assert output.report_failed(common_reasons) == 0
+    assert output.report_failed() == 0
     if num_shards == 1:
         make(path, keys=[("q1", 1)], settings=settings).report_finished()
-    told = capsys.readouterr().err
-    assert "1 of 1 answers are unusable" in told and "--max_retries" not in told
+    printed = capsys.readouterr().err
+    assert "1 of 1 answers are unusable" in printed and "--max_retries" not in printed
 
 
 def made_with_other_settings(path):
@@ -165,11 +164,13 @@ UNKNOWN = "exists, and was not written by this script or was changed since"
 )
 def test_another_commands_output_is_refused_without_overwrite(path, begin, problem):
     begin(path)
-    told = is_finished(path)
-    assert told.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
+    message = is_finished(path)
+    assert message.startswith(f"{path}: {problem}  give another output, or --overwrite to replace it")
     assert is_finished(path, overwrite=True) is False  # it is kept until its replacement exists
     without_inputs = {name: value for name, value in SETTINGS.items() if name != "inputs"}
-    assert is_finished(path, settings=without_inputs) == (begin != larger and told)  # an earlier step gave fewer keys
+    assert is_finished(path, settings=without_inputs) == (
+        begin != larger and message
+    )  # an earlier step gave fewer keys
     write(path, overwrite=True)
     assert is_finished(path) is True
 
@@ -215,19 +216,14 @@ SCORED = {**FAILED, "mean_log_probs": {}}
 def test_a_run_fails_if_half_of_its_pieces_are_unusable(path, capsys, failed, more, remedy):
     keys = [(f"q{number}", 0) for number in range(4)]
     pieces = {key: failed if key[0] in ("q1", "q3") else {"value": "x"} for key in keys}
-    assert make(path, keys=keys, pieces=pieces).report_failed(common_reasons) == 1
+    assert make(path, keys=keys, pieces=pieces).report_failed() == 1
     first, reason, tried, last = capsys.readouterr().err.splitlines()
     again = "; a higher --max_retries retries them" if more else ""
     assert first == f"{path}: 2 of 4 answers are unusable{again}"
     assert re.match(r"  2 × .*, such as 'q1'", reason) and tried.strip().startswith(remedy) and "--overwrite" in last
     unanswered = {("q0", 0): {"value": None, "answered": [False]}}
-    assert (
-        make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed(common_reasons) == 1
-    )  # that piece was never requested
-    assert (
-        make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed(common_reasons)
-        == 0
-    )
+    assert make(path, keys=keys, pieces={**pieces, **unanswered}).report_failed() == 1  # that piece was never requested
+    assert make(path, keys=[*keys, ("q4", 0)], pieces={**pieces, ("q4", 0): {"value": "x"}}).report_failed() == 0
 
 
 # Killed while it is published
@@ -283,7 +279,7 @@ def test_a_kill_while_publishing_leaves_nothing_half_done(tmp_path, older):
         assert refused is False if is_new or text is None else "was made with other settings" in refused
         write(path, overwrite=bool(refused))
         assert is_finished(path) is True and names_in(folder) == {"answers.json", "answers.json.manifest.json"}
-    texts = [None if one is None else json.dumps(one[0]) + "\n" for one in (older, newer)]
+    texts = [None if entry is None else json.dumps(entry[0]) + "\n" for entry in (older, newer)]
     assert seen == {(texts[0], older is not None and older[1] == SETTINGS), (texts[0], True), (texts[1], True)}
 
 
@@ -296,8 +292,8 @@ def test_another_dataset_is_refused_and_a_changed_one_is_not(tmp_path):
     for dataset, inputs in ((data, "2"), (link, "2"), (other, "1")):  # the last one is a copy
         assert is_finished(output, settings={**SETTINGS, "inputs": inputs}, dataset=str(dataset)) is (inputs == "1")
     refused = {"settings": {**SETTINGS, "inputs": "2"}, "dataset": str(other)}
-    told = f"{output}: was made from {data}, not from {other}\n  give another output, or --overwrite to replace it"
-    assert is_finished(output, **refused) == told
+    message = f"{output}: was made from {data}, not from {other}\n  give another output, or --overwrite to replace it"
+    assert is_finished(output, **refused) == message
     assert is_finished(output, **refused, overwrite=True) is False
 
 

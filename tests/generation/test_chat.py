@@ -5,16 +5,16 @@ import random
 import socket
 import threading
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from prompts import join_posts, load_prompt
+from prompts import join_posts, load_prompt, own_prompt
 from utils.cli import UserError
-from utils.generation.chat import APIChat, LocalChat, choose_length, fold
-from utils.generation.fitting import Fitted, fit_posts, largest
-from utils.generation.plain_text import PlainText
+from utils.generation.chat import APIChat, LocalChat, PlainText, choose_length, fold
+from utils.generation.fitting import Fitted, Window, largest
 from utils.models.loading import adapter_base
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "猫 ’{x}’?\n\noutput: ```json"}]
@@ -171,7 +171,7 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.mark.parametrize(
-    ("template", "found"),
+    ("template", "problem"),
     [
         ("{% for", "fails: unexpected 'end of template'"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: maximum recursion depth exceeded"),
@@ -180,13 +180,13 @@ USERS = "{% for m in messages %}{{ m.content }}{% endfor %}"
         ("", "drops the user's text; use another model"),
     ],
 )
-def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, found):
+def test_an_unusable_chat_template_is_reported_in_one_line(tmp_path, template, problem):
     folder = save_model(tmp_path, template or " ")
     with pytest.raises(UserError) as error:
         LocalChat(folder)
     message = str(error.value)
     start = f"{folder}: its chat template (chat_template.jinja)"
-    assert message.startswith((f"{start} {found}", f"{start}: {found}")) and len(message.splitlines()) == 1
+    assert message.startswith((f"{start} {problem}", f"{start}: {problem}")) and len(message.splitlines()) == 1
     assert message.isprintable()
 
 
@@ -209,7 +209,7 @@ def put_field(path, name, value):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "found"),
+    ("file", "change", "problem"),
     [
         ("config.json", ("model_type", "no such type"), "config.json cannot be loaded: The checkpoint you are trying"),
         (
@@ -233,7 +233,7 @@ def put_field(path, name, value):
         ("tokenizer.json", b"[" * 100_000, "tokenizer.json cannot be loaded: "),
     ],
 )
-def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, found):
+def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, problem):
     folder = save_model(tmp_path, USERS)
     if isinstance(change, bytes):
         (tmp_path / file).write_bytes(change)
@@ -241,7 +241,7 @@ def test_a_damaged_model_file_is_reported_in_one_line(tmp_path, file, change, fo
         put_field(tmp_path / file, *change)
     with pytest.raises(UserError) as error:
         LocalChat(folder)
-    assert str(error.value).startswith(f"{folder}: its {found}") and len(str(error.value).splitlines()) == 1
+    assert str(error.value).startswith(f"{folder}: its {problem}") and len(str(error.value).splitlines()) == 1
 
 
 def test_a_tokenizer_without_its_file_is_refused(tmp_path):
@@ -356,12 +356,15 @@ class LetterChat:
 QUESTION = "How?"
 
 
+PROMPT = replace(own_prompt("{profile}|" + QUESTION), exact=True)
+
+
 def build(posts):
     return [{"role": "user", "content": f"{join_posts(posts)}|{QUESTION}"}]
 
 
 def fit(posts, budget):
-    return fit_posts(build, posts, LetterChat(), budget)
+    return Window(LetterChat(), budget, 0).fit(PROMPT, posts, join_posts)
 
 
 # "aaaa\n\nbbb\n\ncc|How?" has 4 + 2 + 3 + 2 + 2 + 5 = 18 letters.
@@ -430,7 +433,7 @@ def test_fitting_agrees_with_an_exhaustive_search():
 )
 def test_a_long_profile_is_rendered_a_few_times_only(posts, budget, most_renders):
     chat = LetterChat()
-    fit_posts(build, posts, chat, budget)
+    Window(chat, budget, 0).fit(PROMPT, posts, join_posts)
     assert chat.renders <= most_renders
 
 
@@ -458,8 +461,8 @@ def test_real_prompts_are_kept_within_the_budget_to_the_token(models):
 
     for count in (3, 2, 1):
         exactly = chat.length(chat.render(messages(posts[:count])))
-        assert fit_posts(messages, posts, chat, exactly).num_contexts_used == count
-        less = fit_posts(messages, posts, chat, exactly - 1)
+        assert Window(chat, exactly, 0).fit(prompt, posts, join_posts, question=QUESTION).num_contexts_used == count
+        less = Window(chat, exactly - 1, 0).fit(prompt, posts, join_posts, question=QUESTION)
         if count > 1:
             assert (less.num_contexts_used, less.num_contexts_dropped) == (count - 1, 4 - count)
     assert less == Fitted(chat.render(messages(["first post"])), 1, 2, context_cut=True)  # ’ is three tokens
@@ -534,7 +537,7 @@ def test_a_control_token_in_a_text_is_rendered_as_characters(tmp_path, style):
         lambda text: chat.render_reply(text)[:-1],
     ):
         rendered = render(text)
-        assert [[*rendered].count(one) for one in ids] == [[*render("It prints.")].count(one) for one in ids]
+        assert [[*rendered].count(token) for token in ids] == [[*render("It prints.")].count(token) for token in ids]
         assert text in chat.tokenizer.decode(list(rendered))
     assert chat.count(text) == len(text.encode()) == len(chat.render_option(text))
 

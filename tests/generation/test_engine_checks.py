@@ -10,7 +10,7 @@ import pytest
 from test_models import NOT_SERVED, SERVED
 
 from utils.cli import UserError
-from utils.generation import engines, vllm_engine, vllm_setup
+from utils.generation import engines, vllm_engine
 from utils.generation.requests import Sampling
 from utils.models.hub import MOST_RANK
 from utils.models.loading import longest_sequence
@@ -105,7 +105,7 @@ def test_batch_invariance_needs_a_gpu_that_has_it(lowest, on_gpu, refusal, monke
 
 def test_on_a_gpu_vllm_compiles_nothing_with_nvcc_unless_the_user_says_so(monkeypatch):
     monkeypatch.setattr("os.environ", {"VLLM_ALLREDUCE_USE_FLASHINFER": "1"})
-    vllm_setup.set_defaults(on_gpu=True, engines=1)
+    vllm_engine.set_defaults(on_gpu=True, engines=1)
     assert os.environ == {"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "1"}
 
 
@@ -129,14 +129,16 @@ def test_the_longest_sequence_is_vllms(field, kind, rope):
     from transformers import AutoConfig
     from vllm.transformers_utils.model_arch_config_convertor import ModelArchConfigConvertorBase
 
-    its = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
+    model_config = AutoConfig.for_model(kind, **{field: {**rope}}, max_position_embeddings=400)
     derived = SimpleNamespace(
-        derived_max_model_len_and_key=ModelArchConfigConvertorBase(its, its).derive_max_model_len_and_key()
+        derived_max_model_len_and_key=ModelArchConfigConvertorBase(
+            model_config, model_config
+        ).derive_max_model_len_and_key()
     )
-    longest = longest_sequence(its)
-    assert config._get_and_verify_max_len(its, derived, None, longest, False, None) == longest >= 400
+    longest = longest_sequence(model_config)
+    assert config._get_and_verify_max_len(model_config, derived, None, longest, False, None) == longest >= 400
     with pytest.raises(ValueError, match="is greater than the derived max_model_len"):
-        config._get_and_verify_max_len(its, derived, None, longest + 1, False, None)
+        config._get_and_verify_max_len(model_config, derived, None, longest + 1, False, None)
 
 
 @pytest.mark.parametrize("settings", [*NOT_SERVED, *SERVED])
@@ -150,18 +152,18 @@ def test_vllm_serves_the_adapters_that_are_not_refused(settings):
 
 
 @pytest.mark.parametrize(
-    ("folder", "found"),
+    ("folder", "expected"),
     [("/scratch/" + "d" * 70, "/tmp"), ("/scratch/" + "é" * 40, "/tmp"), ("/scratch/" + "d" * 61, None)],
 )
-def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
+def test_sockets_are_in_a_folder_with_a_short_name(folder, expected, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", folder)
     monkeypatch.setattr("os.environ", {})
-    vllm_setup.set_defaults(on_gpu=True, engines=1)
-    assert os.environ.get("VLLM_RPC_BASE_PATH") == found
+    vllm_engine.set_defaults(on_gpu=True, engines=1)
+    assert os.environ.get("VLLM_RPC_BASE_PATH") == expected
 
 
 @pytest.mark.parametrize(
-    ("lines", "found"),
+    ("lines", "expected"),
     [
         ([], None),
         (["libgomp: a warning"], None),
@@ -170,7 +172,7 @@ def test_sockets_are_in_a_folder_with_a_short_name(folder, found, monkeypatch):
         (["KeyError: 'a'", "During handling", "ValueError: \x1b[1mthe last\x1b[0m"], "ValueError: .*the last"),
     ],
 )
-def test_the_last_message_of_an_engine(tmp_path, lines, found):
+def test_the_last_message_of_an_engine(tmp_path, lines, expected):
     (tmp_path / "log").write_text("\n".join(lines))
-    message = vllm_setup.last_message(str(tmp_path / "log"))
-    assert re.fullmatch(f"{found}.*", message) if found else message is None
+    message = vllm_engine.last_message(str(tmp_path / "log"))
+    assert re.fullmatch(f"{expected}.*", message) if expected else message is None

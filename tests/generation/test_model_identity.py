@@ -18,7 +18,7 @@ from utils import make_table
 from utils.cli import UserError
 from utils.files import file_hashes
 from utils.files.manifest import manifest_of, publish, read_manifest
-from utils.generation.identity import identify_model
+from utils.generation.engines import identify_model
 from utils.generation.store import ModelStore
 from utils.models import hub
 from utils.models.hub import model_fingerprint
@@ -91,11 +91,11 @@ def test_finished_outputs_are_recognized_without_requests(output, tmp_path, caps
     scores = tmp_path / "scores.json"
     with server_with(models()) as server:
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
-        asked = server.lists_asked
+        lists_before = server.lists_asked
         assert baselines.main(words(server, output)) == judge(server, output, scores) == 0
         assert baselines.main(words(server, tmp_path / "new.json", "--dry_run")) == 0
         assert judge(server, output, tmp_path / "new_scores.json", "--dry_run") == 0
-        assert server.lists_asked == asked
+        assert server.lists_asked == lists_before
     capsys.readouterr()
     assert baselines.main(words(server, output)) == judge(server, output, scores) == 0  # the server is gone
     assert capsys.readouterr().out.count("already finished, left alone") == 2
@@ -121,8 +121,8 @@ def test_a_server_that_loads_another_model_under_its_name_is_refused(output):
     with server_with(models(root="org/chat-7b")) as server:
         assert baselines.main(words(server, output, "--limit", 2)) == 0
         server.list_models = models(root="org/chat-32b")
-        told = r'has completions of "chat \(org/chat-7b\)", but the server now reports "chat \(org/chat-32b\)"'
-        with pytest.raises(UserError, match=told):
+        problem = r'has completions of "chat \(org/chat-7b\)", but the server now reports "chat \(org/chat-32b\)"'
+        with pytest.raises(UserError, match=problem):
             baselines.main(words(server, output))
         assert len(server.requests) == 2
         assert baselines.main(words(server, output, *own_store(output), "--overwrite")) == 0
@@ -141,18 +141,18 @@ def test_model_id_names_what_a_server_cannot(output, tmp_path, capsys):
 
         other = tmp_path / "other.json"  # begun without, by a server that names a folder of its own
         assert baselines.main(words(first, other, "--limit", 2)) == 0
-        asked = len(second.requests)
+        requests_before = len(second.requests)
         assert baselines.main(words(second, other, "--model_id", "chat (/node1/chat)")) == 0
-        assert len(second.requests) - asked == NUM_QUESTIONS - 2
+        assert len(second.requests) - requests_before == NUM_QUESTIONS - 2
 
 
 def test_one_model_under_two_names_is_paid_once(output, tmp_path):
     """The identity alone decides: of two deployments with one --model_id, and of two names of one folder."""
     with server_with() as server:
         assert baselines.main(words(server, output, "--limit", 2, "--model_id", "7B", model="east")) == 0
-        other, asked = tmp_path / "other.json", len(server.requests)
+        other, requests_before = tmp_path / "other.json", len(server.requests)
         assert baselines.main(words(server, other, "--limit", 3, "--model_id", "7B", model="west")) == 0
-        assert len(server.requests) - asked == 1
+        assert len(server.requests) - requests_before == 1
     assert [path.name.startswith("east-") for path in (tmp_path / "completions").iterdir() if path.is_dir()] == [True]
 
 
@@ -287,11 +287,13 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
     with server_with(reply=fallback) as server:
         assert baselines.main(words(server, output)) == 0
         mini = sum(request["seed"] % 2 for request in server.requests)
-        found = [its[0].get("answered_by") for its in json.loads(output.read_text()).values()]
-        assert 0 < mini < NUM_QUESTIONS and found.count("m-mini") == mini and found.count(None) == NUM_QUESTIONS - mini
+        models = [answers[0].get("answered_by") for answers in json.loads(output.read_text()).values()]
+        assert (
+            0 < mini < NUM_QUESTIONS and models.count("m-mini") == mini and models.count(None) == NUM_QUESTIONS - mini
+        )
         assert read_manifest(output)["answered_by"] == {"m-mini": mini, "the model asked": NUM_QUESTIONS - mini}
-        told = f"note: replies name another model than was asked: {mini} from m-mini (of {NUM_QUESTIONS})\n"
-        assert told in capsys.readouterr().err
+        difference = f"note: replies name another model than was asked: {mini} from m-mini (of {NUM_QUESTIONS})\n"
+        assert difference in capsys.readouterr().err
         scores = []
         always = lambda request: replace(answer(request), model="m-mini")  # noqa: E731
         for reply in (answer, fallback, always):
@@ -300,7 +302,7 @@ def test_another_model_than_was_asked_is_told(output, tmp_path, capsys):
             judge += ["--completions", tmp_path / f"store {len(scores)}", "--inputs_addr", TEST]
             assert evaluate_responses.main(["--openai", "--base_url", server.url, *map(str, judge)]) == 0
     both = r"\['m-mini', 'the model asked'\]"
-    for a, b, told in ((0, 1, rf"{both}, not \[\]"), (1, 2, rf"\['m-mini'\], not {both}")):
-        with pytest.raises(UserError, match=rf"judged differently from .*\n  answered_by {told}"):
+    for a, b, difference in ((0, 1, rf"{both}, not \[\]"), (1, 2, rf"\['m-mini'\], not {both}")):
+        with pytest.raises(UserError, match=rf"judged differently from .*\n  answered_by {difference}"):
             make_table.main(["--system", "A", str(scores[a]), "--system", "B", str(scores[b])])
     assert read_manifest(scores[2])["answered_by"].keys() == {"m-mini"}

@@ -21,8 +21,7 @@ from utils.cli import UserError
 from utils.files.manifest import read_manifest
 from utils.generation.chat import APIChat, LocalChat
 from utils.generation.requests import Completion, Sampling, Scored
-from utils.generation.thinking import THOUGHT_TOKENS, Thoughts, end_thoughts, find_thoughts, own_parser
-from utils.generation.thought_reader import ThoughtReader
+from utils.generation.thinking import THOUGHT_TOKENS, ThoughtReader, Thoughts, end_thoughts, find_thoughts, own_parser
 from utils.parsing.thoughts import UNFINISHED, Split
 
 DRAFT = 'Okay, {"personalized_answer": "draft"} or {"match_score": 1}, [1], 3, comedy, <final_answer>(b)? Let me'
@@ -61,7 +60,7 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
 
 
 @pytest.mark.parametrize(
-    ("end", "own", "asked", "found"),
+    ("end", "own", "flag", "expected"),
     [
         ("<think>\n", "deepseek_r1", None, Thoughts("deepseek_r1", True, True)),
         ("<think>\n", None, None, Thoughts(None, True, True)),  # marks that are not tokens
@@ -72,17 +71,17 @@ def test_a_model_s_parser_is_found_in_its_files(model_type, template, tokens, pa
         ("", None, None, Thoughts()),
     ],
 )
-def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, asked, found):
+def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, flag, expected):
     chat = Namespace(prompt_end=end, own_parser=own)
-    assert find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path)) == found
+    assert find_thoughts(Namespace(reasoning_parser=flag), chat, str(tmp_path)) == expected
     manifest = {"settings": {"script": "train_planner.py"}}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))  # trained to answer at once
-    trained = find_thoughts(Namespace(reasoning_parser=asked), chat, str(tmp_path))
-    assert trained == (found if asked == "none" else Thoughts())
+    trained = find_thoughts(Namespace(reasoning_parser=flag), chat, str(tmp_path))
+    assert trained == (expected if flag == "none" else Thoughts())
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "effort", "thinks", "opened"),
+    ("model", "flag", "effort", "thinks", "opened"),
     [
         ("gpt-4o-mini", None, None, False, None), ("gpt-5-mini", None, None, True, None),
         ("o3", None, None, True, None),
@@ -92,9 +91,9 @@ def test_the_end_of_a_prompt_shows_an_open_thought(tmp_path, end, own, asked, fo
         ("some-model", None, "low", True, None), ("some-model", None, "none", False, None),
     ],
 )  # fmt: skip
-def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, asked, effort, thinks, opened):
-    found = find_thoughts(Namespace(reasoning_parser=asked, reasoning_effort=effort), APIChat("x"), model)
-    assert (found.thinks, found.opened, found.parser) == (thinks, opened, asked)
+def test_a_model_behind_an_api_thinks_by_its_name_or_by_flags(model, flag, effort, thinks, opened):
+    thoughts = find_thoughts(Namespace(reasoning_parser=flag, reasoning_effort=effort), APIChat("x"), model)
+    assert (thoughts.thinks, thoughts.opened, thoughts.parser) == (thinks, opened, flag)
     with pytest.raises(UserError, match="--reasoning_parser qwen3: with --openai the only parser is deepseek_r1"):
         find_thoughts(Namespace(reasoning_parser="qwen3"), None, model)
 
@@ -135,12 +134,12 @@ class Thinker:
         self.reader._parser, self.reader._request = Partition(), None
 
     async def complete(self, model, prompt, sampling):
-        asked = self.tokenizer.decode(list(prompt))
-        assert asked.endswith("<think>\n")
+        prompt_text = self.tokenizer.decode(list(prompt))
+        assert prompt_text.endswith("<think>\n")
         self.tries.append(sampling)
-        answer = next((text for word, text in ANSWERS.items() if word in asked), "Cost of the trip")
+        answer = next((text for word, text in ANSWERS.items() if word in prompt_text), "Cost of the trip")
         text, reason = (
-            (f"{DRAFT}</think>{answer}", "stop") if self.finishes(asked, sampling.attempt) else (DRAFT, "length")
+            (f"{DRAFT}</think>{answer}", "stop") if self.finishes(prompt_text, sampling.attempt) else (DRAFT, "length")
         )
         split, count = self.reader.read(SimpleNamespace(text=text, finish_reason=reason, token_ids=[]), sampling)
         figures = {"reasoning": split.reasoning, "reasoning_tokens": count, "unfinished": split.unfinished}
@@ -148,7 +147,7 @@ class Thinker:
 
     async def score(self, model, prompt, continuations):
         self.tries.append(self.tokenizer.decode(list(prompt)))
-        return Scored([-float(len(its)) for its in continuations], 10, 0)
+        return Scored([-float(len(tokens)) for tokens in continuations], 10, 0)
 
     async def close(self):
         pass
@@ -249,8 +248,11 @@ def test_plans_verdicts_and_the_table_s_note(thinker, thinking, tmp_path, capsys
     # At temperature 0, it would only repeat the same thought.
     assert len(thinking.tries) - before == unfinished + len(records[0]["rubric_aspects"])
     ask(make_table, "--system", "Ours", scores)
-    told = capsys.readouterr()
-    assert f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished." in told.out + told.err
+    printed = capsys.readouterr()
+    assert (
+        f"Ours: 1 answer and {unfinished} verdicts missing because thoughts were unfinished."
+        in printed.out + printed.err
+    )
 
 
 def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys):
@@ -258,8 +260,8 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
     words = ["--model_addr", thinker, "--inputs_addr", data]
     ask(baselines, *words, "--output_addr", tmp_path / "a.json", "--max_retries", "0", code=1)
     assert thinking.opened == [("deepseek_r1", 4096)] and thinking.tries[0].max_tokens == 2048 + 1024
-    told = "--max_tokens 3072, including 1024 for thoughts (a guess)"
-    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {told}\n" in capsys.readouterr().err
+    lengths = "--max_tokens 3072, including 1024 for thoughts (a guess)"
+    assert f"{thinker} thinks (--reasoning_parser deepseek_r1): {lengths}\n" in capsys.readouterr().err
     ask(baselines, *words, "--output_addr", tmp_path / "b.json", "--max_retries", "0", "--max_tokens", 100, code=1)
     assert thinking.tries[1].max_tokens == 100
     assert "--max_tokens 100, including its thoughts\n" in capsys.readouterr().err
@@ -286,10 +288,10 @@ def test_tokens_grow_for_a_model_that_thinks(thinker, thinking, tmp_path, capsys
 
 def test_options_are_scored_after_the_thought(thinker, tmp_path):
     chat = LocalChat(thinker)
-    asked = [{"role": "user", "content": "q"}]
-    open_end = chat.tokenizer.decode(list(chat.render(asked)))
+    messages = [{"role": "user", "content": "q"}]
+    open_end = chat.tokenizer.decode(list(chat.render(messages)))
     end_thoughts(chat, find_thoughts(Namespace(reasoning_parser=None), chat, thinker))
-    for rendered in (chat.render(asked), chat.render_groups([[asked]])[0][0]):
+    for rendered in (chat.render(messages), chat.render_groups([[messages]])[0][0]):
         assert chat.tokenizer.decode(list(rendered)) == open_end + "\n</think>\n\n"
     plain = LocalChat(str(save_tiny_chat(tmp_path / "plain")))
     end_thoughts(plain, find_thoughts(Namespace(reasoning_parser=None), plain, "plain"))
@@ -317,16 +319,16 @@ SENT = [
 ]
 
 
-@pytest.mark.parametrize(("reply", "more", "told", "reasoning", "tokens"), SENT)
-def test_texts_of_a_server(flags, output, reply, more, told, reasoning, tokens):
+@pytest.mark.parametrize(("reply", "more", "expected", "reasoning", "tokens"), SENT)
+def test_texts_of_a_server(flags, output, reply, more, expected, reasoning, tokens):
     with serve(lambda request: reply) as server:
         words = [*flags, *more, "--base_url", server.url, "--max_retries", "0", "--constrained_decoding", "never"]
-        found = run(words, output, "--limit", "1", code=int(told != "real"))
-    [[answer]] = found.values()
-    assert (answer["output"] or answer["reason"]) == told
+        records = run(words, output, "--limit", "1", code=int(expected != "real"))
+    [[answer]] = records.values()
+    assert (answer["output"] or answer["reason"]) == expected
     assert (answer.get("reasoning"), answer.get("reasoning_tokens")) == (reasoning, tokens)
     manifest = read_manifest(output)
-    assert manifest.get("unfinished_thoughts", 0) == int(told == UNFINISHED)
+    assert manifest.get("unfinished_thoughts", 0) == int(expected == UNFINISHED)
     assert manifest["settings"].get("reasoning_parser") == (more[1] if more else None)
 
 
@@ -334,7 +336,7 @@ PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text abo
 
 
 @pytest.mark.parametrize(
-    ("model", "reply", "told"),
+    ("model", "reply", "expected"),
     [
         ("deepseek-r1", Reply(PROSE, "length"), None), ("openai/gpt-oss-20b", Reply(PROSE, "length"), None),
         ("gpt-5", Reply("", "length"), None),
@@ -344,10 +346,10 @@ PROSE, IN_PROSE = "First, the user wants a text on gardens. Let me", "a text abo
         ("deepseek-r1", Reply(IN_PROSE), IN_PROSE), ("gpt-4o", Reply(IN_PROSE, "length"), IN_PROSE),
     ],
 )  # fmt: skip
-def test_a_cut_text_of_a_thinking_family_needs_a_thought_mark(model, reply, told, output, tmp_path, monkeypatch):
+def test_a_cut_text_of_a_thinking_family_needs_a_thought_mark(model, reply, expected, output, tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "key")
     data = write_records(tmp_path / "data.json", read_sample("LongLaMP-review")[:1])
     with serve(lambda request: reply) as server:
         words = ["--model_addr", model, "--openai", "--base_url", server.url, "--max_retries", "0"]
-        [[answer]] = run(words, output, data=data, code=int(told is None)).values()
-    assert (answer["output"], answer.get("reason")) == (told, None if told else UNFINISHED)
+        [[answer]] = run(words, output, data=data, code=int(expected is None)).values()
+    assert (answer["output"], answer.get("reason")) == (expected, None if expected else UNFINISHED)

@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 
 from utils.cli import UserError
 from utils.generation.requests import Sampling
-from utils.generation.thinking import GPT_OSS, TAGS
-from utils.generation.thought_reader import ThoughtReader, harmony_tag
+from utils.generation.thinking import GPT_OSS, TAGS, ThoughtReader, harmony_tag
 from utils.parsing.answers import ANSWER_SCHEMA
 from utils.parsing.choices import VERDICT_SCHEMA
 from utils.parsing.thoughts import Split
@@ -84,14 +83,14 @@ def test_gpt_oss_is_constrained_only_in_its_final_channel():
 def completions(tmp_path_factory):
     """The model's outputs for one prompt: free, constrained to a schema or an expression, cut, and without a parser."""
     folder = save_thinking_chat(tmp_path_factory.mktemp("thinking"))
-    asked = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [1, VERDICT_SCHEMA]]
-    asked = [[*one, TAGS, True] for one in asked] + [[64, VERDICT_SCHEMA, None, False]]
-    asked += [[64, VERDICT_SCHEMA, GPT_OSS, False]]
-    command = [sys.executable, ROOT / "tests/thinking_chat.py", folder, json.dumps(asked)]
+    requests = [[64, None], [64, VERDICT_SCHEMA], [64, "[1-5]"], [96, ANSWER_SCHEMA], [1, VERDICT_SCHEMA]]
+    requests = [[*request, TAGS, True] for request in requests] + [[64, VERDICT_SCHEMA, None, False]]
+    requests += [[64, VERDICT_SCHEMA, GPT_OSS, False]]
+    command = [sys.executable, ROOT / "tests/thinking_chat.py", folder, json.dumps(requests)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, done.stderr
-    found = [Namespace(**completion) for completion in json.loads(done.stdout.splitlines()[-1])]
-    return found, AutoTokenizer.from_pretrained(folder)
+    completions = [Namespace(**completion) for completion in json.loads(done.stdout.splitlines()[-1])]
+    return completions, AutoTokenizer.from_pretrained(folder)
 
 
 def test_a_schema_begins_after_the_thought(completions):

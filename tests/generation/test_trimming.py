@@ -11,10 +11,9 @@ from lamp_samples import CONFIGS, LAMP, read_sample
 
 from prompts import load_prompt
 from utils.benchmarks import tasks
-from utils.generation.chat import LocalChat
+from utils.generation.chat import LocalChat, PlainText, passages_of
 from utils.generation.encoder_decoder import TextWindow
-from utils.generation.fitting import fit_items, fit_trimmed
-from utils.generation.plain_text import PlainText, passages_of
+from utils.generation.fitting import Window
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAT = ROOT / "demo/models/chat"
@@ -41,15 +40,16 @@ def test_a_prompt_has_all_its_entries_and_is_within_the_budget(chat, name):
         entries, values = task.best_entries(record, 10), task.values(record)
         items = task.best_items(record, 10)
         assert [write(text) for text, write in entries] == items
-        whole = fit_items(prompt, items, chat, 8192, task.join, **values)
-        assert fit_trimmed(prompt, entries, chat, 8192, task.join, **values).prompt == whole.prompt
+        window = Window(chat, 8192, 0)
+        whole = window.fit(prompt, items, task.join, **values)
+        assert window.fit_trimmed(prompt, entries, task.join, **values).prompt == whole.prompt
         if not items:
             continue
-        around = chat.length(fit_items(prompt, [], chat, 8192, task.join, **values).prompt)
+        around = chat.length(window.fit(prompt, [], task.join, **values).prompt)
         needed = sum(chat.count(write("")) for _, write in entries)
         # Room for the surrounding text within 0.6 of it, for the entries' own words, and some of their texts.
         budget = max(int(around / 0.6) + 50, around + 2 * needed + 50)
-        fitted = fit_trimmed(prompt, entries, chat, budget, task.join, **values)
+        fitted = Window(chat, budget, 0).fit_trimmed(prompt, entries, task.join, **values)
         assert chat.length(fitted.prompt) <= budget
         assert (fitted.num_contexts_used, fitted.num_contexts_dropped) == (len(items), 0)
         assert 0 <= fitted.num_contexts_trimmed <= len(items)
@@ -101,7 +101,7 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
     prompt = load_prompt(task.prompts["rag"])
 
     def count_rendered(items):
-        return len(fit_items(prompt, items, Characters(), 10**6, task.join, question="?").prompt) - 1
+        return len(Window(Characters(), 10**6, 0).fit(prompt, items, task.join, question="?").prompt) - 1
 
     for k, num_words, seed in product(range(1, 17), (2, 40, 60, 400), (1, 2)):
         generator = random.Random(100 * seed + k)
@@ -122,11 +122,11 @@ def test_a_long_question_leaves_entries_as_much_as_in_lamps_code(fused, budget):
         for part, (kept, left) in zip(passages_of(fitted.prompt), expected, strict=True):
             text = "".join(map(chr, part))[:-1]
             assert len(part) <= budget
-            stated, asked = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
-            assert question.startswith(asked) and list(stated) == [str(n) for n in kept]
+            stated, question_text = dict(re.findall(r'subject (\d+) for "(.*?)"', text)), text.rpartition("\n\n")[2]
+            assert question.startswith(question_text) and list(stated) == [str(n) for n in kept]
             assert all(texts[int(n)].startswith(text) for n, text in stated.items())
             # An entry that would end in a space is shorter; the rest goes to the next ones.
-            off = [len(asked) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
+            off = [len(question_text) - left, *(len(stated[str(n)]) - number for n, number in kept.items())]
             assert all(abs(number) <= 1 + len(kept) for number in off)
             outcomes.add((left < len(question), all(len(texts[n]) == number for n, number in kept.items())))
     assert outcomes == set(product([False, True], repeat=2))

@@ -30,9 +30,9 @@ class Engine:
         is_held = sampling.schema is not None
         self.asked.append((sampling.seed, is_held))
         if self.tries:
-            if isinstance(one := self.tries.pop(0), Exception):
-                raise one
-            return one
+            if isinstance(outcome := self.tries.pop(0), Exception):
+                raise outcome
+            return outcome
         text = f"{'good' if is_held in self.usable else 'bad'} {'held' if is_held else 'free'}"
         return Completion(text, "stop", prompt_tokens=10, cached_tokens=0, completion_tokens=3)
 
@@ -67,9 +67,9 @@ def ask(tmp_path):
 def test_the_store_gives_the_same_record(ask, usable, temperature, mode):
     """Also for greedy tries, which have no distinguishing seeds: only the first one is requested."""
     settings = {"temperature": temperature, "mode": mode}
-    record, asked = ask(*usable, **settings)
-    assert ask(*usable, **settings) == (record, []) and asked
-    assert ask(*usable, **settings, folder="fresh") == (record, asked)
+    record, sent = ask(*usable, **settings)
+    assert ask(*usable, **settings) == (record, []) and sent
+    assert ask(*usable, **settings, folder="fresh") == (record, sent)
 
 
 @pytest.mark.parametrize(("temperature", "mode"), [(0.0, "fallback"), (0.5, "fallback"), (0.5, "never")])
@@ -79,11 +79,11 @@ def test_what_was_usable_stays_usable_whatever_the_number_of_tries(ask, order, u
     """The last try is constrained, so another number of tries has other tries."""
     before, now = ({"temperature": temperature, "mode": mode, "max_retries": number} for number in order)
     record, _ = ask(usable, **before)
-    again, asked = ask(usable, **now)
+    again, sent = ask(usable, **now)
     if record["value"] is None:
         assert mode == "never" or usable == FREE
     else:
-        assert asked == [] and again["raw"] == record["raw"]
+        assert sent == [] and again["raw"] == record["raw"]
     assert ask(usable, **before)[1] == [] and ask(usable, **now) == (again, [])
 
 
@@ -91,18 +91,18 @@ def test_a_refused_try_does_not_replace_what_was_usable(ask):
     free = Completion("bad free", "stop", prompt_tokens=10, cached_tokens=0, completion_tokens=3)
     record, _ = ask(temperature=0.5, max_retries=3, tries=[free, RefusedError("filtered")])
     assert record["value"] is None
-    record, asked = ask(HELD, temperature=0.5, max_retries=1)  # its second and last try is held
-    assert asked == [HELD] and record["value"] == "good held"
+    record, sent = ask(HELD, temperature=0.5, max_retries=1)  # its second and last try is held
+    assert sent == [HELD] and record["value"] == "good held"
     assert ask(temperature=0.5, max_retries=3) == (record, [])
 
 
 def test_tries_of_a_server_without_temperature_are_found_by_fewer_retries(ask):
     """It samples at 0, too, so a constrained try is not the last one."""
-    told = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 3, "refused_parameters": ("temperature",)}
-    tries = [Completion(f"{word} held", "stop", **told) for word in ("bad", "good")]
+    usage = {"prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 3, "refused_parameters": ("temperature",)}
+    tries = [Completion(f"{word} held", "stop", **usage) for word in ("bad", "good")]
     record, _ = ask(mode="always", tries=tries)
-    again, asked = ask(mode="always", max_retries=0, tries=tries)
-    assert record["value"] == "good held" and (again, asked) == (record, [])
+    again, sent = ask(mode="always", max_retries=0, tries=tries)
+    assert record["value"] == "good held" and (again, sent) == (record, [])
 
 
 def test_tries_of_another_number_are_not_waited_for(ask, capsys):
@@ -112,23 +112,23 @@ def test_tries_of_another_number_are_not_waited_for(ask, capsys):
 
 
 def test_more_retries_ask_only_for_what_is_missing(ask):
-    _, asked = ask(temperature=0.5, max_retries=1)
-    assert asked == [FREE, HELD]
-    record, asked = ask(HELD, temperature=0.5, max_retries=3)
-    assert asked == [FREE, FREE, HELD] and record["value"] == "good held" and record["attempts"] == 4
+    _, sent = ask(temperature=0.5, max_retries=1)
+    assert sent == [FREE, HELD]
+    record, sent = ask(HELD, temperature=0.5, max_retries=3)
+    assert sent == [FREE, FREE, HELD] and record["value"] == "good held" and record["attempts"] == 4
     assert record["prompt_tokens"] == 40
-    record, asked = ask(temperature=0.5, max_retries=1)  # fewer take what more have paid for
-    assert asked == [] and record["value"] == "good held" and record["attempts"] == 4
+    record, sent = ask(temperature=0.5, max_retries=1)  # fewer take what more have paid for
+    assert sent == [] and record["value"] == "good held" and record["attempts"] == 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_a_free_try_replaces_only_another_free_one(ask, temperature):
     """The key of a completion is what is sent, whatever the flag is called."""
     assert ask(FREE, HELD, temperature=temperature)[1] == [FREE]
-    record, asked = ask(FREE, HELD, temperature=temperature, mode="always")
-    assert asked == [HELD] and record["value"] == "good held" and record["constrained"] is True
-    record, asked = ask(FREE, HELD, temperature=temperature, mode="never")
-    assert asked == [] and record["value"] == "good free" and record["constrained"] is False
+    record, sent = ask(FREE, HELD, temperature=temperature, mode="always")
+    assert sent == [HELD] and record["value"] == "good held" and record["constrained"] is True
+    record, sent = ask(FREE, HELD, temperature=temperature, mode="never")
+    assert sent == [] and record["value"] == "good free" and record["constrained"] is False
 
 
 def test_cached_only_rereads_the_store_once_for_all_waiting_calls(tmp_path, monkeypatch):
@@ -136,23 +136,24 @@ def test_cached_only_rereads_the_store_once_for_all_waiting_calls(tmp_path, monk
     kept, waiting = (
         Completions(ModelStore(tmp_path / "completions", "m", {}), False, is_waiting) for is_waiting in (False, True)
     )
-    sampling = [Policy(0.5, 1.0, 100, seed, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0) for seed in range(50)]
+    samplings = [Policy(0.5, 1.0, 100, seed, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0) for seed in range(50)]
+    prompt = waiting.hashed(array("l", [1]))
     looks, refresh = [], waiting.store.refresh
     monkeypatch.setattr(waiting.store, "refresh", lambda: looks.append(refresh()))
 
-    def ask(one):
-        return waiting.complete(None, "m", array("l", [1]), one)
+    def ask(sampling):
+        return waiting.complete(None, "m", prompt, sampling)
 
     async def ask_all():
-        asked = [asyncio.create_task(ask(one)) for one in sampling]
+        waiting_calls = [asyncio.create_task(ask(sampling)) for sampling in samplings]
         await asyncio.sleep(0)
-        for one in sampling[::2]:  # as another node does
-            await kept.complete(Engine([FREE]), "m", array("l", [1]), one)
-        found = await asyncio.gather(*asked, return_exceptions=True)
-        return found, await asyncio.gather(ask(sampling[1]), return_exceptions=True)
+        for sampling in samplings[::2]:  # as another node does
+            await kept.complete(Engine([FREE]), "m", prompt, sampling)
+        results = await asyncio.gather(*waiting_calls, return_exceptions=True)
+        return results, await asyncio.gather(ask(samplings[1]), return_exceptions=True)
 
-    found, [later] = asyncio.run(ask_all())
-    assert [type(one) for one in found] == [Completion, NotStoredError] * 25 and type(later) is NotStoredError
+    results, [later] = asyncio.run(ask_all())
+    assert [type(result) for result in results] == [Completion, NotStoredError] * 25 and type(later) is NotStoredError
     assert len(looks) == 1
 
 
@@ -160,13 +161,13 @@ def test_stored_completions_yield_to_other_tasks(tmp_path):
     """A signal, and the answers of an engine."""
     completions, engine = Completions(ModelStore(tmp_path / "completions", "m", {}), False, False), Engine([FREE])
     sampling = Policy(0.5, 1.0, 100, 0, 0, "never", ANSWER_SCHEMA).sampling(("q1", 0), 0)
-    turns = []
+    prompt, turns = completions.hashed(array("l", [1])), []
 
     async def ask_often():
         other = asyncio.create_task(asyncio.sleep(0))
         other.add_done_callback(lambda _: turns.append("other"))
         for _ in range(5):
-            await completions.complete(engine, "m", array("l", [1]), sampling)
+            await completions.complete(engine, "m", prompt, sampling)
             turns.append("ours")
 
     asyncio.run(ask_often())

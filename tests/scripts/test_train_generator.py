@@ -26,9 +26,9 @@ from utils.files.json_files import read_json
 from utils.files.writing import replace_link
 from utils.generation import beams, engines
 from utils.generation.beams import Room, batches, padded_length, room_of, write
+from utils.generation.chat import Passages, PlainText
 from utils.generation.encoder_decoder import TextWindow, TransformersEngine
 from utils.generation.model import Policy
-from utils.generation.plain_text import Passages, PlainText
 from utils.generator.examples import Lesson, build_examples
 from utils.generator.trainer import load_with_lora
 from utils.training.checkpoints import Selection
@@ -496,7 +496,7 @@ def test_an_adapter_learns_and_the_best_is_one_for_vllm(adapter, data):
 
 def test_only_the_answer_counts_and_its_prompt_is_baselines_own(adapter, data):
     from utils.generation.chat import LocalChat
-    from utils.generation.model import Window
+    from utils.generation.fitting import Window
     from utils.generator.trainer import CausalTrainer
 
     task, records = tasks()["LaMP-3"], read_sample("LaMP-3", "train")

@@ -16,18 +16,27 @@ from utils.cli.arguments import (
     prepare_run,
     set_up_logging,
 )
-from utils.cli.ending import INTERRUPTED, LEAVE_SECONDS, RESUME_HINT, exit_on_signal, report_missing, run_script
-from utils.cli.errors import UserError, describe_missing, describe_os_error
-from utils.cli.flags import (
+from utils.cli.errors import (
+    INTERRUPTED,
     LAUNCHED,
+    LEAVE_SECONDS,
+    RESUME_HINT,
     USER_ERROR,
+    UserError,
+    describe_missing,
+    describe_os_error,
+    exit_on_signal,
+    is_first_process,
+    is_launched,
+    report_missing,
+    run_script,
+)
+from utils.cli.flags import (
     Arguments,
     FlagParser,
     api_address,
     at_home,
     fraction,
-    is_first_process,
-    is_launched,
     non_negative_float,
     non_negative_int,
     positive_int,

@@ -9,15 +9,10 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from utils.cli.errors import quote
-
-USER_ERROR = 2  # exit code: a problem that the user can solve
-TRAININGS = ("train_planner", "train_generator")  # the scripts that a launcher may start
-LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+from utils.cli.errors import USER_ERROR, quote, tells_errors
 
 
 class Arguments(argparse.Namespace):
@@ -55,23 +50,6 @@ class Arguments(argparse.Namespace):
 Condition = Callable[[argparse.Namespace], bool]
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Flags that have no effect in a mode."""
-
-    flags: tuple[str, ...]  # as written, such as "--num_contexts"
-    when: Condition  # tells whether the mode is on
-    why: str  # they have no effect
-    remedy: str  # an alternative to leaving them out; may be empty
-
-    def refusal(self, given: Iterable[str]) -> str:
-        """Return the error message for those of its flags that are given."""
-        flags = [flag for flag in self.flags if flag in given]
-        verb, them = ("has", "it") if len(flags) == 1 else ("have", "them")
-        remedy = f"{self.remedy}, or " if self.remedy else ""
-        return f"{', '.join(flags)}: {verb} no effect {self.why}\n  {remedy}leave {them} out"
-
-
 class FlagParser(argparse.ArgumentParser):
     """Reports mistakes in a line or two, and refuses flags that would have no effect.
 
@@ -80,14 +58,17 @@ class FlagParser(argparse.ArgumentParser):
 
     def __init__(self, **settings: object):
         super().__init__(**settings)
-        self._rules: list[Rule] = []
-        self._words: list[str] = []
+        self._rules: list[tuple[list[str], Condition, str, str]] = []
+        self._given: dict[str, None] = {}  # the words of the command line, without `=value`; not all of them are flags
         self._models: dict[str, Condition] = {}
         self.idle: dict[str, str] = {}  # why each of these flags does not affect an output
 
     def without_effect(self, flags: str, when: Condition, why: str, remedy: str = "") -> None:
-        """Refuse these flags (separated by spaces) in a mode, with the message of `Rule.refusal`."""
-        self._rules.append(Rule(tuple(flags.split()), when, why, remedy))
+        """Refuse these flags (separated by spaces) in a mode, and say `why` they have no effect in it.
+
+        `when` tells whether the mode is on; `remedy` is an alternative to leaving them out.
+        """
+        self._rules.append((flags.split(), when, why, remedy))
 
     def decides_nothing(self, flags: str, why: str) -> None:
         """Leave these flags (separated by spaces) out of an output's settings."""
@@ -99,43 +80,46 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Arguments | None = None) -> Arguments:
         parsed = super().parse_args(args, namespace)
-        given = self._given_words()
-        rules = [rule for rule in self._rules if given.intersection(rule.flags) and rule.when(parsed)]
-        # If several rules refuse a flag, the last one is reported: it names the flag to add first.
-        if refusals := {flag: rule.refusal(given) for rule in rules for flag in rule.flags if flag in given}:
+        refusals: dict[str, str] = {}  # if several rules refuse a flag, the last one: it names the flag to add first
+        for flags, when, why, remedy in self._rules:
+            given = [flag for flag in flags if flag in self._given]
+            if given and when(parsed):
+                verb, them = ("has", "it") if len(given) == 1 else ("have", "them")
+                leave = f"{remedy}, or leave" if remedy else "leave"
+                message = f"{', '.join(given)}: {verb} no effect {why}\n  {leave} {them} out"
+                refusals |= dict.fromkeys(given, message)
+        if refusals:
             self.refuse(next(iter(refusals.values())))
         for name, is_behind_api in self._models.items():
             if not is_behind_api(parsed):
                 setattr(parsed, name, without_link(getattr(parsed, name)))
         return parsed.freeze()
 
-    def _given_words(self) -> set[str]:
-        """Return the words of the command line, without `=value`. Not all of them are flags."""
-        return {word.partition("=")[0] for word in self._words}
-
     def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: Arguments | None = None
     ) -> tuple[Arguments, list[str]]:
-        self._words = sys.argv[1:] if args is None else list(args)
-        for word in self._words:
+        words = sys.argv[1:] if args is None else args
+        self._given = dict.fromkeys(word.partition("=")[0] for word in words)
+        for word in words:
             if not is_text(word):  # fail now: a manifest is UTF-8, and is written only at the end of a run
                 self.refuse(f"{word!r} is not UTF-8; rename the file, or give another name")
         try:
-            self._words = list(map(at_home, self._words))
+            words = list(map(at_home, words))
         except argparse.ArgumentTypeError as error:
             self.refuse(str(error))
-        parsed, rest = super().parse_known_args(self._words, namespace or Arguments())
-        flags = self._option_string_actions.keys() & self._given_words()
-        parsed.given, parsed.idle = (
-            frozenset(self._option_string_actions[flag].dest for flag in names) for names in (flags, self.idle)
-        )
+        parsed, rest = super().parse_known_args(words, namespace or Arguments())
+        actions = self._option_string_actions
+        parsed.given = frozenset(actions[flag].dest for flag in actions.keys() & self._given.keys())
+        parsed.idle = frozenset(actions[flag].dest for flag in self.idle)
         return parsed, rest
 
     def error(self, message: str) -> None:
         """Report a mistake; argparse calls this. If a flag is misspelt, report that instead of the message."""
-        flags = dict.fromkeys(word.partition("=")[0] for word in self._words)  # without values, which may be secret
-        looks_like_one = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
-        if unknown := [flag for flag in flags if looks_like_one(flag) and flag not in self._option_string_actions]:
+        looks_like_flag = re.compile(r"--?[^\W\d]\S*").fullmatch  # neither -1 nor a value with spaces
+        # Without values, which may be secret.
+        if unknown := [
+            flag for flag in self._given if looks_like_flag(flag) and flag not in self._option_string_actions
+        ]:
             meant = ", ".join(nearest(flag, self._option_string_actions) for flag in unknown)
             self.refuse(f"unrecognized arguments: {', '.join(unknown)}; did you mean {meant}?")
         self.refuse(f"{message}; --help lists the flags")
@@ -162,24 +146,6 @@ def at_home(word: str) -> str:
 def without_link(path: str | None) -> str | None:
     """Return the path that a symbolic link leads to; any other text as it is."""
     return os.path.realpath(path) if path and os.path.islink(path.rstrip("/")) else path
-
-
-def is_launched() -> bool:
-    """Return whether a launcher of trainings, such as accelerate launch, started this process.
-
-    It sets all these variables; a user or SLURM may set some of them for something else.
-    """
-    return all(os.environ.get(name) for name in LAUNCHED)
-
-
-def is_first_process() -> bool:
-    """Return whether this is the main process, which prints and writes; always True without a launcher."""
-    return not is_launched() or os.environ["RANK"] == "0"
-
-
-def tells_errors() -> bool:
-    """Return whether this process prints an error: one process of a training, and any other script."""
-    return is_first_process() or not sys.argv[0].removesuffix(".py").endswith(TRAININGS)
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

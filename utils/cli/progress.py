@@ -9,8 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from utils.cli.errors import printable
-from utils.cli.flags import is_first_process
+from utils.cli.errors import is_first_process, printable
 
 LINE_SECONDS = 30  # between two plain lines, so that the log of a day's run stays readable
 ENOUGH = 3  # finished pieces for an ETA, if one is worked on at a time
@@ -68,8 +67,8 @@ class Progress:
 
             # Without tqdm's own rate and ETA, which begin with the first piece and give only seconds.
             layout = "{l_bar}{bar}| {n_fmt}/{total_fmt}{unit} [{elapsed}{postfix}]"
-            its = {"total": self.total, "initial": self.initial, "unit": f" {self.unit}"}
-            self._bar = tqdm(**its, file=sys.stderr, bar_format=layout)
+            pieces = {"total": self.total, "initial": self.initial, "unit": f" {self.unit}"}
+            self._bar = tqdm(**pieces, file=sys.stderr, bar_format=layout)
         else:
             self._print_line([])
 
@@ -102,19 +101,15 @@ class Progress:
         finished = self.done - self.initial
         figures = []
         if finished > 0 and seconds > 0:
-            figures.append(_rate(finished / seconds))
+            a_second = finished / seconds  # the first unit with at least one piece is shown
+            unit, length = ("s", 1) if a_second >= 1 else ("min", 60) if a_second * 60 >= 1 else ("h", 3600)
+            rate = a_second * length
+            figures.append(f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}")
         if self.done >= self.total:
             figures.append(f"took {_clock(seconds)}")
         elif finished >= self._enough:
             figures.append(f"ETA {_clock((self.total - self.done) / finished * seconds)}")
         return figures + [f"{name}{sign}{count}" for name, count in self._counts.items()]
-
-
-def _rate(a_second: float) -> str:
-    """Return the pieces per second, minute or hour: the first unit with at least one piece."""
-    rates = ((a_second * seconds, unit) for seconds, unit in ((1, "s"), (60, "min")))
-    rate, unit = next((found for found in rates if found[0] >= 1), (a_second * 3600, "h"))
-    return f"{rate:.0f}/{unit}" if rate >= 10 else f"{rate:.1f}/{unit}"
 
 
 def _clock(seconds: float) -> str:

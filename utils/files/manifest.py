@@ -61,13 +61,13 @@ def _change(old: Any, new: Any) -> str:
     return ", now ".join(short_diff(*texts))
 
 
-def short_diff(one: str, other: str, length: int = 60) -> tuple[str, str]:
+def short_diff(old: str, new: str, length: int = 60) -> tuple[str, str]:
     """Shorten two different texts for a message: long ones to the place of the difference, and hashes to 12 digits."""
-    short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (one, other))
-    one, other = short if short[0] != short[1] else (one, other)
-    alike = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-    start = max(alike - length // 3, 0) if max(len(one), len(other)) > length else 0
-    parts = ((text, text[start : start + length]) for text in (one, other))
+    short = tuple(re.sub(r"(?<![0-9a-f])([0-9a-f]{12})[0-9a-f]{28,}", r"\1…", text) for text in (old, new))
+    texts = short if short[0] != short[1] else (old, new)
+    alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(alike - length // 3, 0) if max(map(len, texts)) > length else 0
+    parts = ((text, text[start : start + length]) for text in texts)
     return tuple("…" * (start > 0) + part + "…" * (start + length < len(text)) for text, part in parts)
 
 
@@ -116,7 +116,7 @@ def publish(path: str | Path, data: Any, manifest: dict[str, Any]) -> None:
 
 def manifest_path(path: Path) -> Path:
     """Return the path of an output's manifest: beside it, or beside the file that it links to."""
-    beside, real = (one.with_name(f"{one.name}.manifest.json") for one in (path, real_path(path)))
+    beside, real = (place.with_name(f"{place.name}.manifest.json") for place in (path, real_path(path)))
     return beside if beside.exists() else real
 
 

@@ -7,6 +7,7 @@ them. Completions are in the store, so a run that died resumes from there.
 import hashlib
 import json
 import os
+import re
 import sys
 import time
 from argparse import Namespace
@@ -16,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from utils.cli import UserError
+from utils.cli.errors import quote
 from utils.files.json_files import read_json
 from utils.files.manifest import describe_run, is_made_alike, publishing, read_manifest
 from utils.files.writing import Lock, check_could_write, check_free, write_json
+from utils.parsing.thoughts import THINK_LONGER, UNFINISHED
 
 Key = tuple[str | int, ...]
 Piece = dict[str, Any]  # {"value": ... or None, ...}
 Pieces = dict[Key, Piece]
 
 INPUTS = ("inputs", "responses", "given_plans")  # settings that are hashes of files, which may change
+NUM_REASONS = 3  # reasons of unusable pieces to print
 NO_ANSWER = "the method gave no answer"  # the reason of a null that a user's own method returned
 
 
@@ -170,23 +174,15 @@ class Output:
             manifest |= describe_run(vars(self.args), self.settings, device, **figures)
         return True
 
-    def report_finished(self) -> int:
-        """Print that the file is finished and how many pieces are unusable, and return the exit code.
-
-        The code is always 0, so that commands that depend on this one can run.
-        """
+    def report_finished(self) -> None:
+        """Print that the file is finished and how many pieces are unusable."""
         print(f"{self.path}: already finished, left alone")
-        made = read_manifest(self.path)
-        if unusable := made.get("unusable"):
+        if unusable := read_manifest(self.path).get("unusable"):
             problem = f"{unusable} of {len(self.keys)} {self.unit} are unusable"
             print(f"{self.path}: {problem}{self._again()}", file=sys.stderr)
-        return 0
 
-    def report_failed(self, explain: Callable[["Output", list[Key]], list[str]]) -> int:
-        """Return the exit code: 1 if at least half of the requested pieces are unusable.
-
-        In that case, print the lines that `explain` returns for their keys.
-        """
+    def report_failed(self) -> int:
+        """Return the exit code: 1 if at least half of the requested pieces are unusable; then print why."""
         pieces, failed = self.pieces, self._failed()
         num_asked = sum("answered" not in piece for piece in pieces.values())
         if not failed or 2 * len(failed) < num_asked:
@@ -195,7 +191,7 @@ class Output:
         may_differ = any("raw" in pieces[key] and "mean_log_probs" not in pieces[key] for key in failed)
         problem = f"{self.path}: {len(failed)} of {num_asked} {self.unit} are unusable"
         print(problem + (self._again() if may_differ else ""), file=sys.stderr)
-        print(*explain(self, failed), sep="\n", file=sys.stderr)
+        print(*self._common_reasons(failed), sep="\n", file=sys.stderr)
         print("  with other settings, give another output or add --overwrite", file=sys.stderr)
         return 0 if "num_beams" in self.settings else 1  # beam search would write the same texts again
 
@@ -206,3 +202,42 @@ class Output:
         """Return how to retry unusable pieces; empty if decoding is deterministic (greedy or beam search)."""
         is_greedy = self.settings.get("temperature") == 0 and vars(self.args).get("max_retries", 0) > 0
         return "" if is_greedy or "num_beams" in self.settings else "; a higher --max_retries retries them"
+
+    def _common_reasons(self, failed: list[Key]) -> list[str]:
+        """Return two lines for each of the most common reasons: the count with a sample, and a remedy."""
+        alike: dict[tuple[str, str], list[Key]] = {}
+        for key in failed:
+            piece = self.pieces[key]
+            reason = re.sub(r"\d+", "0", str(piece.get("reason")))
+            alike.setdefault((reason, self._what_to_try(piece)), []).append(key)
+        lines = []
+        # Ties keep the order in which the reasons appeared.
+        for (_, remedy), keys in sorted(alike.items(), key=lambda item: len(item[1]), reverse=True)[:NUM_REASONS]:
+            first = self.pieces[keys[0]]
+            text = first.get("raw") or first.get("reasoning", first.get("raw"))
+            wrote = f": {quote(text)}" if text is not None else ""
+            lines.append(f"  {len(keys)} × {quote(first.get('reason'))[1:-1]}, such as {quote(keys[0][0])}{wrote}")
+            lines.append(f"     try {remedy}")
+        return lines
+
+    def _what_to_try(self, piece: Piece) -> str:
+        """Return a remedy for a failed piece, by how far the model got."""
+        if piece.get("reason") == NO_ANSWER:
+            return "changing the method: it returned None or an empty text although its calls succeeded"
+        if "attempts" not in piece:  # the prompt was too long to be sent
+            return "a higher --max_model_len, or fewer posts or shorter texts in the prompt"
+        if "mean_log_probs" in piece:
+            return "another model, or generated text (without --choose likelihood or --verdicts probability)"
+        if "raw" not in piece and "too long" in str(piece.get("reason")):
+            return "the server's limit as --max_model_len, or fewer posts"
+        if "raw" not in piece:
+            return "another model or server: this one refuses these prompts"
+        if piece.get("reason") == UNFINISHED:
+            return THINK_LONGER
+        if piece.get("finish_reason") == "length" and self.unit == "plans":
+            return "a higher --max_tokens_plan, with a --max_model_len that has room for it"
+        if piece.get("finish_reason") == "length":
+            return "a higher --max_tokens, with a --max_model_len that has room for it"
+        if self.settings.get("constrained_decoding") == "never":
+            return "--constrained_decoding fallback, or another model"
+        return "another model, or a prompt of your own by --prompts_dir"

@@ -30,9 +30,8 @@ from utils.cli import UserError
 from utils.cli.environment import proxy_before
 from utils.cli.errors import printable
 from utils.files.manifest import KEY_IN_QUERY
-from utils.generation.chat import Rendered
 from utils.generation.refusals import LONGEST_PAUSE, LongReplyError, MalformedError, Refusals, Request, ThrottledClient
-from utils.generation.requests import LIMITS, Completion, RefusedError, Sampling, UnavailableError, is_cut
+from utils.generation.requests import LIMITS, Completion, RefusedError, Rendered, Sampling, UnavailableError, is_cut
 from utils.generation.thinking import THINKING_NAMES
 from utils.parsing.thoughts import Split, split_thoughts
 

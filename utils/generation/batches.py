@@ -25,10 +25,9 @@ from utils.cli.errors import printable
 from utils.cli.progress import Progress, announce
 from utils.files.writing import locked, open_appending, sync, write_line
 from utils.generation.api_engine import AbsentError, APIEngine, field_of
-from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.refusals import Refusals
-from utils.generation.requests import Completion, RefusedError, Sampling, UnavailableError
+from utils.generation.requests import Completion, RefusedError, Rendered, Sampling, UnavailableError
 
 Fields = dict[str, Any]  # a JSON object
 
@@ -45,9 +44,7 @@ class Asked:
     """Requests to one API in all runs of a command, by their hashes."""
 
     noted: dict[str, Fields] = field(default_factory=dict)  # bodies of requests not sent yet
-    answers: dict[str, bytes | str] = field(
-        default_factory=dict
-    )  # completions, or the reason if the content was refused
+    answers: dict[str, bytes | str] = field(default_factory=dict)  # completions, or why the content was refused
     tries: Counter[str] = field(default_factory=Counter)  # failed batches per request; ROUNDS: send it individually
     read: set[str] = field(default_factory=set)  # ids of batches that were read
     refusals: Refusals | None = None  # what the API has refused so far
@@ -71,8 +68,8 @@ class BatchEngine(APIEngine):
         request = self._request(model, prompt, sampling)
         # The first individual requests find out what the API refuses; the others wait for them.
         async with self._finding:
-            way = self.refusals.way(schema)
-            body = self.refusals.body(way, request, schema)
+            refused = self.refusals.refused
+            body = self.refusals.body(refused, request, schema)
             # The key has the seed even if the request does not: otherwise, two samples would share a request.
             key = hashlib.sha256(_encode([self._base_url, sampling.seed, body])).hexdigest()[:32]
             goes_alone = max(sampling.attempt, shared.tries[key]) >= ROUNDS
@@ -86,7 +83,7 @@ class BatchEngine(APIEngine):
             raise RefusedError(answer)
         if answer is not None:
             try:
-                return self.refusals.with_refused(way, request, schema, self._read(answer, sampling, body))
+                return self.refusals.with_refused(refused, request, schema, self._read(answer, sampling, body))
             except UnavailableError:  # the answer is not a completion
                 shared.tries[key] += 1
         shared.noted[key] = body
@@ -99,9 +96,11 @@ class BatchEngine(APIEngine):
         shared.noted.clear()
         await self._take_sent(left)
         rest, parts = self._unanswered(left), []
-        for requests in self._begun():
-            if rest.keys() >= set(requests):
-                parts.append({key: rest.pop(key) for key in requests})
+        lines = self._recorded()
+        sent = {line["sha256"] for line in lines if "id" in line}
+        for line in lines:  # first, and as it was, a batch that a process may have sent before it died
+            if line["sha256"] not in sent and rest.keys() >= set(line["requests"]):
+                parts.append({key: rest.pop(key) for key in line["requests"]})
         for part in parts + parts_of(rest):
             await self._ask_for(part)
         shared.answering |= {left[key]["model"] for key in left if isinstance(shared.answers.get(key), bytes)}
@@ -198,12 +197,6 @@ class BatchEngine(APIEngine):
             for batch_id, requests in sent.items()
             if batch_id not in self._shared.read and requests & left.keys()
         }
-
-    def _begun(self) -> list[list[str]]:
-        """Return the requests of each batch that a process may have sent before it died, in their order."""
-        lines = self._recorded()
-        sent = {line["sha256"] for line in lines if "id" in line}
-        return [line["requests"] for line in lines if line["sha256"] not in sent]
 
     async def _ended(self, batch_id: str, number: int) -> Fields:
         """Wait until a batch of `number` requests has ended, and return it."""

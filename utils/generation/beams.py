@@ -14,7 +14,7 @@ import torch
 from transformers import GenerationConfig, StoppingCriteriaList
 from transformers.modeling_outputs import BaseModelOutput
 
-from utils.generation.plain_text import Passages, passages_of
+from utils.generation.chat import Passages, passages_of
 
 CUDA_TOKENS, CUDA_PROMPTS = 131_072, 256  # smaller batches do not keep a GPU busy
 CUDA_SHARE = 1 / 2  # share of the free memory to use; a step's computation and fragmentation need the rest
@@ -146,8 +146,5 @@ def write(
         **fuse(model, **batch), generation_config=config, stopping_criteria=StoppingCriteriaList([is_stopped])
     )
     texts = [ids[1:] for ids in generated.tolist()]  # without the decoder's start token
-    ended = [tokenizer.eos_token_id in ids for ids in texts]
-    kept = [
-        ids[: ids.index(tokenizer.eos_token_id)] if has_end else ids for ids, has_end in zip(texts, ended, strict=True)
-    ]
-    return [(ids, not has_end) for ids, has_end in zip(kept, ended, strict=True)]
+    end = tokenizer.eos_token_id
+    return [(ids[: ids.index(end)], False) if end in ids else (ids, True) for ids in texts]

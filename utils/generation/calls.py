@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 from utils.cli.errors import printable
 from utils.files.output import Key
-from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.fitting import Fitted
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, Sampling, is_cut
+from utils.generation.requests import FORMATS, Completion, Engine, RefusedError, Rendered, Sampling, is_cut
 from utils.parsing import Parsed, nothing
 from utils.parsing.thoughts import UNFINISHED, UNFINISHED_COUNT
 
@@ -104,11 +103,11 @@ async def answer_call(engine: Engine | None, model: Model, call: Call, role: str
         return {"value": None, "reason": "the prompt is longer than the model takes", **call.record}
     if call.options is not None:
         return await _choose(engine, model, call, role)
-    policy = call.policy
+    policy, hashed = call.policy, model.completions.hashed(call.prompt)
 
     async def make(sampling: Sampling, engine: Engine | None = None, may_wait: bool = False) -> Try:
         fields = {"id": call.key[0], "role": role, "try": sampling.attempt + 1}
-        completion = await model.completions.complete(engine, model.addr, call.prompt, sampling, may_wait, **fields)
+        completion = await model.completions.complete(engine, model.addr, hashed, sampling, may_wait, **fields)
         if completion.unfinished:
             return Try(sampling, completion, nothing(UNFINISHED))
         return Try(sampling, completion, call.parse(completion.text, is_cut(completion.finish_reason)))
@@ -166,9 +165,9 @@ def _record(call: Call, tried: list[Try]) -> dict[str, Any]:
     sampling, completion, parsed = tried[-1]
     # If the server refused the schema of the last try: the response format that it accepted instead.
     taken, refused = completion.response_format, list(completion.refused_parameters)
-    thought = sum(one.completion.reasoning_tokens or 0 for one in tried)
+    thought = sum(attempt.completion.reasoning_tokens or 0 for attempt in tried)
     reported = {"answered_by": completion.answered_by, "system_fingerprint": completion.system_fingerprint}
-    cut = [_cut_by_server(call.prompt, one.completion.prompt_tokens) for one in tried]
+    cut = [_cut_by_server(call.prompt, attempt.completion.prompt_tokens) for attempt in tried]
     return {
         "value": parsed.value,
         **({"reason": parsed.reason} if parsed.value is None else {}),
@@ -197,7 +196,7 @@ def _is_sampled(tried: list[Try]) -> bool:
 
 def _spent(tried: list[Try]) -> dict[str, int | None]:
     """Return the token counts of all tries together."""
-    return {name: total([getattr(one.completion, name) for one in tried]) for name in TOKEN_COUNTS}
+    return {name: total([getattr(attempt.completion, name) for attempt in tried]) for name in TOKEN_COUNTS}
 
 
 def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
@@ -211,8 +210,9 @@ def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
 
 
 async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
-    """Return a record with the likeliest option (`_likeliest`), or with the result of `expected_value`.
+    """Return a record with the result of `expected_value`, or with the likeliest option.
 
+    The value is None if another option has the same tokens, or if the model gives an option no likelihood.
     NotStoredError as in `answer_call`.
     """
     continuations = list(call.options.values())
@@ -224,21 +224,14 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
     elif call.expected_value is not None:
         chosen = call.expected_value({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
     else:
-        chosen = _likeliest(scores, call.options)
+        # The scores of options with the same tokens differ at most by rounding. Of equal scores, the first wins.
+        best = max(scores, key=scores.get)
+        twins = [option for option, tokens in call.options.items() if tokens == call.options[best]]
+        chosen = {"value": best}
+        if len(twins) > 1:
+            chosen = {"value": None, "reason": f"the likeliest options, {' and '.join(twins)}, are the same text"}
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
     return {**chosen, **call.record, "mean_log_probs": scores, "attempts": 1, **spent}
-
-
-def _likeliest(scores: dict[str, float], options: dict[str, array]) -> dict[str, Any]:
-    """Return a record's fields with the likeliest option, or with None if another option has the same tokens.
-
-    The scores of options with the same tokens differ at most by rounding. Of equal scores, the first wins.
-    """
-    best = max(scores, key=scores.get)
-    twins = [option for option in options if options[option] == options[best]]
-    if len(twins) > 1:
-        return {"value": None, "reason": f"the likeliest options, {' and '.join(twins)}, are the same text"}
-    return {"value": best}
 
 
 def total(counts: list[int | None]) -> int | None:
@@ -256,22 +249,21 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """Return the manifest's figures on finished records; token counts include all attempts."""
     records = list(records)
     taken = [FORMATS.index(record["response_format"]) for record in records if "response_format" in record]
-    asked = [record.get("refused_parameters", ()) for record in records if "raw" in record]
-    names = sorted({name for refused in asked for name in refused})
+    refusals = [record.get("refused_parameters", ()) for record in records if "raw" in record]
+    names = sorted({name for refused in refusals for name in refused})
     thought = sum(record.get(THOUGHT_COUNT, 0) for record in records)
     # Not settings: a server's fingerprint may change from week to week, and earlier answers stay valid.
     states = {record["system_fingerprint"] for record in records if "system_fingerprint" in record}
     cut = [record[PROMPT_SENT] for record in records if PROMPT_SENT in record]
     if cut:
-        told = (
-            f"the server read less than half of {len(cut)} of {len(records)} prompts (about {sum(cut):,} tokens sent)"
-        )
-        print(f"note: {told}; raise the server's context length, or lower --max_model_len", file=sys.stderr)
+        prompts = f"{len(cut)} of {len(records)} prompts (about {sum(cut):,} tokens sent)"
+        remedy = "raise the server's context length, or lower --max_model_len"
+        print(f"note: the server read less than half of {prompts}; {remedy}", file=sys.stderr)
     others = Counter(record["answered_by"] for record in records if "answered_by" in record)
     if others:
-        told = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
-        print(f"note: replies name another model than was asked: {told} (of {len(asked)})", file=sys.stderr)
-        others["the model asked"] = len(asked) - others.total()
+        by_model = ", ".join(f"{number} from {printable(name)}" for name, number in others.most_common())
+        print(f"note: replies name another model than was asked: {by_model} (of {len(refusals)})", file=sys.stderr)
+        others["the model asked"] = len(refusals) - others.total()
     return {
         **({"prompts_cut_by_server": len(cut)} if cut else {}),
         **({"answered_by": dict(sorted((+others).items()))} if others else {}),
@@ -282,6 +274,6 @@ def describe_records(records: Iterable[dict[str, Any]]) -> dict[str, Any]:
         **count_unfinished(records),
         "refused_by_server": list(FORMATS[: max(taken, default=0)]),
         # Per parameter: the number of outputs requested without it (or with its other name), and of all outputs.
-        "refused_parameters": {name: [sum(name in refused for refused in asked), len(asked)] for name in names},
+        "refused_parameters": {name: [sum(name in refused for refused in refusals), len(refusals)] for name in names},
         "system_fingerprints": sorted(states),
     }

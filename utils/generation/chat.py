@@ -1,17 +1,18 @@
 """Chat messages as a model reads them: rendered, counted, and kept within the token budget.
 
 `LocalChat` uses the model's tokenizer and chat template and returns token ids, so the engine adds nothing (no second
-BOS). `APIChat` leaves rendering to the server and counts or estimates tokens.
+BOS). `PlainText` is that of an encoder-decoder, without a chat template, whose prompt may have several passages.
+`APIChat` leaves rendering to the server and counts or estimates tokens.
 """
 
 import math
 import re
 import sys
 import threading
-from argparse import Namespace
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import chain, islice
@@ -22,11 +23,18 @@ from prompts import Messages
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.progress import announce
-from utils.generation.thinking import known_variables, own_parser, refuse_unknown, template_variables
+from utils.generation.requests import Rendered
+from utils.generation.thinking import own_parser
 from utils.models.hub import pinned_source, skipping_absent_hub
-from utils.models.loading import TOKENIZER_FILES, adapter_base, blaming, check_tokens, loading, longest_sequence
-
-Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
+from utils.models.loading import (
+    TOKENIZER_FILES,
+    adapter_base,
+    blaming,
+    check_special_tokens,
+    check_tokens,
+    loading,
+    longest_sequence,
+)
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
@@ -87,11 +95,6 @@ def fold(messages: Messages, num_systems: float, alternates: bool) -> Messages:
             content = f"{folded.pop()['content']}\n\n{content}"
         folded.append({"role": role, "content": content})
     return folded
-
-
-def open_chat(args: Namespace, model_addr: str) -> "LocalChat | APIChat":
-    """Return a model's chat, behind an API or local (--openai, --cache_dir)."""
-    return APIChat(model_addr) if args.openai else open_local_chat(model_addr, args.cache_dir, template_variables(args))
 
 
 def open_local_chat(model_addr: str, *args: Any, **settings: Any) -> "LocalChat":
@@ -177,9 +180,7 @@ class LocalChat(_Counting):
                 "  in a copy of its folder, save the one to use as chat_template.jinja"
             )
         self.model_limit = longest_sequence(config)
-        self.variables = known_variables(variables or {}, self.tokenizer.get_chat_template())
-        if not only_known:
-            refuse_unknown(variables or {}, self.variables, self._template)
+        self.variables = self._choose_variables(variables or {}, only_known)
         if CLOCK in self.tokenizer.get_chat_template():
             self.date = str(self.variables.get(CLOCK, TEMPLATE_DATE))
             try:
@@ -192,6 +193,18 @@ class LocalChat(_Counting):
             problem = f"its chat template ends the user's turn with plain text, {end}, which a post may contain too"
             print(f"note: {model_addr}: {problem}", file=sys.stderr)
         self.own_parser = own_parser(getattr(config, "model_type", None), self.tokenizer)
+
+    def _choose_variables(self, variables: dict[str, Any], only_known: bool) -> dict[str, Any]:
+        """Return the variables that the template knows; another one would silently change nothing."""
+        text = self.tokenizer.get_chat_template()
+        chosen = {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", text)}
+        unknown = sorted(variables.keys() - chosen.keys())
+        if unknown and not only_known:
+            name = unknown[0]
+            flag = name if name == "reasoning_effort" else f"chat_template_kwargs: {name}"
+            remedy = "leave it out, or check the name in the model card"
+            raise UserError(f"--{flag}: {self._template} has no such variable\n  {remedy}")
+        return chosen
 
     def _check_template(self) -> str:
         """Check the template, and return the text that it adds after the user's."""
@@ -310,6 +323,38 @@ class LocalChat(_Counting):
     def count(self, text: str) -> int:
         """Return the number of tokens of a text within a message."""
         return len(self._encode_all([self._as_text(text)])[0])
+
+
+@dataclass(frozen=True)
+class Passages:
+    """A prompt for fusion in decoder: passages of the question with one item each, as token ids."""
+
+    parts: tuple[array, ...]
+
+    def __len__(self) -> int:
+        """Return the number of tokens in all passages."""
+        return sum(map(len, self.parts))
+
+
+def passages_of(prompt: array | Passages) -> tuple[array, ...]:
+    return getattr(prompt, "parts", (prompt,))
+
+
+class PlainText(LocalChat):
+    """Renders only the last message of a prompt, with the end-of-text token; training had no instructions."""
+
+    def __init__(self, model_addr: str, cache_dir: str | None = None):
+        self.tokenizer, config = load_tokenizer(model_addr, cache_dir)
+        self.num_tokens = getattr(config, "vocab_size", None)
+        self.model_limit = None  # T5's positions are relative
+        check_special_tokens(self.tokenizer, config, "pad_token", "eos_token")
+
+    def render(self, messages: Messages) -> array:
+        return self.render_reply(messages[-1]["content"])
+
+    @property
+    def end_of_turn(self) -> int:
+        return self.tokenizer.eos_token_id
 
 
 class APIChat(_Counting):

@@ -5,18 +5,16 @@ import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Sequence
-from dataclasses import MISSING, asdict, fields
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple
 
-from utils.generation.chat import Rendered
-from utils.generation.requests import Completion, Engine, RefusedError, Sampling, Scored
+from utils.generation.requests import Completion, Engine, RefusedError, Rendered, Sampling, Scored
 from utils.generation.store import ModelStore
 
-# Fields of a `Completion` that its line leaves out if they have their default.
-OPTIONAL = {field.name: field.default for field in fields(Completion) if field.default is not MISSING}
-
-
+DEFAULTS = {field.name: field.default for field in fields(Completion)}  # a line has no field with its default
+KEY_DIGITS = 32  # hex digits of a request's hash that identify it
 WAIT_SECONDS = 60  # network file systems are late to show completions that another node has just written
 
 
@@ -24,11 +22,18 @@ class NotStoredError(Exception):
     """The store lacks a completion, and no engine is open or the engine has noted the request for a batch."""
 
 
+class Hashed(NamedTuple):
+    """A prompt with the hash of a request's parts before its sampling, for the keys of all tries of a call."""
+
+    prompt: Rendered
+    digest: Any
+
+
 class Completions:
     """One model's completions.
 
     Attributes:
-        asked: how many were requested and stored.
+        requested: how many were requested and stored.
     """
 
     def __init__(self, store: ModelStore, is_greedy_seeded: bool, cached_only: bool):
@@ -38,7 +43,7 @@ class Completions:
             cached_only: request nothing; look for missing completions once more after `WAIT_SECONDS`.
         """
         self.store = store
-        self.asked = 0
+        self.requested = 0
         self.cached_only = cached_only
         self._looked_again: asyncio.Event | None = None
         self._is_greedy_seeded = is_greedy_seeded
@@ -46,16 +51,21 @@ class Completions:
         self._refused: dict[str, dict[str, Any]] = {}  # for `keep_refusals`
         self._has_answered = False
 
+    def hashed(self, prompt: Rendered) -> Hashed:
+        """Hash a prompt, so that looking up each try of a call hashes only the try's sampling."""
+        parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts
+        return Hashed(prompt, _hash("complete", self.store.described, *parts))
+
     async def complete(
         self,
         engine: Engine | None,
         model: str,
-        prompt: Rendered,
+        hashed: Hashed,
         sampling: Sampling,
         may_wait: bool = True,
-        **told: Any,
+        **fields: Any,
     ) -> Completion:
-        """Return the stored completion of this request, or request and store a new one with the fields in `told`.
+        """Return the stored completion of this request, or request and store a new one with further `fields`.
 
         Without `may_wait`, --cached_only does not wait for it.
 
@@ -63,24 +73,26 @@ class Completions:
             RefusedError: the model's server refuses this content, or refused it earlier.
             NotStoredError: the completion is not stored, and `engine` is None.
         """
-        key = self._key(prompt, sampling)
-        async with _Turn(self._under_way, key):
-            if (found := await self._find(key, may_wait)) is not None:
-                if "refused" in found:
-                    raise RefusedError(found["refused"])
-                return _read(found)
+        key = self._key(hashed, sampling)
+        async with self._turn(key):
+            if (stored := await self._find(key, may_wait)) is not None:
+                if "refused" in stored:
+                    raise RefusedError(stored["refused"])
+                values = {name: stored[name] for name in DEFAULTS if name in stored}
+                return Completion(**{**values, "refused_parameters": tuple(values.get("refused_parameters", ()))})
             if engine is None:
                 raise NotStoredError
             try:
-                completion = await engine.complete(model, prompt, sampling)
+                completion = await engine.complete(model, hashed.prompt, sampling)
             except RefusedError as refusal:
-                fields = {**told, "refused": str(refusal)}
+                fields["refused"] = str(refusal)
                 if refusal.is_certain:
                     self._keep(key, fields)
                 else:
                     self._refused[key] = fields
                 raise
-            self._keep(key, told | _write(completion))
+            written = {name: value for name, value in asdict(completion).items() if value != DEFAULTS[name]}
+            self._keep(key, fields | written)
             self._has_answered = True
             self.keep_refusals()
             return completion
@@ -91,29 +103,40 @@ class Completions:
             self._keep(*self._refused.popitem())
 
     async def score(
-        self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **told: Any
+        self, engine: Engine | None, model: str, prompt: array, continuations: Sequence[array], **fields: Any
     ) -> Scored:
         """Return, in the same way, how likely several continuations are."""
-        key = _hash("score", self.store.described, prompt, *continuations)
-        async with _Turn(self._under_way, key):
-            if (found := await self._find(key)) is not None:
-                means = [float("nan") if mean is None else mean for mean in found["mean_log_probs"]]
-                return Scored(means, found["prompt_tokens"], found["cached_tokens"])
+        key = _hash("score", self.store.described, prompt, *continuations).hexdigest()[:KEY_DIGITS]
+        async with self._turn(key):
+            if (stored := await self._find(key)) is not None:
+                means = [float("nan") if mean is None else mean for mean in stored["mean_log_probs"]]
+                return Scored(means, stored["prompt_tokens"], stored["cached_tokens"])
             if engine is None:
                 raise NotStoredError
             scored = await engine.score(model, prompt, continuations)
-            self._keep(key, told | asdict(scored))
+            self._keep(key, fields | asdict(scored))
             return scored
+
+    @asynccontextmanager
+    async def _turn(self, key: str) -> AsyncIterator[None]:
+        """Make the second of two concurrent requests with one key wait for the first."""
+        while (event := self._under_way.get(key)) is not None:
+            await event.wait()
+        self._under_way[key] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._under_way.pop(key).set()
 
     async def _find(self, key: str, may_wait: bool = True) -> dict[str, Any] | None:
         """Return the stored fields, or None; with --cached_only, read the store once more first."""
-        found = self._refused.get(key) or self.store.get(key)
-        if found is None and self.cached_only and may_wait:
+        stored = self._refused.get(key) or self.store.get(key)
+        if stored is None and self.cached_only and may_wait:
             await self._look_again()
-            found = self.store.get(key)
-        if found is not None:
+            stored = self.store.get(key)
+        if stored is not None:
             await asyncio.sleep(0)  # lets signals and engines act even if the store has everything
-        return found
+        return stored
 
     async def _look_again(self) -> None:
         """Wait, once for all calls that lack a completion, then have the store read again."""
@@ -130,46 +153,19 @@ class Completions:
 
     def _keep(self, key: str, fields: dict[str, Any]) -> None:
         self.store.add(key, fields)
-        self.asked += 1
+        self.requested += 1
 
-    def _key(self, prompt: Rendered, sampling: Sampling) -> str:
-        its = dict(vars(sampling))
-        del its["attempt"]
-        if sampling.temperature == 0 and not self._is_greedy_seeded:
-            del its["seed"]
-        parts = getattr(prompt, "parts", (prompt,))  # fusion-in-decoder prompts have parts
-        return _hash("complete", self.store.described, *parts, its)
+    def _key(self, hashed: Hashed, sampling: Sampling) -> str:
+        """Return the key of a request. A greedy one has no seed, unless servers may sample anyway."""
+        left_out = {"attempt", "seed"} if sampling.temperature == 0 and not self._is_greedy_seeded else {"attempt"}
+        sampled = {name: value for name, value in vars(sampling).items() if name not in left_out}
+        return _hash(sampled, after=hashed.digest).hexdigest()[:KEY_DIGITS]
 
 
-class _Turn:
-    """Makes the second of two concurrent requests with one key wait for the first."""
-
-    def __init__(self, under_way: dict[str, asyncio.Event], key: str):
-        self._under_way, self._key = under_way, key
-
-    async def __aenter__(self) -> None:
-        while (event := self._under_way.get(self._key)) is not None:
-            await event.wait()
-        self._under_way[self._key] = asyncio.Event()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._under_way.pop(self._key).set()
-
-
-def _hash(*parts: Any) -> str:
-    """Return 32 hex digits that identify a request's parts: token ids or JSON values."""
-    digest = hashlib.sha256()
+def _hash(*parts: Any, after: Any = None) -> Any:
+    """Return the SHA-256 of a request's parts, token ids or JSON values, continuing the one of the parts before."""
+    digest = hashlib.sha256() if after is None else after.copy()
     for part in parts:
         text = part.tobytes() if isinstance(part, array) else json.dumps(part, sort_keys=True).encode()
         digest.update(len(text).to_bytes(8, "little") + text)
-    return digest.hexdigest()[:32]
-
-
-def _write(completion: Completion) -> dict[str, Any]:
-    its = asdict(completion)
-    return {name: value for name, value in its.items() if name not in OPTIONAL or value != OPTIONAL[name]}
-
-
-def _read(found: dict[str, Any]) -> Completion:
-    its = {field.name: found[field.name] for field in fields(Completion) if field.name in found}
-    return Completion(**{**its, "refused_parameters": tuple(its.get("refused_parameters", ()))})
+    return digest

@@ -5,17 +5,16 @@ import sys
 from argparse import Namespace
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
-from utils.generation.chat import choose_length
-from utils.generation.fitting import Entry, Trimmed, fit_items, fit_trimmed
-from utils.generation.model import Model, Policy, Window
-from utils.generation.plain_text import Passages, PlainText
+from utils.generation.chat import Passages, PlainText, choose_length
+from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
+from utils.generation.model import Model, Policy
 from utils.generation.requests import FURTHER, Completion, Sampling
 from utils.models.devices import fitting
 from utils.models.hub import model_folder
@@ -34,31 +33,26 @@ class TextWindow(Window):
 
     fused: bool = False
 
-    def fit(
-        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Trimmed:
+    def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Trimmed:
         if isinstance(items, History):
             what = "an encoder-decoder reads plain text, but a prompt of this benchmark is a conversation"
             raise UserError(f"{self.chat.tokenizer.name_or_path}: {what}\n  give a chat model")
-        return self._fit(partial(fit_items, prompt, chat=self.chat, join=join, **values), items)
+        return self._fit(items, lambda window, group: Window.fit(window, prompt, group, join, **values))
 
-    def fit_trimmed(
-        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Trimmed:
-        return self._fit(partial(fit_trimmed, prompt, chat=self.chat, join=join, **values), entries)
+    def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed:
+        return self._fit(entries, lambda window, group: Window.fit_trimmed(window, prompt, group, join, **values))
 
-    def _fit(self, fit: Callable[..., Any], items: Sequence[Any]) -> Trimmed:
+    def _fit(self, items: Sequence[Any], fit: Callable[[Window, Sequence[Any]], Fitted | None]) -> Trimmed:
         """Fit a prompt, or each passage of a fused one, into the input.
 
         A question that is too long without any item is cut at its end, as by LaMP's tokenizer, because an email may be
         longer than the model's input.
         """
-        budget = self.length - self.max_tokens
         groups = [[item] for item in items] if self.fused and items else [items]
-        fitted = [fit(group, budget=budget) for group in groups]
+        fitted = [fit(self, group) for group in groups]
         if fitted[0] is None:
-            [*whole, end] = fit([], budget=ANY_LENGTH).prompt
-            cut = array("i", [*whole[: budget - 1], end])
+            [*whole, end] = fit(replace(self, length=ANY_LENGTH), []).prompt
+            cut = array("i", [*whole[: self.budget - 1], end])
             return Trimmed(Passages((cut,)) if self.fused else cut, 0, len(items), question_cut=True)
         passages = [Trimmed(**vars(passage)) for passage in fitted]
         if not self.fused:

@@ -1,27 +1,110 @@
-"""Choose a run's models, and open their engines.
+"""Choose and identify a run's models, before anything expensive starts, and open their engines.
 
 Models with the same base model share an engine, and so do models of one API with one key.
 """
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
+from utils.cli import UserError
+from utils.cli.environment import OF_API, check_environment
 from utils.cli.flags import Arguments
+from utils.files.manifest import folder_settings
 from utils.generation.completions import Completions
 from utils.generation.encoder_decoder import TextModel, beam_settings, refuse_flags
-from utils.generation.identity import confirm_model, identify_model, read_api_key, share_base, trained_settings
 from utils.generation.model import Model
 from utils.generation.requests import Engine
-from utils.generation.store import ModelStore
+from utils.generation.store import ModelStore, find_model
 from utils.generation.thinking import NO_PARSER
 from utils.generation.vllm_engine import VLLMEngine
-from utils.models.hub import model_file
+from utils.models.hub import identify_local_model, model_file, model_fingerprint, suggesting_openai
 from utils.models.loading import adapter_base
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 OpenAPI = Callable[[Namespace, str], Engine]  # from flags and key; utils/batch.py has its own
+
+
+def identify_model(args: Namespace, model_addr: str) -> str:
+    """Return the model's identity for the settings.
+
+    An API model's is --model_id, or else its name, with the model that the server reports or the server's address. The
+    server is asked if the store does not know it. OpenAI's own models have only their names.
+
+    UserError if the model's files or the API's key are missing, before anything expensive starts.
+    """
+    if args.model_id is not None and not args.model_id.strip():
+        raise UserError("--model_id: is empty; give the name of the API's model")
+    if args.openai:
+        if not args.cached_only:
+            read_api_key(args.api_key_addr)
+        check_environment(OF_API)
+        if args.model_id is not None or (server := server_of(args, model_addr)) is None:
+            return args.model_id or model_addr
+        stored = find_model(args.completions, server)
+        return stored or (None if args.cached_only else _report(args, model_addr)) or server
+    with suggesting_openai():
+        return identify_local_model(model_addr, args.cache_dir)
+
+
+def trained_settings(model_addr: str, cache_dir: str | None) -> dict[str, Any]:
+    """Return the settings that utils/train_generator.py noted beside a model; empty for other models."""
+    path = model_file(model_addr, "manifest.json", cache_dir)
+    settings = folder_settings(path.parent) if path else {}
+    return settings if settings.get("script") == "utils/train_generator.py" else {}
+
+
+def server_of(args: Namespace, model_addr: str) -> str | None:
+    """Return "NAME at ADDRESS" for a model behind --base_url; None for OpenAI's own service."""
+    address = urlsplit(args.base_url or os.environ.get("OPENAI_BASE_URL", ""))
+    if address.hostname in (None, "", "api.openai.com"):
+        return None
+    return f"{model_addr} at {address.netloc.rpartition('@')[2]}{address.path.rstrip('/')}"
+
+
+def _report(args: Namespace, model_addr: str) -> str | None:
+    """Return the identity of the model that an API reports to have loaded under a name; None if it does not say."""
+    from utils.generation.api_engine import ask_for_root  # imports openai
+
+    root = ask_for_root(model_addr, args.base_url, read_api_key(args.api_key_addr))
+    return root and f"{model_addr} ({root})"
+
+
+def confirm_model(args: Namespace, model_addr: str, identity: str, store: ModelStore) -> None:
+    """Raise UserError if an API now reports another model than the stored completions are from; else record it."""
+    if args.model_id is not None or (server := server_of(args, model_addr)) is None:
+        return
+    reported = _report(args, model_addr)
+    if reported is not None and identity not in (reported, server):
+        raise UserError(
+            f"{store.folder}: has completions of {json.dumps(identity)}, but the server now reports "
+            f"{json.dumps(reported)}\n  give another --completions, or name the model with --model_id"
+        )
+    store.server = server
+
+
+def read_api_key(path: str | None) -> str:
+    """Return the API key from a file, or from OPENAI_API_KEY without one; UserError if there is no key."""
+    where = "OPENAI_API_KEY" if path is None else f"--api_key_addr {path}"
+    if path is None:
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
+        if not key:
+            raise UserError("--openai: no API key; give --api_key_addr FILE or set OPENAI_API_KEY")
+    elif Path(path).exists() and not Path(path).is_file():  # it is read twice, which a pipe cannot be
+        raise UserError(f"{where}: not a regular file; write the key to a file, or set OPENAI_API_KEY")
+    else:
+        try:
+            key = Path(path).read_text(encoding="utf-8-sig").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{where}: cannot be read: {getattr(error, 'strerror', 'not text')}") from None
+    # The key is sent in an HTTP header, which takes printable ASCII.
+    if not key.isascii() or not key.isprintable() or " " in key or not key:
+        raise UserError(f"{where}: must contain only the key")
+    return key
 
 
 def choose_model(
@@ -95,14 +178,18 @@ def open_engines(models: Mapping[str, Model], wanted: Sequence[str], open_api: O
 
 
 def _load(models: Mapping[str, Model], role: str) -> dict[str, Engine]:
-    """Open one engine for a role's model and all models that can share it."""
+    """Open one engine for a role's model and all models with the same base, with or without adapters."""
     model = models[role]
     if (own := model.open_engine()) is not None:
         return {role: own}
+
+    def base(other: Model) -> str:
+        return model_fingerprint(adapter_base(other.addr) or other.addr, model.flags.cache_dir)
+
     served = {
         name: other
         for name, other in models.items()
-        if name == role or (not other.flags.openai and share_base([model.addr, other.addr], model.flags.cache_dir))
+        if name == role or (not other.flags.openai and base(other) == base(model))
     }
     parsers = [other.policy.reasoning_parser for other in served.values()]
     parser = next((name for name in parsers if name not in (None, NO_PARSER)), model.policy.reasoning_parser)

@@ -1,14 +1,16 @@
-"""Fit prompts into a token budget: drop the lowest-ranked posts first, then the end of the last remaining one."""
+"""Fit prompts into a model's window: drop the lowest-ranked posts first, then the end of the last remaining one."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from prompts import History, Messages, Prompt
-from utils.generation.chat import Chat, Rendered
+from utils.generation.chat import Chat
+from utils.generation.requests import Rendered
 
 T = TypeVar("T")
 Entry = tuple[str, Callable[[str], str]]  # a text, and a function from its kept part to the entry
+Join = Callable[[list[str]], str]  # makes one text of several items
 
 
 @dataclass(frozen=True)
@@ -21,79 +23,101 @@ class Fitted:
     context_cut: bool = False  # the only post in it was cut at its end
 
 
-def fit_posts(build: Callable[[list[str]], Messages], posts: list[str], chat: Chat, budget: int) -> Fitted | None:
-    """Fit a prompt into a budget by leaving out whole posts, the lowest-ranked first.
-
-    If the first post alone is too long, its end is cut. None if the prompt exceeds the budget even without posts.
-
-    Args:
-        build: returns the messages for a list of posts.
-        posts: the profile's texts, best first.
-        budget: most tokens that the prompt may have.
-    """
-
-    def render(kept: list[str]) -> Rendered | None:
-        return _render_within(build(kept), chat, budget)
-
-    used, prompt = largest(len(posts), lambda n: render(posts[:n]))
-    if prompt is None or used > 0 or not posts:
-        return prompt and Fitted(prompt, used, len(posts) - used)
-    length, cut_prompt = largest(len(posts[0]), lambda n: render([posts[0][:n].rstrip()] if n else []))
-    if not posts[0][:length].strip():
-        return Fitted(prompt, 0, len(posts))
-    return Fitted(cut_prompt, 1, len(posts) - 1, context_cut=True)
+@dataclass(frozen=True)
+class Trimmed(Fitted):
+    num_contexts_trimmed: int = 0  # posts in it that were cut
+    question_cut: bool = False  # the question was cut at its end
 
 
-def _render_within(messages: Messages, chat: Chat, budget: int) -> Rendered | None:
-    rendered = chat.render(messages)
-    return rendered if chat.length(rendered) <= budget else None
+@dataclass(frozen=True)
+class Window:
+    """A model's context, which prompt and output share."""
 
+    chat: Chat
+    length: int  # tokens of prompt and output together
+    max_tokens: int  # of the output
 
-def fit_items(
-    prompt: Prompt,
-    items: Sequence[str] | History,
-    chat: Chat,
-    budget: int,
-    join: Callable[[list[str]], str],
-    **values: str,
-) -> Fitted | None:
-    """Fit a prompt with a user's best items into a budget by `fit_posts`, or with a history by `fit_history`.
+    @property
+    def budget(self) -> int:
+        """The most tokens that a prompt may have."""
+        return self.length - self.max_tokens
 
-    `join` makes one text of several items. A prompt without {profile} takes no items.
-    """
-    if isinstance(items, History):
-        return fit_history(prompt, items, chat, budget, **values)
+    def fit(self, prompt: Prompt, items: Sequence[str] | History, join: Join, **values: str) -> Fitted | None:
+        """Fit a prompt with a user's items, best first, or with a history, by leaving out the lowest-ranked items.
 
-    def build(kept: list[str]) -> Messages:
-        profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
-        return prompt.messages(**profile, **values)
+        If the first item alone is too long, its end is cut. None if the prompt exceeds the budget even without items.
 
-    return fit_posts(build, list(items), chat, budget)
+        Args:
+            items: texts; a prompt without {profile} takes none.
+            values: texts for the prompt's other placeholders.
+        """
+        if isinstance(items, History):
+            return self._fit_history(prompt, items, **values)
+        items = list(items)
 
+        def render(kept: list[str]) -> Rendered | None:
+            profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
+            return self._render(prompt.messages(**profile, **values))
 
-def fit_history(prompt: Prompt, history: History, chat: Chat, budget: int, **values: str) -> Fitted | None:
-    """Return a prompt with as many whole items of a history as fit into a budget.
+        used, rendered = largest(len(items), lambda n: render(items[:n]))
+        if rendered is None or used > 0 or not items:
+            return rendered and Fitted(rendered, used, len(items) - used)
+        length, with_cut = largest(len(items[0]), lambda n: render([items[0][:n].rstrip()] if n else []))
+        if not items[0][:length].strip():
+            return Fitted(rendered, 0, len(items))
+        return Fitted(with_cut, 1, len(items) - 1, context_cut=True)
 
-    None if the prompt exceeds the budget even without items. The messages' own lengths give a good guess of the number,
-    so the prompt is rendered only a few times, even for long histories.
-    """
+    def _render(self, messages: Messages) -> Rendered | None:
+        """Return rendered messages; None if they exceed the budget."""
+        rendered = self.chat.render(messages)
+        return rendered if self.chat.length(rendered) <= self.budget else None
 
-    def render(number: int) -> Rendered | None:
-        return _render_within(prompt.messages(turns=history.first(number), **values), chat, budget)
+    def _fit_history(self, prompt: Prompt, history: History, **values: str) -> Fitted | None:
+        """Return a prompt with as many whole items of a history as fit into the budget.
 
-    most = len(history.items)
-    number, rendered = largest(most, render, guess_number(history, chat, budget))
-    return rendered and Fitted(rendered, number, most - number)
+        None if the prompt exceeds the budget even without items. The messages' own lengths give a good guess of the
+        number, so the prompt is rendered only a few times, even for long histories.
+        """
 
+        def length(places: Iterable[int]) -> int:
+            return sum(self.chat.count_again(history.messages[place]["content"]) for place in places)
 
-def guess_number(history: History, chat: Chat, budget: int) -> int:
-    """Return how many items fit into the budget, ignoring the text around them."""
-    left = budget - sum(chat.count_again(history.messages[place]["content"]) for place in history.fixed)
-    for number, item in enumerate(history.items):
-        left -= sum(chat.count_again(history.messages[place]["content"]) for place in item)
-        if left < 0:
-            return number
-    return len(history.items)
+        most, left, guess = len(history.items), self.budget - length(history.fixed), 0
+        while guess < most and (left := left - length(history.items[guess])) >= 0:
+            guess += 1
+        number, rendered = largest(
+            most, lambda n: self._render(prompt.messages(turns=history.first(n), **values)), guess
+        )
+        return rendered and Fitted(rendered, number, most - number)
+
+    def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed | None:
+        """Fit a prompt into the budget as LaMP's code does: trim every entry, then cut the question.
+
+        LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or
+        do not fit themselves, they are left out. None if the prompt exceeds the budget even without a question.
+
+        Args:
+            values: texts for the prompt's placeholders, including `question`.
+        """
+        question, chat = values["question"], self.chat
+
+        def length(texts: list[str]) -> int:
+            return chat.length(chat.render(prompt.messages(profile=join(texts), **values)))
+
+        def render(texts: list[str], end: int) -> Rendered | None:
+            kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
+            return self._render(prompt.messages(profile=join(texts), **kept))
+
+        bare, alone = [state("") for _, state in entries], length([])
+        # One token more per seam: a text may have one more token between others than alone.
+        seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
+        for texts in (trim(entries, alone, seams, self.budget, chat.count), []):
+            end, rendered = largest(len(question), lambda end, texts=texts: render(texts, end))
+            if rendered is not None and (end or not question):
+                used = len(texts)
+                shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
+                return Trimmed(rendered, used, len(entries) - used, False, shortened, end < len(question))
+        return None
 
 
 def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None) -> tuple[int, T | None]:
@@ -116,45 +140,6 @@ def largest(most: int, fit: Callable[[int], T | None], guess: int | None = None)
             middle = (low + high) // 2
         step *= 2
     return max(low, 0), best
-
-
-@dataclass(frozen=True)
-class Trimmed(Fitted):
-    num_contexts_trimmed: int = 0  # posts in it that were cut
-    question_cut: bool = False  # the question was cut at its end
-
-
-def fit_trimmed(
-    prompt: Prompt, entries: Sequence[Entry], chat: Chat, budget: int, join: Callable[[list[str]], str], **values: str
-) -> Trimmed | None:
-    """Fit a prompt into a budget as LaMP's code does: trim every entry, then cut the question.
-
-    LaMP cuts the end of the whole input, which is the question. If the entries leave no room for the question, or do
-    not fit themselves, they are left out. None if the prompt exceeds the budget even without a question.
-
-    Args:
-        values: texts for the prompt's placeholders, including `question`.
-    """
-    question = values["question"]
-
-    def length(texts: list[str]) -> int:
-        return chat.length(chat.render(prompt.messages(profile=join(texts), **values)))
-
-    def render(texts: list[str], end: int) -> Rendered | None:
-        kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
-        return _render_within(prompt.messages(profile=join(texts), **kept), chat, budget)
-
-    bare, alone = [state("") for _, state in entries], length([])
-    # One token more per seam: a text may have one more token between others than alone.
-    seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
-    items = trim(entries, alone, seams, budget, chat.count)
-    for texts in (items, []):
-        end, rendered = largest(len(question), lambda end, texts=texts: render(texts, end))
-        if rendered is not None and (end or not question):
-            used = len(texts)
-            shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
-            return Trimmed(rendered, used, len(entries) - used, False, shortened, end < len(question))
-    return None
 
 
 def trim(entries: Sequence[Entry], alone: int, seams: int, budget: int, count: Callable[[str], int]) -> list[str]:

@@ -1,26 +1,23 @@
-"""A model in a run: its policy for sampling and retries, and prompts within its context.
+"""A model in a run: its policy for sampling and retries, and the lengths of its prompts and outputs.
 
 Every try has another seed. By default (`fallback`), the last try is constrained to the schema; `always` constrains
 every try; `never`, the reference code's way, raises the temperature by 0.1 per try, up to 1.
 """
 
 import hashlib
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from prompts import History, Prompt
 from utils.cli import UserError
 from utils.cli.flags import Arguments
 from utils.cli.progress import announce
 from utils.files.output import Key
-from utils.generation.chat import PAPER_LENGTH, Chat, choose_length, open_chat
+from utils.generation.chat import PAPER_LENGTH, APIChat, Chat, choose_length, open_local_chat
 from utils.generation.completions import Completions
-from utils.generation.fitting import Entry, Fitted, fit_items, fit_trimmed
+from utils.generation.fitting import Window
 from utils.generation.requests import FURTHER, Engine, Sampling
-from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts
+from utils.generation.thinking import GPT_OSS, Thoughts, end_thoughts, find_thoughts, template_variables
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,6 @@ class Policy:
     opened: bool | None = None  # `Sampling.opened`, by the model's template
     stop_token: int | None = None  # `Sampling.stop_token`, likewise
 
-    @classmethod
-    def from_arguments(cls, args: Namespace, **values: Any) -> "Policy":
-        """Make a policy from flags and further values; UserError if a local model has no seed."""
-        if args.seed is None and not args.openai:
-            raise UserError("--seed none: only for an API; a local model needs a seed")
-        given = {field.name: getattr(args, field.name) for field in fields(cls) if hasattr(args, field.name)}
-        return cls(**{**given, **values})
-
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
 
@@ -57,9 +46,8 @@ class Policy:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt, is_sampled) else None
-        own = {"reasoning_parser": self.reasoning_parser, "opened": self.opened}
-        own["stop_token"] = self.stop_token
-        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, **own)
+        local = (self.reasoning_parser, self.opened, self.stop_token)
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, *local)
 
     def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
         """Return whether this is the last try; a greedy constrained try is, because another would repeat it.
@@ -76,27 +64,6 @@ class Policy:
             # A greedy free try would only repeat itself, so the second try is already constrained.
             return attempt >= self.max_retries or (attempt > 0 and self.is_greedy(is_sampled))
         return self.constrained_decoding == "always"
-
-
-@dataclass(frozen=True)
-class Window:
-    """A model's context, which prompt and output share."""
-
-    chat: Chat
-    length: int  # tokens of prompt and output together
-    max_tokens: int  # of the output
-
-    def fit(
-        self, prompt: Prompt, items: Sequence[str] | History, join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into what the output leaves (`fit_items`)."""
-        return fit_items(prompt, items, self.chat, self.length - self.max_tokens, join, **values)
-
-    def fit_trimmed(
-        self, prompt: Prompt, entries: Sequence[Entry], join: Callable[[list[str]], str], **values: str
-    ) -> Fitted | None:
-        """Fit a prompt into what the output leaves (`fit_trimmed`)."""
-        return fit_trimmed(prompt, entries, self.chat, self.length - self.max_tokens, join, **values)
 
 
 @dataclass(frozen=True)
@@ -146,7 +113,9 @@ class Model:
         return chat
 
     def _open_chat(self) -> Chat:
-        return open_chat(self.flags, self.addr)
+        if self.flags.openai:
+            return APIChat(self.addr)
+        return open_local_chat(self.addr, self.flags.cache_dir, template_variables(self.flags))
 
     @cached_property
     def thoughts(self) -> Thoughts:
@@ -189,15 +158,22 @@ class Model:
 
     @cached_property
     def policy(self) -> Policy:
-        # gpt-oss ends a turn by channels, which its parser knows.
-        stop_token = None if self.thoughts.parser == GPT_OSS else self.chat.end_of_turn
-        return Policy.from_arguments(
-            self.flags,
-            max_tokens=self.window.max_tokens,
+        """How it is sampled; UserError if a local model has no seed."""
+        flags, thoughts = self.flags, self.thoughts
+        if flags.seed is None and not flags.openai:
+            raise UserError("--seed none: only for an API; a local model needs a seed")
+        return Policy(
+            flags.temperature,
+            flags.top_p,
+            self.window.max_tokens,
+            flags.seed,
+            flags.max_retries,
+            flags.constrained_decoding,
             further=self._further(),
-            reasoning_parser=self.thoughts.parser,
-            opened=self.thoughts.opened,
-            stop_token=stop_token,
+            reasoning_parser=thoughts.parser,
+            opened=thoughts.opened,
+            # gpt-oss ends a turn by channels, which its parser knows.
+            stop_token=None if thoughts.parser == GPT_OSS else self.chat.end_of_turn,
         )
 
     def _further(self) -> dict[str, Any]:

@@ -10,11 +10,11 @@ import math
 import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from contextlib import suppress
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 import openai
 from httpx2 import ReadError, ReadTimeout
@@ -25,6 +25,8 @@ from utils.generation.requests import FORMATS, LIMITS, Completion
 # Parameters that a run can leave out or rename. If a refusal names several ("temperature and top_p cannot both be
 # specified"), the first in this order is left out.
 ADAPTABLE = ("seed", "top_p", "min_p", "top_k", "presence_penalty", *LIMITS, "temperature", "reasoning_effort")
+
+OTHER_LIMIT = dict(zip(LIMITS, LIMITS[::-1], strict=True))
 
 _ALLOWED = re.compile(
     r"\b(?:expected one of|(?:supported|allowed|valid|permitted) (?:fields|parameters|values))\b", re.I
@@ -54,43 +56,34 @@ class MalformedError(UserError):
         self.status, self.code, self.param, self.details = status, code, param or "", details
 
 
-class Way(NamedTuple):
-    """How a request is made."""
-
-    limit: str  # one of LIMITS
-    left_out: frozenset[str]  # some of ADAPTABLE
-    format: int  # an index into FORMATS
-
-
 class Refusals:
     """What one server has refused so far, and how requests avoid it.
 
-    Args:
-        limit: the name from LIMITS to try first.
+    Attributes:
+        refused: what requests avoid now: some of ADAPTABLE, at most one of LIMITS, and the first ones of FORMATS.
+        doubtful: the messages for which the current format was refused; the next ones show whether it is refused for
+            all.
     """
 
     def __init__(self, limit: str):
+        """`limit` is the name from LIMITS to try first."""
         self._preferred = limit
-        self._current = Way(limit, frozenset(), 0)
-        # The messages for which the current format was refused; the next ones show whether it is refused for all.
+        self.refused: frozenset[str] = frozenset()
         self.doubtful: Any = None
 
-    def way(self, schema: Any) -> Way:
-        """Return how to request an output now, constrained to `schema` if that is a JSON schema."""
-        return self._current if isinstance(schema, dict) else self._current._replace(format=len(FORMATS) - 1)
+    def body(self, refused: Set[str], request: Request, schema: Any) -> dict[str, Any]:
+        """Return the whole body of a request, constrained to `schema` if that is a JSON schema."""
+        limit = OTHER_LIMIT[self._preferred] if self._preferred in refused else self._preferred
+        named = {limit if name == "max_tokens" else name: value for name, value in request.items()}
+        kept = {name: value for name, value in named.items() if name not in refused}
+        held = response_format(_format(refused, schema), schema)
+        return {**kept, **({"response_format": held} if held else {})}
 
-    def body(self, way: Way, request: Request, schema: Any) -> dict[str, Any]:
-        """Return the whole body of a request."""
-        kept = {name: value for name, value in request.items() if name not in way.left_out}
-        limited = {way.limit if name == "max_tokens" else name: value for name, value in kept.items()}
-        held = response_format(FORMATS[way.format], schema)
-        return {**limited, **({"response_format": held} if held else {})}
-
-    def with_refused(self, way: Way, request: Request, schema: Any, completion: Completion) -> Completion:
+    def with_refused(self, refused: Set[str], request: Request, schema: Any, completion: Completion) -> Completion:
         """Return the completion with the refused parameters and the format that replaced a refused one."""
-        refused = [*(way.left_out & request.keys()), *([self._preferred] if way.limit != self._preferred else [])]
-        taken = FORMATS[way.format] if isinstance(schema, dict) and way.format else None
-        return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused)))
+        preferred = {self._preferred if name == "max_tokens" else name for name in request}
+        taken = _format(refused, schema) if isinstance(schema, dict) and FORMATS[0] in refused else None
+        return replace(completion, response_format=taken, refused_parameters=tuple(sorted(refused & preferred)))
 
     async def ask(
         self, request: Request, schema: Any, send: Callable[[dict[str, Any]], Awaitable[Completion]]
@@ -99,10 +92,10 @@ class Refusals:
 
         MalformedError if the refusal names nothing that can be changed, and no other response_format is accepted.
         """
-        way, is_repeated = self.way(schema), False
+        refused, is_repeated = self.refused, False
         met: dict[str, MalformedError] = {}  # what was refused, and how
         while True:
-            body = self.body(way, request, schema)
+            body = self.body(refused, request, schema)
             try:
                 completion = await send(body)
             except MalformedError as refusal:
@@ -110,52 +103,48 @@ class Refusals:
                 if refusal.details and is_vague and not is_repeated:
                     is_repeated = True  # it may pass
                 else:
-                    way = _without(way, body, refusal, met)
+                    cause = _cause(refusal, body, met)
+                    met[cause] = refusal
+                    refused = refused - {OTHER_LIMIT.get(cause)} | {cause}
                 continue
-            self._learn(way, met, request.get("messages"), isinstance(schema, dict))
-            return self.with_refused(way, request, schema, completion)
+            self._learn(met, request.get("messages"), isinstance(schema, dict))
+            return self.with_refused(refused, request, schema, completion)
 
-    def _learn(self, way: Way, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
-        """Use the way that worked for all later requests, and print its changes."""
-        current = self._current
-        formats = [name for name in FORMATS[current.format : way.format] if name in met]
+    def _learn(self, met: dict[str, MalformedError], prompt: Any, has_schema: bool) -> None:
+        """Avoid in all later requests what an accepted one had to avoid, and print the changes."""
+        formats = [name for name in FORMATS if name in met and name not in self.refused]
         if has_schema:
             is_second = formats and self.doubtful not in (None, prompt)
             self.doubtful = prompt if formats and not is_second else None
             formats = formats if is_second else []
         for name, refusal in met.items():
-            if name == current.limit:
-                current, change = current._replace(limit=way.limit), f"with {way.limit}"
-            elif formats and name == formats[0]:
-                current, change = current._replace(format=way.format), f"without {' and '.join(formats)}"
-            elif name in way.left_out - current.left_out:
-                current, change = current._replace(left_out=current.left_out | {name}), f"without {name}"
-            else:
-                continue  # another request met this refusal first
+            if name in self.refused or (name in FORMATS and name not in formats):
+                continue  # another request met this refusal first, or the format may be refused for this prompt alone
+            causes = formats if name in formats else [name]
+            change = f"with {OTHER_LIMIT[name]}" if name in LIMITS else f"without {' and '.join(causes)}"
             print(f"note: {refusal}; the run continues {change}", file=sys.stderr, flush=True)
-        self._current = current
+            self.refused = self.refused - {OTHER_LIMIT.get(name)} | {*causes}
 
 
-def _without(way: Way, body: dict[str, Any], refusal: MalformedError, met: dict[str, MalformedError]) -> Way:
-    """Return how to repeat a refused request, and add the refusal to `met`; raise it if nothing can be changed."""
+def _format(refused: Set[str], schema: Any) -> str:
+    """Return the strictest of FORMATS that is not refused."""
+    return next(name for name in FORMATS if name not in refused) if isinstance(schema, dict) else FORMATS[-1]
+
+
+def _cause(refusal: MalformedError, body: dict[str, Any], met: dict[str, MalformedError]) -> str:
+    """Return what to leave out of a refused request, or to rename: a parameter or a format.
+
+    If nothing can be changed, raise the refusal, or that of the first format in `met`, the causes so far.
+    """
     if not refusal.details:
         raise refusal
     name = _named(refusal, body)
-    if name in LIMITS:
-        met[name] = refusal
-        other = LIMITS[1 - LIMITS.index(name)]
-        if other in met:
-            refusal.is_for_all = True
-            raise refusal
-        return way._replace(limit=other)
-    if name is not None:
-        met[name] = refusal
-        return way._replace(left_out=way.left_out | {name})
-    if "response_format" not in body:
-        refusal.is_for_all = bool(_names(refusal) & (body.keys() - {"messages"}))
-        raise refusal if refusal.is_for_all else next((met[name] for name in FORMATS if name in met), refusal)
-    met[FORMATS[way.format]] = refusal
-    return way._replace(format=way.format + 1)
+    if name is None and "response_format" in body:
+        return body["response_format"]["type"]
+    if name is not None and OTHER_LIMIT.get(name) not in met:
+        return name
+    refusal.is_for_all = name is not None or bool(_names(refusal) & (body.keys() - {"messages"}))
+    raise refusal if refusal.is_for_all else next((met[name] for name in FORMATS if name in met), refusal)
 
 
 def _named(refusal: MalformedError, body: dict[str, Any]) -> str | None:

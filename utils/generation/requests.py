@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from utils.generation.chat import Rendered
+from prompts import Messages
+
+Rendered = array | Messages  # token ids (4 bytes each, because a whole test set is held at once), or messages
 
 # Flags besides temperature, top_p and seed, by their names in a request: those of sampling, and all of them.
 SAMPLED = ("top_k", "min_p", "presence_penalty")

@@ -120,8 +120,15 @@ class ModelStore:
             self._opened.popitem()[1].close()
 
     def _begin(self) -> None:
-        """Make this process's own file. Its name begins with the time, so that older files sort first."""
-        self._make_folder()
+        """Make the folder and this process's own file, whose name begins with the time: older files sort first."""
+        model = self.folder / "model.json"
+        recorded = _read_model(model)["servers"]
+        servers = [*recorded, *({self.server} - {None, *recorded})]
+        described = self.described | ({"servers": servers} if servers else {})
+        with as_user_error(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if servers != recorded or not model.exists():
+                write_atomically(model, json.dumps(described, indent=2) + "\n")
         host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}.jsonl"
@@ -130,16 +137,6 @@ class ModelStore:
         self._files.append(self._own_lines)
         writer = {"model": self.described, "host": socket.gethostname(), "versions": manifest.versions()}
         self._append(NO_KEY, writer)
-
-    def _make_folder(self) -> None:
-        path = self.folder / "model.json"
-        recorded = _read_model(path)["servers"]
-        servers = [*recorded, *({self.server} - {None, *recorded})]
-        described = self.described | ({"servers": servers} if servers else {})
-        with as_user_error(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if servers != recorded or not path.exists():
-                write_atomically(path, json.dumps(described, indent=2) + "\n")
 
     def _append(self, key: str, fields: dict[str, Any]) -> tuple["_Lines", int, int]:
         """Write a line and return its place. If only a part can be written, the part is removed."""

@@ -1,4 +1,4 @@
-"""Chat templates' variables, and thoughts: does a model think, with how much room, and where does its answer begin?
+"""Thoughts: does a model think, with how much room, and where does its answer begin? And chat templates' variables.
 
 An API's thoughts are found by the marks in the text or in a separate field of the reply. A local model uses one of
 vLLM's reasoning parsers, by --reasoning_parser or by this rule: `openai_gptoss` if its config says gpt_oss; `mistral`
@@ -7,14 +7,21 @@ none. A model whose template closes the thought in the prompt does not think, no
 answer at once.
 """
 
+import json
 import re
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.cli import UserError
-from utils.files.manifest import read_folder_manifest
-from utils.parsing.thoughts import CLOSING, OPENING
+from utils.files.manifest import folder_settings
+from utils.generation.requests import Sampling, is_cut
+from utils.parsing.thoughts import CLOSING, OPENING, Split, split_thoughts
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput
+    from vllm.reasoning import ReasoningParser
 
 SETTINGS = ("chat_template_kwargs", "reasoning_effort")  # flags that a local model's template gets
 NO_PARSER, GPT_OSS, MISTRAL, TAGS = "none", "openai_gptoss", "mistral", "deepseek_r1"
@@ -42,19 +49,6 @@ def template_variables(args: Namespace) -> dict[str, Any]:
     return variables
 
 
-def known_variables(variables: dict[str, Any], template: str) -> dict[str, Any]:
-    """Return the variables whose names are in a template's text."""
-    return {name: value for name, value in variables.items() if re.search(rf"\b{re.escape(name)}\b", template)}
-
-
-def refuse_unknown(variables: dict[str, Any], in_template: dict[str, Any], where: str) -> None:
-    """Raise UserError for a variable that a template does not know, because it would silently change nothing."""
-    if unknown := variables.keys() - in_template.keys():
-        name = min(unknown)
-        flag = "--reasoning_effort" if name == "reasoning_effort" else f"--chat_template_kwargs: {name}"
-        raise UserError(f"{flag}: {where} has no such variable\n  leave it out, or check the name in the model card")
-
-
 @dataclass(frozen=True)
 class Thoughts:
     """How a model thinks."""
@@ -79,12 +73,13 @@ def find_thoughts(args: Namespace, chat: Any, model_addr: str) -> Thoughts:
     parser_flag = args.reasoning_parser
     if not hasattr(chat, "prompt_end"):
         return _thoughts_of_api(model_addr, parser_flag, vars(args).get("reasoning_effort"))
+    opened = opening_of(chat.prompt_end) is not None
     if parser_flag == NO_PARSER:
-        return Thoughts(NO_PARSER, True if opening_of(chat.prompt_end) else None)  # None: by the marks in the text
-    trained = read_folder_manifest(model_addr)
-    if is_closed(chat.prompt_end) or (trained and trained["settings"].get("script") in TRAINED):
+        return Thoughts(NO_PARSER, True if opened else None)  # None: by the marks in the text
+    is_closed = not opened and CLOSING.search(chat.prompt_end) is not None
+    if is_closed or folder_settings(model_addr).get("script") in TRAINED:
         return Thoughts()
-    parser, opened = parser_flag or chat.own_parser, opening_of(chat.prompt_end) is not None
+    parser = parser_flag or chat.own_parser
     return Thoughts(parser, opened, opened or parser is not None)
 
 
@@ -120,6 +115,71 @@ def opening_of(end: str) -> str | None:
     return opened[-1][0] if opened and CLOSING.search(end, opened[-1].end()) is None else None
 
 
-def is_closed(end: str) -> bool:
-    """Return whether a prompt with this end has a closed thought."""
-    return CLOSING.search(end) is not None and opening_of(end) is None
+class ThoughtReader:
+    """Separates thoughts from answers, by vLLM's parser if its marks are in the text, otherwise by `split_thoughts`.
+
+    Attributes:
+        marks_are_special: whether the marks are special tokens, which a text shows only on request.
+
+    Raises:
+        UserError: vLLM has no parser of this name, or the tokenizer lacks its marks.
+    """
+
+    def __init__(self, name: str | None, load_tokenizer: Callable[[], Any]):
+        self._load_tokenizer, self._parser = load_tokenizer, None
+        self.marks_are_special = name == GPT_OSS
+        if name in (None, NO_PARSER, GPT_OSS):  # vLLM's parser for gpt-oss reads no text
+            return
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.reasoning import ReasoningParserManager
+
+        if name not in (parsers := ReasoningParserManager.list_registered()):
+            problem = f"--reasoning_parser {name}: unknown; vLLM has {', '.join(parsers)}"
+            raise UserError(f"{problem}\n  give one of these, or {NO_PARSER}")
+        tokenizer = load_tokenizer()
+        try:
+            self._parser = ReasoningParserManager.get_reasoning_parser(name)(tokenizer)
+        except (RuntimeError, ValueError) as error:  # raised if the marks are not tokens
+            raise UserError(f"--reasoning_parser {name}: not for this model: {error}") from None
+        self._request = ChatCompletionRequest(messages=[])
+        marks = {self._parser.reasoning_start_str, self._parser.reasoning_end_str}
+        added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+        self.marks_are_special = any(token.special and token.content in marks for token in added)
+
+    def read(self, output: "CompletionOutput", sampling: Sampling) -> tuple[Split, int]:
+        """Return an output split into thoughts and answer, and the thoughts' number of tokens, without marks."""
+        parser = self._parser if sampling.reasoning_parser not in (None, NO_PARSER) else None
+        # Constrained from its first token, it begins with the answer.
+        opened = False if sampling.opened and parser is None and sampling.schema else sampling.opened
+        split = self._split(parser, output.text, is_cut(output.finish_reason), opened)
+        if not split.reasoning:
+            return split, 0
+        tokenizer = self._load_tokenizer()
+        start = parser and tokenizer.get_vocab().get(parser.reasoning_start_str)
+        ids = [start, *output.token_ids] if opened and start is not None else output.token_ids
+        counted = parser.count_reasoning_tokens(ids) if parser else 0  # 0: the parser does not count
+        return split, counted or len(tokenizer.encode(split.reasoning, add_special_tokens=False))
+
+    def _split(self, parser: "ReasoningParser | None", text: str, cut: bool, opened: bool | None) -> Split:
+        start, end = (parser.reasoning_start_str, parser.reasoning_end_str) if parser else (None, None)
+        if parser is None or not (opened or start is None or start in text):
+            return split_thoughts(text, cut, opened if parser is None else None)
+        begun = f"{start}{text}" if opened and start and not text.lstrip().startswith(start) else text
+        reasoning, content = (part or "" for part in parser.extract_reasoning(begun, self._request))
+        if not content.strip() and not (end and end in text):
+            return Split("", reasoning.strip(), unfinished=bool(reasoning.strip() or opened))
+        behind = split_thoughts(content, cut, False)  # another thought may follow, which these parsers take as answer
+        thoughts = "\n".join(filter(None, (reasoning.strip(), behind.reasoning)))
+        return Split(behind.answer, thoughts, behind.unfinished)
+
+
+def harmony_tag(schema: dict[str, Any] | str) -> str:
+    """Return vLLM's `structural_tag` that constrains gpt-oss's final channel, after an unconstrained analysis."""
+    is_regex = isinstance(schema, str)
+    content = {"type": "regex", "pattern": schema} if is_regex else {"type": "json_schema", "json_schema": schema}
+    analysis = {"begin": "<|channel|>analysis<|message|>", "content": {"type": "any_text"}, "end": "<|end|>"}
+    turn = {"type": "const_string", "value": "<|start|>assistant"}
+    thought = {"type": "sequence", "elements": [{"type": "tag", **analysis}, turn]}
+    final = {"type": "tag", "begin": TO_ANSWER, "content": content, "end": ["<|end|>", ""]}
+    elements = [{"type": "optional", "content": thought}, final]
+    return json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})

@@ -10,8 +10,7 @@ from prompts import Prompt
 from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.generation.engines import is_encoder_decoder
-from utils.generation.fitting import Fitted
-from utils.generation.model import Window
+from utils.generation.fitting import Fitted, Window
 from utils.models.loading import adapter_config
 
 

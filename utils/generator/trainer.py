@@ -17,8 +17,8 @@ from transformers import Trainer, TrainingArguments, set_seed
 
 from utils.cli.flags import Arguments
 from utils.generation.beams import batches, fuse, pad_passages, room_of, write
+from utils.generation.chat import passages_of
 from utils.generation.encoder_decoder import NUM_BEAMS
-from utils.generation.plain_text import passages_of
 from utils.generator.examples import Example
 from utils.models import devices
 from utils.training import NO_LOSS, base_model

@@ -219,6 +219,15 @@ def model_fingerprint(name: str, cache_dir: str | None = None) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
+def identify_local_model(model_addr: str, cache_dir: str | None) -> str:
+    """Return the identity of a local model; an adapter's includes its base model."""
+    check_model(model_addr, cache_dir, safetensors_only=True)
+    identity = model_fingerprint(model_addr, cache_dir)
+    if base := adapter_base(model_addr):
+        identity += f" on {model_fingerprint(base, cache_dir)}"
+    return identity
+
+
 def cached_commit(name: str, cache_dir: str | None = None) -> str | None:
     """Return the commit of a cached hub model, to load exactly that one; None for a folder or an uncached model."""
     folder = None if is_folder(name) else cached_folder(name, cache_dir)

@@ -18,10 +18,9 @@ from utils.benchmarks.task import Parser, Record, Task
 from utils.cli.flags import Arguments
 from utils.files.output import Key, Piece
 from utils.generation.calls import CHARACTERS_PER_TOKEN, Call, answer_call
-from utils.generation.chat import Rendered
 from utils.generation.completions import NotStoredError
 from utils.generation.model import Model
-from utils.generation.requests import Engine
+from utils.generation.requests import Engine, Rendered
 from utils.generation.thinking import NO_PARSER
 from utils.parsing import writable
 from utils.records.contexts import first_items

@@ -11,7 +11,6 @@ from utils.cli.errors import first_five, printable
 from utils.files.output import Key
 from utils.files.writing import write_atomically
 from utils.generation.engines import OpenAPI, open_api
-from utils.generation.failures import common_reasons
 from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.publishing import report_shard
 from utils.runs.runner import Loop, Run, Servers, make_pieces, models_of
@@ -135,7 +134,7 @@ def report(runs: Sequence[Run]) -> int:
     """Print what is unusable, raised or missing, and return the exit code."""
     # Without a request, nothing is new about a finished output: commands that depend on this one can run.
     new = [output for run in runs for output in run.made if not output.finished or run.device is not None]
-    codes = [output.report_failed(common_reasons) for output in new]
+    codes = [output.report_failed() for output in new]
     codes += [report_raised(run.raised) for run in runs]
     missing = {run.stage: sum(len(output.missing()) for output in run.made) - len(run.raised) for run in runs}
     for stage, number in missing.items():

@@ -346,7 +346,7 @@ class Run:
 
     def num_requested(self) -> int:
         """Return the number of completions requested so far from this stage's models, also by earlier stages."""
-        return sum(completions.asked for completions in {model.completions for model in self.stage.models.values()})
+        return sum(completions.requested for completions in {model.completions for model in self.stage.models.values()})
 
     def _tries(self) -> int:
         return max(model.policy.max_retries for model in self.stage.models.values()) + 1
