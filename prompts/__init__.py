@@ -32,6 +32,7 @@ _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _INSERTED = re.compile(r'\[after "([^"\n]+)"\](.*)', re.DOTALL)
 _TURNS_PARTS = re.compile(r"(?:\[system\]\n(.*)\n)?\[history\]\n\[user\]\n(.*)", re.DOTALL)
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
+_PART = re.compile(r"^\[(system|user|assistant)\](?:\n|\Z)", re.MULTILINE)  # of a user's own text
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
 
 
@@ -68,9 +69,11 @@ class Prompt:
     placeholders: frozenset[str]  # the names of its placeholders
     exact: bool = False  # the file ends with `[end]`, so paragraphs with empty placeholders stay
     lead_in: str | None = None  # the beginning of the planner's target in the public code, from the `[assistant]` part
+    # Further messages: roles ("user" or "assistant") and texts. A last one of the assistant is continued by the model.
+    further: tuple[tuple[str, str], ...] = ()
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
-        """Return the chat messages with all placeholders replaced, in one pass, and `turns` before the last message.
+        """Return the chat messages with all placeholders replaced, in one pass, and `turns` before the first user's.
 
         A paragraph whose placeholders are all empty, such as that of past posts if there are none, is left out with its
         heading, except in an exact prompt.
@@ -92,7 +95,10 @@ class Prompt:
             return filled
 
         system = [] if self.system is None else [{"role": "system", "content": fill(self.system)}]
-        return [*system, *turns, {"role": "user", "content": fill(self.user)}]
+        further = [{"role": role, "content": fill(text)} for role, text in self.further]
+        if further and further[-1] == {"role": "assistant", "content": ""}:
+            further.pop()  # nothing to continue
+        return [*system, *turns, {"role": "user", "content": fill(self.user)}, *further]
 
 
 def digests(prompts: Iterable[Prompt]) -> dict[str, str]:
@@ -141,11 +147,20 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
 
 
 def own_prompt(text: str) -> Prompt:
-    """Return a prompt from a user's text; all `{names}` are placeholders, and a text without parts is all [user]."""
-    parts = _PARTS.fullmatch(text.strip("\n"))
-    system, user = parts.groups() if parts else (None, text.strip("\n").removeprefix("[user]\n"))
-    names = frozenset(_NAME.findall(f"{system or ''}\n{user}"))
-    return Prompt("own", system, user, hashlib.sha256(text.encode()).hexdigest(), names)
+    """Return a prompt from a user's text, in which all `{names}` are placeholders.
+
+    A text may have parts: [system], then [user], and further ones of [assistant] and [user]. A text that begins with
+    none of these lines is all [user]. ValueError if parts are missing or in another order.
+    """
+    begin, *rest = _PART.split(text.strip("\n"))
+    parts = list(zip(rest[::2], rest[1::2], strict=True)) if not begin else [("user", text.strip("\n"))]
+    system = parts.pop(0)[1].removesuffix("\n") if parts[0][0] == "system" else None
+    roles = [role for role, _ in parts]
+    if roles[:1] != ["user"] or "system" in roles:
+        raise ValueError("ask: the parts of a prompt are [system] or nothing, [user], then any [assistant] and [user]")
+    (_, user), *further = [(role, part.removesuffix("\n")) for role, part in parts]
+    digest, names = hashlib.sha256(text.encode()).hexdigest(), frozenset(_NAME.findall(text))
+    return Prompt("own", system, user, digest, names, further=tuple(further))
 
 
 @cache

@@ -57,6 +57,8 @@ MALFORMED = (400, 422)  # statuses of a malformed request
 NO_SUCH_PATH = (404, 405)
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
 TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
+# Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
+CONTINUES, CONTINUE = {"vllm", "sglang"}, {"continue_final_message": True, "add_generation_prompt": False}
 SEVERAL, MANY = 3, 20  # different prompts refused alike before the first answer, or between two: then the run ends
 
 
@@ -73,6 +75,7 @@ class APIEngine:
         self._first = asyncio.Lock()  # held by the first request of a kind
         self._kinds: set[tuple[str, bool]] = set()  # models, with a schema or not, whose requests need not go alone
         self._answering: set[str] = set()  # models that have answered
+        self._continuing: set[str] = set()  # models on servers that continue an assistant's turn
         self._problems: dict[str, UserError] = {}  # of a model's first request, which its others would meet too
         # Prompts that a model has refused since its last answer, by status and code.
         self._refused: defaultdict[str, defaultdict[tuple[int, str], set[str]]] = defaultdict(lambda: defaultdict(set))
@@ -102,6 +105,7 @@ class APIEngine:
             UserError: a retry cannot help (key, model, parameters).
         """
         # APIs accept JSON schemas but no regular expressions, so outputs with a regular expression are unconstrained.
+        await self._check_continues(model, prompt)
         request, schema, send = self._request(model, prompt, sampling), sampling.schema, partial(self._send, sampling)
         async with self._alone_at_first((model, isinstance(schema, dict))):
             try:
@@ -113,6 +117,25 @@ class APIEngine:
                 raise
             self._has_answered(model)
             return completion
+
+    async def _check_continues(self, model: str, prompt: Rendered) -> None:
+        """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""
+        if prompt[-1]["role"] != "assistant":
+            return
+        async with self._first:
+            if model not in self._continuing:
+                try:
+                    listed = (await self._client.get("/models", cast_to=Response)).json()["data"]
+                    owners = {str(entry.get("owned_by")) for entry in listed if entry.get("id") == model}
+                except (openai.APIError, ValueError, KeyError, TypeError, AttributeError):
+                    owners = set()
+                if not owners & CONTINUES:
+                    servers = " or ".join(sorted(CONTINUES))
+                    raise UserError(
+                        f"{model}: a prompt that ends with the assistant's turn needs a server of {servers}, and this "
+                        "one is not, by its list of models\n  end the prompt with a [user] part, or use a local model"
+                    )
+                self._continuing.add(model)
 
     def _has_answered(self, model: str) -> None:
         self._answering.add(model)
@@ -184,6 +207,8 @@ class APIEngine:
         further = dict(sampling.further)
         extra_body = further.pop("extra_body", {})
         required = {"model": model, "messages": prompt}
+        given |= {"stop": list(sampling.stop)} if sampling.stop else {}
+        given |= CONTINUE if prompt[-1]["role"] == "assistant" else {}
         return {**required, **given, "max_tokens": sampling.max_tokens, **further, **extra_body}
 
     async def _send(self, sampling: Sampling, body: dict[str, Any]) -> Completion:

@@ -64,6 +64,7 @@ class BatchEngine(APIEngine):
 
     async def complete(self, model: str, prompt: Rendered, sampling: Sampling) -> Completion:
         """Like `APIEngine.complete`, but read from batches; NotStoredError if no batch has the answer yet."""
+        await self._check_continues(model, prompt)
         shared, schema, alone = self._shared, sampling.schema, super().complete
         request = self._request(model, prompt, sampling)
         # The first individual requests find out what the API refuses; the others wait for them.

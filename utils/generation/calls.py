@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, NamedTuple
 
+from prompts import Messages
 from utils.cli.errors import printable
 from utils.files.output import Key
 from utils.generation.completions import NotStoredError
@@ -79,6 +80,7 @@ class Call:
     parse: Parser  # reads the output's text
     policy: Policy  # how it is sampled and requested again
     record: dict[str, Any] = field(default_factory=dict)  # fields of its record besides the output's
+    messages: Messages = field(default_factory=list)  # of the prompt, for --trace
     options: dict[str, array] | None = None  # token ids by output: the likeliest is chosen, no text is generated
     # Maps the options' log-probabilities to the record's fields, with `value`; None chooses the likeliest per token.
     expected_value: Callable[[dict[str, float]], dict[str, Any]] | None = None
@@ -87,7 +89,8 @@ class Call:
 def fitted_call(key: Key, fitted: Fitted | None, parse: Parser, policy: Policy, **record: Any) -> Call:
     """Return the call for a prompt that `Window.fit` made; `record` has further fields of the call's record."""
     figures = {} if fitted is None else dict(vars(fitted))
-    return Call(key, figures.pop("prompt", None), parse, policy, record | figures)
+    prompt, messages = figures.pop("prompt", None), figures.pop("messages", [])
+    return Call(key, prompt, parse, policy, record | figures, messages)
 
 
 async def answer_call(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:

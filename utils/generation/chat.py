@@ -217,7 +217,7 @@ class LocalChat(_Counting):
         return text.rpartition(question)[2]
 
     def render(self, messages: Messages) -> array:
-        """Return the token ids of the whole prompt, up to the assistant's turn."""
+        """Return the token ids of the whole prompt, up to the assistant's turn, or with its beginning."""
         return self._encode_all([self._text(messages)])[0]
 
     def render_groups(self, groups: Sequence[Sequence[Messages]]) -> list[list[array]]:
@@ -226,9 +226,13 @@ class LocalChat(_Counting):
         return [[next(ids) for _ in group] for group in groups]
 
     def _text(self, messages: Messages) -> str:
+        begun = ""
+        if messages[-1]["role"] == "assistant":
+            *messages, last = messages
+            begun = self._as_text(last["content"])
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
-            return self._apply(fold(texts, *self._form)) + self.behind
+            return self._apply(fold(texts, *self._form)) + self.behind + begun
 
     def _apply(self, messages: Messages, asks: bool = True) -> str:
         """Return the template's text for messages, up to the assistant's turn if it `asks`."""

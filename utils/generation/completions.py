@@ -158,6 +158,7 @@ class Completions:
     def _key(self, hashed: Hashed, sampling: Sampling) -> str:
         """Return the key of a request. A greedy one has no seed, unless servers may sample anyway."""
         left_out = {"attempt", "seed"} if sampling.temperature == 0 and not self._is_greedy_seeded else {"attempt"}
+        left_out |= set() if sampling.stop else {"stop"}
         sampled = {name: value for name, value in vars(sampling).items() if name not in left_out}
         return _hash(sampled, after=hashed.digest).hexdigest()[:KEY_DIGITS]
 

@@ -51,9 +51,11 @@ class TextWindow(Window):
         groups = [[item] for item in items] if self.fused and items else [items]
         fitted = [fit(self, group) for group in groups]
         if fitted[0] is None:
-            [*whole, end] = fit(replace(self, length=ANY_LENGTH), []).prompt
+            uncut = fit(replace(self, length=ANY_LENGTH), [])
+            [*whole, end] = uncut.prompt
             cut = array("i", [*whole[: self.budget - 1], end])
-            return Trimmed(Passages((cut,)) if self.fused else cut, 0, len(items), question_cut=True)
+            prompt = Passages((cut,)) if self.fused else cut
+            return Trimmed(prompt, 0, len(items), messages=uncut.messages, question_cut=True)
         passages = [Trimmed(**vars(passage)) for passage in fitted]
         if not self.fused:
             return passages[0]
@@ -63,6 +65,7 @@ class TextWindow(Window):
             len(used),
             len(items) - len(used),
             any(passage.context_cut for passage in passages),
+            [message for passage in used or passages[:1] for message in passage.messages],
             sum(passage.num_contexts_trimmed for passage in used),
             any(passage.question_cut for passage in passages),
         )

@@ -1,7 +1,7 @@
 """Fit prompts into a model's window: drop the lowest-ranked posts first, then the end of the last remaining one."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from prompts import History, Messages, Prompt
@@ -21,6 +21,7 @@ class Fitted:
     num_contexts_used: int  # posts in it
     num_contexts_dropped: int  # posts that were left out for length
     context_cut: bool = False  # the only post in it was cut at its end
+    messages: Messages = field(default_factory=list, compare=False)  # that were rendered
 
 
 @dataclass(frozen=True)
@@ -55,22 +56,24 @@ class Window:
             return self._fit_history(prompt, items, **values)
         items = list(items)
 
-        def render(kept: list[str]) -> Rendered | None:
+        def render(kept: list[str]) -> tuple[Rendered, Messages] | None:
             profile = {"profile": join(kept)} if "profile" in prompt.placeholders else {}
             return self._render(prompt.messages(**profile, **values))
 
-        used, rendered = largest(len(items), lambda n: render(items[:n]))
-        if rendered is None or used > 0 or not items:
-            return rendered and Fitted(rendered, used, len(items) - used)
-        length, with_cut = largest(len(items[0]), lambda n: render([items[0][:n].rstrip()] if n else []))
+        used, whole = largest(len(items), lambda n: render(items[:n]))
+        if whole is None:
+            return None
+        if used > 0 or not items:
+            return Fitted(whole[0], used, len(items) - used, messages=whole[1])
+        length, cut = largest(len(items[0]), lambda n: render([items[0][:n].rstrip()] if n else []))
         if not items[0][:length].strip():
-            return Fitted(rendered, 0, len(items))
-        return Fitted(with_cut, 1, len(items) - 1, context_cut=True)
+            return Fitted(whole[0], 0, len(items), messages=whole[1])
+        return Fitted(cut[0], 1, len(items) - 1, context_cut=True, messages=cut[1])
 
-    def _render(self, messages: Messages) -> Rendered | None:
-        """Return rendered messages; None if they exceed the budget."""
+    def _render(self, messages: Messages) -> tuple[Rendered, Messages] | None:
+        """Return rendered messages, and the messages; None if they exceed the budget."""
         rendered = self.chat.render(messages)
-        return rendered if self.chat.length(rendered) <= self.budget else None
+        return (rendered, messages) if self.chat.length(rendered) <= self.budget else None
 
     def _fit_history(self, prompt: Prompt, history: History, **values: str) -> Fitted | None:
         """Return a prompt with as many whole items of a history as fit into the budget.
@@ -85,10 +88,8 @@ class Window:
         most, left, guess = len(history.items), self.budget - length(history.fixed), 0
         while guess < most and (left := left - length(history.items[guess])) >= 0:
             guess += 1
-        number, rendered = largest(
-            most, lambda n: self._render(prompt.messages(turns=history.first(n), **values)), guess
-        )
-        return rendered and Fitted(rendered, number, most - number)
+        number, whole = largest(most, lambda n: self._render(prompt.messages(turns=history.first(n), **values)), guess)
+        return whole and Fitted(whole[0], number, most - number, messages=whole[1])
 
     def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed | None:
         """Fit a prompt into the budget as LaMP's code does: trim every entry, then cut the question.
@@ -104,7 +105,7 @@ class Window:
         def length(texts: list[str]) -> int:
             return chat.length(chat.render(prompt.messages(profile=join(texts), **values)))
 
-        def render(texts: list[str], end: int) -> Rendered | None:
+        def render(texts: list[str], end: int) -> tuple[Rendered, Messages] | None:
             kept = values | {"question": question[:end].rstrip() if end < len(question) else question}
             return self._render(prompt.messages(profile=join(texts), **kept))
 
@@ -112,11 +113,11 @@ class Window:
         # One token more per seam: a text may have one more token between others than alone.
         seams = length(bare) - sum(map(chat.count, bare)) - alone + len(entries) if entries else 0
         for texts in (trim(entries, alone, seams, self.budget, chat.count), []):
-            end, rendered = largest(len(question), lambda end, texts=texts: render(texts, end))
-            if rendered is not None and (end or not question):
+            end, whole = largest(len(question), lambda end, texts=texts: render(texts, end))
+            if whole is not None and (end or not question):
                 used = len(texts)
                 shortened = sum(item != state(text) for item, (text, state) in zip(texts, entries, strict=False))
-                return Trimmed(rendered, used, len(entries) - used, False, shortened, end < len(question))
+                return Trimmed(whole[0], used, len(entries) - used, False, whole[1], shortened, end < len(question))
         return None
 
 

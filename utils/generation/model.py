@@ -35,6 +35,7 @@ class Policy:
     reasoning_parser: str | None = None
     opened: bool | None = None  # `Sampling.opened`, by the model's template
     stop_token: int | None = None  # `Sampling.stop_token`, likewise
+    stop: tuple[str, ...] = ()  # `Sampling.stop`, set by each call
 
     def sampling(self, key: Key, attempt: int, is_sampled: bool = False) -> Sampling:
         """Return the sampling of one try (from 0). Its seed depends only on the key and the try.
@@ -46,8 +47,8 @@ class Policy:
             temperature = max(temperature, min(1.0, round(temperature + 0.1 * attempt, 6)))
         seed = int.from_bytes(hashlib.sha256(repr((self.seed, key, attempt)).encode()).digest()[:4], "big") >> 1
         schema = self.schema if self._is_constrained(attempt, is_sampled) else None
-        local = (self.reasoning_parser, self.opened, self.stop_token)
-        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, *local)
+        others = (self.reasoning_parser, self.opened, self.stop_token, self.stop)
+        return Sampling(temperature, self.top_p, self.max_tokens, seed, schema, attempt, self.further, *others)
 
     def is_last(self, attempt: int, is_sampled: bool = False) -> bool:
         """Return whether this is the last try; a greedy constrained try is, because another would repeat it.

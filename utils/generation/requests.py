@@ -34,6 +34,7 @@ class Sampling:
     reasoning_parser: str | None = None  # reads a local model's thoughts
     opened: bool | None = None  # whether the prompt ends inside a thought; None if unknown
     stop_token: int | None = None  # a local model's: ends its turn, besides the tokens that its config names
+    stop: tuple[str, ...] = ()  # texts that end it, and are not part of it
 
 
 @dataclass(frozen=True)

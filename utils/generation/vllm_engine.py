@@ -243,6 +243,7 @@ def sampling_params(sampling: Sampling, own_sampling: Mapping[str, Any] = Mappin
         **{name: value for name, value in sampling.further.items() if name in SAMPLED},
         max_tokens=sampling.max_tokens,
         seed=None if temperature == 0 else sampling.seed,  # greedy decoding draws nothing
+        stop=list(sampling.stop) or None,
         stop_token_ids=None if sampling.stop_token is None else [sampling.stop_token],
         output_kind=RequestOutputKind.FINAL_ONLY,
         structured_outputs=held and StructuredOutputsParams(**{kind: held}),

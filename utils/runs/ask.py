@@ -165,28 +165,32 @@ class Ask:
         n: int | None = None,
         max_tokens: int | None = None,
         temperature: float | None = None,
+        stop: Sequence[str] | None = None,
         **values: str,
     ) -> Any:
         """Ask the model and return the value that `parse` reads from its text; None if no try was usable.
 
         Args:
             prompt: the name of one of the benchmark's prompts (none, rag, ...), or a text. A text may have {question},
-                {profile} and names of your own in braces, and lines [system] and [user] before its parts.
+                {profile} and names of your own in braces, and lines [system], [user] and [assistant] before its parts.
+                A last [assistant] part is the beginning of the text, which the model continues.
             items: texts for {profile}, the most important first: the last ones are left out if the prompt is too long.
             parse: returns the text's value, or None if it is unusable; the model is then asked again with another seed
                 (default: the benchmark's own reader for its prompts; otherwise, the value is the text itself).
             model: the name of a model that --model gives (default: --model_addr).
             n: the number of samples; a list of that length is returned.
             max_tokens, temperature: override the flags.
+            stop: texts that end the model's text, which does not have them.
             values: texts for the other names in braces.
         """
         await self._unless_over()
         if n is not None:
             if type(n) is not int or n < 1:
                 raise ValueError(f"ask: n is {n!r}; give a number from 1 up")
-            again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, **values}
+            again = {"parse": parse, "model": model, "max_tokens": max_tokens, "temperature": temperature, "stop": stop}
+            again |= values
             return list(await asyncio.gather(*(self(prompt, items=items, **again) for _ in range(n))))
-        limits = {"max_tokens": max_tokens, "temperature": temperature}
+        limits = {"max_tokens": max_tokens, "temperature": temperature, "stop": stop}
         own = {name: value for name, value in limits.items() if value is not None}
         return (await self.record(prompt, items=items, values=values, model=model, parse=parse, own=own))["value"]
 

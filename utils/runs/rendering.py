@@ -11,10 +11,11 @@ from utils.benchmarks.task import Parser, Record, Task, Variant
 from utils.files.output import Key
 from utils.generation.calls import Call, fitted_call
 from utils.generation.model import Model
+from utils.generation.thinking import opening_of
 from utils.parsing import Parsed, nothing, writable
 
 # Names that no placeholder can have: parameters of `Ask.__call__`.
-TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature"}
+TAKEN = {"self", "prompt", "items", "parse", "model", "n", "max_tokens", "temperature", "stop"}
 
 
 class ParserError(Exception):
@@ -66,7 +67,7 @@ def make_call(
 
     Args:
         parse: instead of the benchmark's parser of answers.
-        own: max_tokens and temperature, which override the flags.
+        own: max_tokens and temperature, which override the flags, and stop.
         schema: the schema for the output, instead of the benchmark's.
         options: texts by name; the likeliest is chosen.
         variant: another form of the question, with its own values and parser.
@@ -90,12 +91,14 @@ def make_call(
     tokens = {option: model.chat.render_option(text) for option, text in options.items()} if options else None
     if tokens:
         own["max_tokens"] = max(map(len, tokens.values())) + 1  # vLLM generates a token
-    policy = replace(model.policy, schema=schema, **own)
+    policy = replace(model.policy, schema=schema, **own | {"stop": tuple(own.get("stop", ()))})
     if is_named and parse is None:
         parse = variant.parse if variant else task.output.parse
     window = replace(model.window, max_tokens=policy.max_tokens)
     fit = window.fit_trimmed if trimmed else window.fit
     fitted = fit(prompt, items, task.join, **filled)
+    if fitted is not None and fitted.messages[-1]["role"] == "assistant" and policy.opened is not None:
+        policy = replace(policy, opened=opening_of(model.chat.prompt_end + fitted.messages[-1]["content"]) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
     return replace(call, options=tokens)
 
@@ -109,6 +112,9 @@ def _check(items: Any, parse: Any, own: Mapping[str, Any]) -> None:
     ):
         if not isinstance(value, kinds) or value < (flag == "max_tokens"):
             raise ValueError(f"ask: {flag} is {value!r}; give a number")
+    stop = own.get("stop", ["text"])
+    if isinstance(stop, str) or not stop or not all(isinstance(text, str) and text for text in stop):
+        raise ValueError(f"ask: stop is {stop!r}; give a list of texts")
     if inspect.iscoroutinefunction(parse):
         raise ValueError("ask: parse is async; give a plain function of the text")
 
