@@ -26,6 +26,7 @@ from utils.files.json_files import read_json
 from utils.files.manifest import settings_of
 from utils.records.datasets import read_dataset
 from utils.records.responses import TABLE, is_lamps_own, read_plans, read_responses, refuse_other_questions
+from utils.runs.trace import read_turns
 from utils.tables import report_page
 from utils.tables.formats import counted
 from utils.tables.notes import notes_on, wording_note
@@ -104,6 +105,7 @@ def read_sides(arguments: list[list[str]], datasets: Datasets) -> list[Side]:
                 refuse_other_questions(path, content, datasets.questions.values())
             add_new(side.plans if is_plans else side.responses, content, path)
             if not is_plans and Path(path).suffix != TABLE:  # a CSV file does not name its dataset
+                side.turns |= read_turns(path)
                 side.inputs |= dict.fromkeys(content, settings_of(path).get("inputs", ""))
     return list(sides.values())
 

@@ -1,4 +1,4 @@
-"""Print some answers with the judge's verdict on each aspect.
+"""Print some answers with the verdict on each aspect, and with their calls and searches if the run was traced.
 
 python utils/show_answers.py --inputs_addr test.json --response_addr rag.json --score_addr rag_scores.json
 """
@@ -17,6 +17,7 @@ from utils.cli.errors import UserError, printable, quote
 from utils.records.datasets import read_dataset
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.records.scores import read_scores
+from utils.runs.trace import read_turns
 from utils.scoring.aspects import in_words
 
 WIDTH = 100  # characters per line
@@ -47,8 +48,11 @@ def main(argv: list[str] | None = None) -> int:
     for entry in entries:
         if entry["id"] not in questions or entry["id"] not in responses:
             raise UserError(f"{args.score_addr}: id {quote(entry['id'])} is missing from the dataset or the responses")
+    turns = read_turns(args.response_addr)
     for entry in entries:
         print(describe_answer(questions[entry["id"]], responses[entry["id"]][0]["output"], entry))
+        if entry["id"] in turns:
+            print(textwrap.indent(printable(turns[entry["id"]]), "    ") + "\n")
     return 0
 
 

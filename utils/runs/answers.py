@@ -46,8 +46,11 @@ def add_dataset_arguments(parser: cli.FlagParser, inputs_help: str) -> None:
     add("--inputs_addr", required=True, nargs="+", metavar="FILE", help=inputs_help)
     add("--output_addr", required=True, nargs="+", metavar="FILE", help="output file for each dataset")
     add("--num_generated_outputs", type=cli.positive_int, default=1, help="answers per question (%(default)s)")
+    add("--trace", action="store_true",
+        help="also write <output>.trace.jsonl: the messages, text and value of every call, and every search (off)")
     # fmt: on
     parser.decides_nothing("--inputs_addr --output_addr", "the dataset's hash does")
+    parser.decides_nothing("--trace", "another file's content")
     parser.decides_nothing("--num_generated_outputs", "which pieces an output has; its manifest has their hash")
 
 
@@ -129,7 +132,15 @@ def stage_of_answers(
         dataset.output_addr, settings, list(dataset.questions), collect, "answers", args, dataset=dataset.path
     )
 
-    return Stage(task, lambda: dataset.questions, method, [output], {"generator": model}, partial(count_answers, task))
+    return Stage(
+        task,
+        lambda: dataset.questions,
+        method,
+        [output],
+        {"generator": model},
+        partial(count_answers, task),
+        is_replayed=args.trace,
+    )
 
 
 def count_answers(task: Task, responses: Responses, _: Pieces) -> dict[str, int]:

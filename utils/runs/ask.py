@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from prompts import History, Messages
 from retrieval.search import MOST, Search, Searched
@@ -71,6 +71,14 @@ class Room:
         call.add_done_callback(free)
 
 
+class Step(NamedTuple):
+    """A call that has its result."""
+
+    role: str
+    record: Piece
+    messages: Messages  # empty unless the stage is traced
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What all records of a stage share while they run."""
@@ -83,6 +91,7 @@ class Surroundings:
     room: Room
     landed: Callable[[str], None]  # called with the role when a call has its result from an engine or the store
     search: Search | None = None  # None: there is no `ask.search`
+    is_traced: bool = False  # keep the messages of each call
 
 
 class Ask:
@@ -122,8 +131,7 @@ class Ask:
         self._is_over = False  # the method has returned
         self._held: dict[str, None] = {}  # texts that went into its prompts
         self._same: Counter[int] = Counter()  # how often each call was made
-        self._by_number: dict[int, tuple[str, Piece] | None] = {}  # calls; None while under way, and for searches
-        self._searches: dict[int, dict[str, Any]] = {}  # by the same numbers
+        self._steps: dict[int, Step | dict[str, Any] | None] = {}  # calls and searches; None while under way
         self._under_way: set[asyncio.Task] = set()
         self._stirred = asyncio.Event()  # a call was made or has landed, or the record has ended
         self._loop = asyncio.get_running_loop()
@@ -145,11 +153,16 @@ class Ask:
 
     @property
     def calls(self) -> list[tuple[str, Piece]]:
-        return [call for _, call in sorted(self._by_number.items()) if call is not None]
+        return [(step.role, step.record) for _, step in self.steps if isinstance(step, Step)]
 
     @property
     def searches(self) -> list[dict[str, Any]]:
-        return [search for _, search in sorted(self._searches.items())]
+        return [step for _, step in self.steps if isinstance(step, dict)]
+
+    @property
+    def steps(self) -> list[tuple[int, Step | dict[str, Any]]]:
+        """The numbers of finished calls and searches, and what they gave, in the order in which they were made."""
+        return [(number, step) for number, step in sorted(self._steps.items()) if step is not None]
 
     @cached_property
     def _searched(self) -> Searched:
@@ -237,15 +250,15 @@ class Ask:
             raise ValueError(f"ask.search: the query is {query!r}; give a text")
         if type(k) is not int or not 1 <= k <= MOST:
             raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
-        query, number = writable(query), len(self._by_number)
-        self._by_number[number] = None
+        query, number = writable(query), len(self._steps)
+        self._steps[number] = None
         task = asyncio.create_task(self._around.search.order(self._searched, query))
         task.add_done_callback(self._land_search)
         order, profile = await self._result(task), self._record["profile"]
         ids = {place: profile[place].get("id", place) for place in order}
         best = [place for place in order if ids[place] not in exclude][:k]
         best_ids = [ids[place] for place in best]
-        self._searches[number] = {"query": query, "ids": best_ids}
+        self._steps[number] = {"query": query, "ids": best_ids}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
         return replace(items, ids=best_ids) if isinstance(items, History) else Items(items, best_ids)
 
@@ -317,13 +330,13 @@ class Ask:
         call = make()
         if self.ended is not None:
             await self._never()
-        number = len(self._by_number)
-        self._by_number[number] = None
+        number = len(self._steps)
+        self._steps[number] = None
         task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
-        self._by_number[number] = role, record
+        self._steps[number] = Step(role, record, call.messages if self._around.is_traced else [])
         return record
 
     async def _result(self, task: asyncio.Task) -> Any:

@@ -66,7 +66,7 @@ def unfinished(stages: Sequence[Stage]) -> list[Stage]:
                 output.keys = [*stage.records()]
         for output in stage.outputs:  # all of them, so that each mistake is found before the first request
             output.finished = output.is_finished() and stage.after not in left
-            if output.finished and any(other.after is stage for other in stages):
+            if output.finished and not stage.is_replayed and any(other.after is stage for other in stages):
                 output.load()
         if stage.is_replayed or not all(output.finished for output in stage.outputs):
             left.append(stage)

@@ -126,6 +126,7 @@ def stages_of_plans(
                 {"planner": planner} if planner else {},
                 count_plans,
                 stand_in=parsing.gold_plan(STAND_IN, lead_in),
+                is_replayed=args.trace,
             )
         )
     return stages
@@ -153,6 +154,7 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
         count,
         after=plans,
         assumes="with made-up plans of five aspects in place of those that do not exist yet",
+        is_replayed=args.trace,
     )
 
 

@@ -23,6 +23,7 @@ from utils.runs.dry_run import Lacking
 from utils.runs.publishing import publish
 from utils.runs.rendering import Prompts
 from utils.runs.stage import Stage
+from utils.runs.trace import Trace
 
 AT_ONCE = 16  # concurrent records without an engine, because a method may wait for other things
 GRACE = 1  # seconds to end the tasks that a method has left running
@@ -183,7 +184,7 @@ class Run:
             if output.keys is None:
                 output.keys = [*records]
                 output.finished = output.is_finished()
-                if output.finished:
+                if output.finished and not self.stage.is_replayed:
                     output.load()
         # A finished stage runs if a later one needs its pieces.
         is_again = self.stage.is_replayed or all(output.finished for output in self.stage.outputs)
@@ -195,6 +196,8 @@ class Run:
             if its_key not in output.pieces and output in self.made
         }
         self.total = len(records)
+        is_traced = vars(self._args).get("trace") and not (self._is_inner or self._args.dry_run)
+        self._traces = {output: Trace(output) for output in self.made if is_traced and not output.is_shard}
 
     def awaits(self) -> str:
         """Return the role that most records wait for; the first one in a tie."""
@@ -227,7 +230,15 @@ class Run:
         left, untried = {}, {}  # records that need another engine, and records not begun
         args, stage = self._args, self.stage
         around = Surroundings(
-            stage.task, stage.models, engines, self._prompts, args, Room(), self._count_call, stage.search
+            stage.task,
+            stage.models,
+            engines,
+            self._prompts,
+            args,
+            Room(),
+            self._count_call,
+            stage.search,
+            bool(self._traces),
         )
         # Without an engine for its only model, no further record can be completed.
         only_model = next(iter(stage.models.values())) if len(stage.models) == 1 else None
@@ -341,6 +352,8 @@ class Run:
             self._num_unusable += is_failed(piece)
             self.calls[key] = [(role, call if call is piece else without_texts(call)) for role, call in ask.calls]
             self._call_hashes.pop(key)
+            if output in self._traces:
+                self._traces[output].add(its_key, ask)
             return True
         return False
 
@@ -368,6 +381,8 @@ class Run:
                 pairs = ((self.stage.place(key)[0], calls) for key, calls in self.calls.items())
                 calls = [call for its_output, its_calls in pairs if its_output is output for call in its_calls]
                 publish(self.stage, output, calls, self.device, self.num_requested(), tally)
+                if output in self._traces:
+                    self._traces[output].publish()
 
 
 def without_texts(record: Piece) -> Piece:

@@ -30,7 +30,7 @@ class Stage:
         assumes: --dry_run: what is printed about this stage's prompts if pieces of the stage before are such.
         many_calls: a record makes several calls.
         search: finds items for `ask.search`.
-        is_replayed: it is run even if its outputs are finished, because a user's method may have changed.
+        is_replayed: it is run even if its outputs are finished: a user's method may have changed, or it is traced.
     """
 
     task: Task

@@ -54,6 +54,7 @@ class Side:
     inputs: dict[str, str] = field(default_factory=dict)  # hash of the dataset file that the system read, if known
     verdicts: dict[str, dict[str, Entry]] = field(default_factory=dict)  # entries of the score files, by metric
     plans: dict[str, list[Shown]] = field(default_factory=dict)
+    turns: dict[str, str] = field(default_factory=dict)  # calls and searches in words, if there is a trace
 
     def entries(self, question_id: str, boards: list[Board]) -> list[Entry | None]:
         """Return the question's entry by the metric of each board."""
@@ -139,6 +140,7 @@ def describe_answer(
         "level": whole,
         "notes": answer_notes(answer, len(others), task.item_words),
         "noted": json.dumps(answer["notes"], ensure_ascii=False, indent=2) if answer.get("notes") else None,
+        "turns": side.turns.get(question_id),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],

@@ -1,0 +1,108 @@
+"""--trace: every call and search behind an output."""
+
+import json
+import shutil
+
+import pytest
+from api_server import Reply
+from method_runs import IDS, SAMPLE
+from test_search import SEARCHES, reply
+
+import baselines
+import evaluate_responses
+import planpers
+from utils import report, show_answers
+from utils.cli import UserError
+from utils.runs.trace import read_trace
+
+
+@pytest.fixture
+def searching(runs):
+    runs.write(SEARCHES)
+    runs.server.reply = reply
+    return runs
+
+
+def lines_by_question(path):
+    lines = {}
+    for line in read_trace(str(path)):
+        lines.setdefault(line["id"], []).append(line)
+    return lines
+
+
+def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may_see(searching):
+    searching.run("--trace", "--num_generated_outputs", 2)
+    trace = lines_by_question(searching.output)
+    assert list(trace) == IDS
+    asked = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
+    assert sorted(map(json.dumps, asked)) == sorted(
+        json.dumps(request["messages"]) for request in searching.server.requests
+    )
+    for question_id, lines in trace.items():
+        assert [line["sample"] for line in lines] == [0] * 5 + [1] * 5
+        assert [line["number"] for line in lines] == [*range(5)] * 2
+        assert ["search" in line for line in lines] == [False, True, False, True, False] * 2
+        for sample, answer in enumerate(searching.answers[question_id]):
+            query, search, *_, last = lines[5 * sample : 5 * sample + 5]
+            assert {"query": query["value"], "ids": search["ids"]} == answer["searches"][0]
+            assert search["search"] == query["value"]
+            assert last["value"] == answer["output"] and last["finish_reason"] == "stop" and last["attempts"] == 1
+    written = searching.output.with_name("answers.json.trace.jsonl").read_text()
+    for record in json.loads(SAMPLE.read_text()):
+        for secret in [record["narrative"], *(aspect["reason"] for aspect in record["rubric_aspects"])]:
+            assert json.dumps(secret, ensure_ascii=False)[1:-1] not in written
+
+
+def test_a_trace_is_made_from_the_store_and_by_shards(searching):
+    searching.run()
+    whole = searching.output.read_bytes()
+    assert searching.run("--trace") == 0 and searching.output.read_bytes() == whole
+    path = searching.output.with_name("answers.json.trace.jsonl")
+    trace = path.read_bytes()
+    assert searching.run("--trace") == 0 and path.read_bytes() == trace
+    shutil.rmtree(searching.output.parent)
+    for shard in (0, 1):
+        searching.run("--trace", "--num_shards", 2, "--shard_index", shard)
+        assert not path.exists()
+    assert searching.run("--trace") == 0 and path.read_bytes() == trace
+    searching.output.write_text(searching.output.read_text() + "\n")
+    with pytest.raises(UserError, match=r"not the trace of .* as it is now"):
+        next(read_trace(str(searching.output)))
+
+
+def test_planpers_and_rag_have_traces(runs, tmp_path):
+    flags = runs.flags("--trace")
+    del flags[flags.index("--method") : flags.index("--method") + 2]
+    assert baselines.main([*flags, "--rag"]) == 0
+    for question_id, lines in lines_by_question(runs.output).items():
+        assert [line["value"] for line in lines] == [runs.answers[question_id][0]["output"]]
+    gold = tmp_path / "gold.json"
+    flags[flags.index(str(runs.output))] = str(gold)
+    for _ in range(2):  # the plans are there the second time
+        assert planpers.main([*flags, "--gold_plan"]) == 0
+        trace = lines_by_question(gold)
+        assert list(trace) == IDS and all(len(lines) == 1 for lines in trace.values())
+    assert lines_by_question(f"{gold}.plans.json") == {}
+
+
+def test_answers_and_report_show_the_steps(searching, tmp_path, capsys):
+    searching.write(SEARCHES.replace("Write a search query", "Write a search query<b>"))
+    searching.server.reply = lambda request: (
+        Reply('{"match_score": 1}') if "match_score" in str(request) else Reply("cat " + "long " * 600)
+    )
+    searching.run("--trace")
+    scores = tmp_path / "scores.json"
+    judge = ["--evaluator_llm", "judge", "--openai", "--base_url", searching.server.url]
+    judge += ["--api_key_addr", f"{searching.folder}/key.txt", "--inputs_addr", str(SAMPLE)]
+    judge += ["--response_addr", str(searching.output), "--score_addr", str(scores)]
+    assert evaluate_responses.main(judge) == 0
+    capsys.readouterr()
+    shown = ["--inputs_addr", str(SAMPLE), "--response_addr", str(searching.output)]
+    assert show_answers.main([*shown, "--score_addr", str(scores), "--num_questions", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert "1. generator" in printed and "2. search: cat long" in printed and "characters) …" in printed
+    page = tmp_path / "page.html"
+    assert report.main(["--inputs_addr", str(SAMPLE), "--system", "mine", str(searching.output), "--output_addr",
+                        str(page)]) == 0  # fmt: skip
+    text = page.read_text()
+    assert "2. search: cat long" in text and "query<b>" not in text

@@ -1,0 +1,120 @@
+"""--trace: every call and search behind an output's pieces, in `<output>.trace.jsonl`.
+
+A line is one call: `{"id", "sample", "number", "role", "messages", "text", "value", ...}`, or one search: `{"id",
+"sample", "number", "search", "ids"}`. `sample` is the number of the answer to the question, `number` that of the call
+or search in it. The lines are in the order of the output, then of the method.
+"""
+
+import json
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from utils.cli import UserError
+from utils.files.derived_files import prepare_derived
+from utils.files.file_hashes import file_hash
+from utils.files.json_files import read_lines
+from utils.files.manifest import describe_run, publishing, settings_of
+from utils.files.output import Key, Output
+from utils.files.writing import open_whole
+from utils.parsing import writable
+from utils.runs.ask import Ask, Step
+
+SCRIPT = "utils/runs/trace.py"
+# Fields of a call's record that a line has, if they are there.
+FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "attempts", "prompt_tokens", "completion_tokens",
+          "reasoning_tokens")  # fmt: skip
+
+LONGEST = 1_000  # characters shown of a text
+
+Line = dict[str, Any]
+
+
+def trace_path(output: str) -> Path:
+    return Path(f"{output}.trace.jsonl")
+
+
+class Trace:
+    """The lines of an output, in a temporary file until they are published."""
+
+    def __init__(self, output: Output):
+        """UserError if the trace cannot be written, or would replace a file that is none."""
+        self._output, self._places = output, dict[Key, tuple[int, int]]()
+        prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
+        self._file = tempfile.TemporaryFile(dir=Path(output.path).absolute().parent)  # noqa: SIM115 (kept for `publish`)
+
+    def add(self, key: Key, ask: Ask) -> None:
+        """Add the lines of a record that has ended."""
+        lines = (json.dumps(line, ensure_ascii=False, default=str, skipkeys=True) for line in lines_of(key, ask))
+        text = "".join(f"{writable(line)}\n" for line in lines).encode()
+        start = self._file.seek(0, 2)
+        self._file.write(text)
+        self._places[key] = start, len(text)
+
+    def publish(self) -> None:
+        """Write the trace; its settings have the output's hash."""
+        path, output = trace_path(self._output.path), self._output
+        settings = {"script": SCRIPT, "trace_of": file_hash(output.path)}
+        with (
+            publishing(path, describe_run(vars(output.args), settings, None)) as staged,
+            open_whole(staged, "wb") as file,
+        ):
+            for key in output.keys:
+                if key in self._places:
+                    start, length = self._places[key]
+                    self._file.seek(start)
+                    file.write(self._file.read(length))
+        self._file.close()
+        print(f"{path}: calls of {len(self._places)} {output.unit}")
+
+
+def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
+    """Yield the calls and searches of a record, in the order in which they were made."""
+    question_id, *sample = key
+    for number, step in ask.steps:
+        line = {"id": question_id, "sample": sample[0] if sample else 0, "number": number}
+        if isinstance(step, Step):
+            record = step.record
+            line |= {"role": step.role, "messages": step.messages, "text": record.get("raw"), "value": record["value"]}
+            yield line | {name: record[name] for name in FIELDS if name in record}
+        else:
+            yield line | {"search": step["query"], "ids": step["ids"]}
+
+
+def read_trace(output: str) -> Iterator[Line]:
+    """Yield the lines of an output's trace; UserError if there is none, or it is that of another content."""
+    path = trace_path(output)
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; run the command that wrote {output} again, with --trace")
+    if settings_of(path).get("trace_of") != file_hash(output):
+        raise UserError(f"{path}: not the trace of {output} as it is now; run its command again, with --trace")
+    with path.open("rb") as file:
+        yield from map(json.loads, read_lines(file))
+
+
+def read_turns(output: str) -> dict[str, str]:
+    """Return the steps of each question's first answer in words, by id; empty if the output has no trace.
+
+    Of each call, the last message and the text are shown; long ones are cut.
+    """
+    turns: dict[str, list[str]] = defaultdict(list)
+    for line in read_trace(output) if trace_path(output).exists() else ():
+        if line["sample"] == 0:
+            turns[line["id"]].append(describe_step(line))
+    return {question_id: "\n\n".join(steps) for question_id, steps in turns.items()}
+
+
+def describe_step(line: Line) -> str:
+    if "search" in line:
+        return f"{line['number'] + 1}. search: {line['search']}\n   ids: {', '.join(map(str, line['ids'])) or 'none'}"
+    last = line["messages"][-1] if line["messages"] else {"role": "user", "content": ""}
+    reply = line["value"] if line["text"] is None else line["text"]  # likelihoods choose without a text
+    reply = line.get("reason") if reply is None else _shortened(str(reply))
+    return f"{line['number'] + 1}. {line['role']}\n[{last['role']}] {_shortened(last['content'])}\n[reply] {reply}"
+
+
+def _shortened(text: str) -> str:
+    left = len(text) - LONGEST
+    return text if left <= 0 else f"{text[: LONGEST // 2]} … ({left:,} characters) … {text[-LONGEST // 2 :]}"
