@@ -97,8 +97,9 @@ def make_call(
     window = replace(model.window, max_tokens=policy.max_tokens)
     fit = window.fit_trimmed if trimmed else window.fit
     fitted = fit(prompt, items, task.join, **filled)
-    if fitted is not None and fitted.messages[-1]["role"] == "assistant" and policy.opened is not None:
-        policy = replace(policy, opened=opening_of(model.chat.prompt_end + fitted.messages[-1]["content"]) is not None)
+    if policy.opened and fitted is not None and fitted.messages[-1]["role"] == "assistant":
+        before = getattr(model.chat, "prompt_end", "<think>")  # the beginning of the turn may end the thought
+        policy = replace(policy, opened=opening_of(before + fitted.messages[-1]["content"]) is not None)
     call = fitted_call(key, fitted, reader(parse), policy, **(variant.record if variant else {}), **(fields or {}))
     return replace(call, options=tokens)
 

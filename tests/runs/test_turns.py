@@ -1,0 +1,142 @@
+"""Prompts of a method's own with turns, replies that continue the assistant's turn, and texts that end a reply."""
+
+import json
+
+import pytest
+from api_server import Reply
+from method_runs import IDS, ROOT, SAMPLE
+from tiny_chat import save_tiny_chat
+
+import baselines
+from prompts import own_prompt
+from utils.cli import UserError
+from utils.generation.chat import LocalChat
+from utils.generation.completions import Completions
+from utils.generation.requests import Sampling
+from utils.generation.store import ModelStore
+
+QUESTIONS = {record["question"] for record in json.loads(SAMPLE.read_text())}
+TURNS = '''
+PROMPT = """[system]
+You play {game}.
+[user]
+{question}
+[assistant]
+{said}
+[user]
+Go on."""
+
+
+async def answer(record, ask):
+    return await ask(PROMPT, game="chess", said="[user]\\n{game} <|im_end|>", stop=["</end>", "\\n\\n"])
+'''
+BEGUN = """
+async def answer(record, ask):
+    return await ask("[user]\\n{question}\\n[assistant]\\nMy answer:")
+"""
+
+
+# Prompts
+
+
+def roles_of(text, **values):
+    return [(message["role"], message["content"]) for message in own_prompt(text).messages(**values)]
+
+
+def test_parts_of_a_prompt():
+    assert roles_of("a {b}", b="1") == roles_of("[user]\na {b}\n", b="1") == [("user", "a 1")]
+    text = "[system]\ns\n[user]\nu\n\nv\n[assistant]\na\n[user]\n\n[assistant]\nend"
+    assert roles_of(text) == [("system", "s"), ("user", "u\n\nv"), ("assistant", "a"), ("user", ""),
+                              ("assistant", "end")]  # fmt: skip
+    assert roles_of("[user]\nu\n[assistant]\n{said}", said="") == [("user", "u")]  # nothing to continue
+    assert roles_of("text\n[assistant]\nsaid") == [("user", "text\n[assistant]\nsaid")]  # not a part's line first
+    said = "[user]\n{question}"
+    assert roles_of("[user]\n{question}\n[assistant]\n{said}", question="q", said=said)[1] == ("assistant", said)
+
+
+@pytest.mark.parametrize("text", ["[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"])
+def test_parts_in_another_order_are_refused(text):
+    with pytest.raises(ValueError, match="the parts of a prompt are"):
+        own_prompt(text)
+
+
+def test_a_local_model_continues_its_turn(tmp_path):
+    """As transformers' own flag for this renders it; what the text contains cannot end the turn."""
+    chat = LocalChat(str(save_tiny_chat(tmp_path)))
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "My answer: <a>"}]
+    expected = chat.tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    assert chat.tokenizer.decode(chat.render(messages)) == expected and expected.endswith("assistant\nMy answer: <a>")
+    messages[-1]["content"] = "a<|im_end|>b"
+    end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert list(chat.render(messages)).count(end) == 1  # after the user's turn
+
+
+# Requests
+
+
+def test_turns_and_stops_are_sent(runs):
+    runs.write(TURNS)
+    runs.server.reply = lambda request: Reply("A text")
+    assert runs.run() == len(IDS)
+    assert {request["messages"][1]["content"] for request in runs.server.requests} == QUESTIONS
+    for request in runs.server.requests:
+        assert request["stop"] == ["</end>", "\n\n"] and "continue_final_message" not in request
+        system, _, *turns = request["messages"]
+        assert system == {"role": "system", "content": "You play chess."}
+        assert turns == [{"role": "assistant", "content": "[user]\n{game} <|im_end|>"},
+                         {"role": "user", "content": "Go on."}]  # fmt: skip
+    runs.write(TURNS.replace('"</end>", ', ""))
+    assert runs.run() == len(IDS) and runs.run() == 0  # another stop is another request
+
+
+def test_without_a_stop_the_key_is_as_before(tmp_path):
+    completions = Completions(ModelStore(tmp_path, "m", {"model": "m"}), True, False)
+    sampling = {"temperature": 0.1, "top_p": None, "max_tokens": 5, "seed": 7}
+    hashed = completions.hashed([{"role": "user", "content": "a"}])
+    before = completions._key(hashed, Sampling(**sampling))
+    assert before == "f915b129de586820a2dbd50f813a0efe"
+    assert completions._key(hashed, Sampling(**sampling, stop=("x",))) != before
+
+
+def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
+    runs.write(BEGUN)
+    with pytest.raises(UserError, match="needs a server of sglang or vllm, and this one is not"):
+        runs.run()
+    assert runs.server.requests == []
+    runs.server.list_models = lambda: (200, {"data": [{"id": "some-model", "owned_by": "vllm", "root": "m"}]})
+    runs.server.reply = lambda request: Reply("A text")
+    assert runs.run("--completions", runs.folder / "other") == len(IDS)
+    for request in runs.server.requests:
+        assert request["continue_final_message"] is True and request["add_generation_prompt"] is False
+        assert request["messages"][-1] == {"role": "assistant", "content": "My answer:"}
+
+
+@pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("[3]", "[3]")])
+def test_a_wrong_stop_names_its_line(runs, stop, message, capsys):
+    runs.write(f'async def answer(record, ask):\n    return await ask("none", stop={stop})\n')
+    runs.run(code=1)
+    assert f"line 2: ValueError: ask: stop is {message}; give a list of texts" in capsys.readouterr().err
+
+
+@pytest.mark.engine
+def test_a_real_engine_continues_and_stops(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+async def answer(record, ask):
+    whole = await ask("[user]\\n{question}", max_tokens=24)
+    word = whole.split()[4]
+    cut = await ask("[user]\\n{question}", max_tokens=24, stop=[word])
+    begin = " ".join(whole.split()[:3])
+    more = await ask("[user]\\n{question}\\n[assistant]\\n{begin}", max_tokens=24, begin=begin)
+    ask.note(whole=whole, cut=cut, word=word, more=more)
+    return cut
+""")
+    output = tmp_path / "answers.json"
+    flags = ["--model_addr", f"{ROOT}/demo/models/chat", "--method", f"{tmp_path}/mine.py", "--unranked"]
+    flags += ["--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--limit", "3", "--temperature", "0"]
+    assert baselines.main([*flags, "--max_model_len", "1024", "--max_tokens", "64", "--trace"]) == 0
+    for [answer] in json.loads(output.read_text()).values():
+        notes = answer["notes"]
+        assert notes["cut"] == notes["whole"].partition(notes["word"])[0].strip() and not answer["truncated"]
+        assert not notes["more"].startswith(notes["whole"][:10])  # it goes on, and does not begin again
+    lines = [json.loads(line) for line in output.with_name("answers.json.trace.jsonl").open()]
+    assert [line["messages"][-1]["role"] for line in lines[:3]] == ["user", "user", "assistant"]
