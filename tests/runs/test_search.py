@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 from api_server import Reply
+from batch_server import serve_batches
 from lamp_samples import CONFIGS, DATA, LAMP, read_sample
 from method_runs import IDS, ROOT, SAMPLE
 from tiny_encoder import save_tiny_encoder
@@ -20,11 +21,12 @@ import baselines
 from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
 from retrieval.search import Search
-from utils import download_datasets
+from utils import batch, download_datasets
 from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_manifest
+from utils.generation import batches
 from utils.records.datasets import read_dataset
 
 SEARCHES = """
@@ -262,6 +264,20 @@ def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path, 
     searching.write(SEARCHES.replace("k=2", "k=3").replace("ask.search(query", 'ask.search(f"{query} rome"'))
     with pytest.raises(UserError, match=r"lacks the order of .* for .* rome"):
         searching.run(*flags, "--cached_only")
+
+
+def test_batches(searching, encoder, tmp_path, monkeypatch):
+    """The queries are in the first batch, the answers in a later one, and the encoder is not asked again."""
+    monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
+    searching.write(SEARCHES.replace('("one", "two")', '("one",)'))
+    with serve_batches() as server:
+        server.outcome = lambda number, body: reply(body)
+        flags = searching.flags("--search", "dense", "--model_name", encoder)
+        flags[flags.index(searching.server.url)] = server.url
+        assert batch.main(["baselines.py", *flags]) == 0
+        assert sum(made["request_counts"]["total"] for made in server.batches) >= 2 * len(IDS) - 2
+    assert len(orders_of(searching)) == len({*orders_of(searching)}) == 12
+    assert all(answer["output"].startswith("An answer") for [answer] in searching.answers.values())
 
 
 def test_a_dry_run_counts_what_needs_the_encoder(searching, encoder, capsys):
