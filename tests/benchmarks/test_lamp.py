@@ -196,33 +196,6 @@ def test_from_its_dataset_to_the_table(name, run, tmp_path, capsys):
     assert table[2].startswith(f"| RAG | {json.loads(first.read_text())['score']:.4f} | 6 |")
 
 
-def test_how_answers_are_parsed(run, tmp_path, capsys):
-    expected = {
-        "LaMP-1": ["[1]", "[2]", "[1]", "[2]", "[1]", "[1]"],
-        "LaMP-2": ["comedy", "dark comedy", "action", None, "romance", "thought-provoking"],
-        "LaMP-3": ["3", "4", None, "2", "1", "5"],
-    }
-    for name, values in expected.items():
-        records, answers = read_sample(name), tmp_path / f"{name}-answers.json"
-        run.answers = {record["question"].strip(): text for record, text in zip(records, ANSWERS[name], strict=True)}
-        run(baselines, *run.api, "--inputs_addr", save(records, tmp_path / f"{name}.json"), "--output_addr", answers)
-        assert [outputs[0]["output"] for outputs in json.loads(answers.read_text()).values()] == values
-    # By hand: errors 0 (3 for 3), 0 (4 for 4.0), 4 (none for 5: the farthest), 0 (2 for 2), 0 (1 for 1), 1 (5 for 4).
-    scores = {}
-    for metric in ("MAE", "RMSE"):
-        judge = ["--inputs_addr", tmp_path / "LaMP-3.json", "--response_addr", tmp_path / "LaMP-3-answers.json"]
-        run(evaluate_responses, "--strategy", metric, *judge, "--score_addr", tmp_path / f"{metric}.json")
-        scores[metric] = json.loads((tmp_path / f"{metric}.json").read_text())
-        assert "1 of them without an answer, counted as the rating that is farthest off" in capsys.readouterr().out
-        assert [entry["score"] for entry in scores[metric]["per_question_scores"]] == [0, 0, 4, 0, 0, 1]
-    assert scores["MAE"]["score"] == pytest.approx(5 / 6)
-    assert scores["RMSE"]["score"] == pytest.approx((17 / 6) ** 0.5)
-    # Of 15 tags, four are always right; "violence" is missed, "romance" is wrong.
-    judge = ["--inputs_addr", tmp_path / "LaMP-2.json", "--response_addr", tmp_path / "LaMP-2-answers.json"]
-    run(evaluate_responses, "--strategy", "f1", *judge, "--score_addr", tmp_path / "f1.json")
-    assert json.loads((tmp_path / "f1.json").read_text())["score"] == pytest.approx(4 / 15)
-
-
 # Right answers with a model's texts: right by one rule, both or none, or the distance from the rating.
 WRITTEN = {
     "LaMP-1": {"[1]": ["[1]", "[1].", "1", "[3]"], "[2]": [" [2]\n", "The answer is [2]."]},

@@ -245,15 +245,6 @@ class TestOwnGroups:
         ):
             assert refusal("--system", "RAG", path, "--groups", *groups) == told
 
-    def test_daggers_are_by_these_columns(self, score_file, capsys):
-        """Differences are 1/2, 1/2 and 1/4 in both groups (`P_OF_THREE`)."""
-        files = {
-            name: score_file(f"{name}.json", *scored("ships", *its), *scored("ice", *its))
-            for name, its in (("A", BASE), ("B", BETTER))
-        }
-        rows, _ = table(capsys, *systems_of(files), "--baseline", "A")
-        assert rows["B"][:4] == ["**0.6667**†"] * 4
-
 
 class TestJudges:
     """All score files of a table must have the same judge, according to their manifests."""

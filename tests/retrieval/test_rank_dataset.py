@@ -254,45 +254,6 @@ def test_an_interrupted_ranking_resumes_with_the_missing_questions(tmp_path, enc
     assert len(embedded) == 2 and (tmp_path / "again.json").read_bytes() == output.read_bytes()
 
 
-# rank_dataset.py in blocks of two questions, where from the second block on no memory is left for large batches.
-SMALL = """
-import torch
-from transformers import BertModel
-import retrieval.rank_dataset
-forward, padded = BertModel.forward, []
-def small_forward(self, input_ids, **more):
-    padded.append(input_ids.numel())
-    if input_ids.numel() > 600 and sum(padded) > 2000:
-        torch.empty(1 << 62, dtype=torch.uint8)
-    return forward(self, input_ids=input_ids, **more)
-BertModel.forward = small_forward
-retrieval.rank_dataset.BLOCK = 6
-torch.get_num_threads = lambda: 8
-"""
-
-
-def test_out_of_memory_names_a_batch_size_that_ranks_the_same(warm, tmp_path, encoder_folder):
-    """With torch's error on a CPU; finished rankings are kept."""
-    records = many_records(8)
-    for record in records:
-        for post in record["profile"]:
-            post["text"] = f"{post['text']} " * 75  # 300 tokens
-    source, output = write(tmp_path / "in.json", records), tmp_path / "ranked.json"
-    flags = ["--model_name", str(encoder_folder), "--device", "cpu"]
-    rank(source, tmp_path / "expected/r.json", *flags)
-    arguments = ["--input_dataset_addr", source, "--output_dataset_addr", output, *flags]
-    done = warm.run("retrieval/rank_dataset.py", arguments, do=SMALL)
-    assert done.returncode == 2
-    assert done.errors.endswith(
-        "error: out of memory: 6 texts of up to 302 tokens at a time, on cpu\n"
-        "  give --batch_size 1; finished rankings are kept\n"
-    )
-    assert "Traceback" not in done.errors
-    assert not output.exists()
-    assert warm.run("retrieval/rank_dataset.py", [*arguments, "--batch_size", "1"], do=SMALL).returncode == 0
-    assert output.read_bytes() == (tmp_path / "expected/r.json").read_bytes()
-
-
 # Other encoders
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
 from utils.records.scores import score_file as task_score_file
-from utils.scoring.aspects import question_score, summarize
+from utils.scoring.aspects import question_score
 from utils.tables.columns import MACRO, column_means
 from utils.tables.system_scores import System
 
@@ -22,28 +22,6 @@ def question(question_id, category, *aspect_scores):
         "score": question_score(aspect_scores) if aspect_scores else None,
         "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
     }
-
-
-def test_missing_verdicts_are_counted_but_never_scored():
-    summary = summarize(
-        [
-            question("a", "music", 2, 1),  # 3 / 4 = 0.75
-            question("b", "law", 0, 0, 1),  # 1 / 6
-            question("c", "pets", 2, None, None, 1),  # no score; as zero 3 / 8 = 0.375
-            question("d", "law"),  # no aspects: in no mean
-        ]
-    )
-    assert summary == {
-        "score": pytest.approx((3 / 4 + 1 / 6) / 2),  # a and b
-        "num_questions": 3,
-        "num_scored_questions": 2,
-        "num_unanswered": 0,
-        "num_unscored": 2,
-        "score_unscored_as_zero": pytest.approx((3 / 4 + 1 / 6 + 3 / 8) / 3),  # a, b and c
-        "questions_without_aspects": ["d"],
-    }
-    nothing = summarize([question("a", "music")])
-    assert (nothing["score"], nothing["num_questions"], nothing["score_unscored_as_zero"]) == (None, 0, None)
 
 
 def test_group_means_and_macro_average():
@@ -122,44 +100,6 @@ def test_an_entry_has_each_verdict_and_its_origin():
             {"aspect": "a 1", "score": None, "reason": "no match_score in the text"},
         ],
     }
-
-
-def test_an_entry_is_scored_only_if_every_aspect_has_a_verdict():
-    assert question_entry(record("a", 3), verdicts_of("a", 2, 1, 0))["score"] == 0.5  # 3 / 6
-    assert question_entry(record("a", 3), verdicts_of("a", 2, None, 2))["score"] is None
-    with pytest.raises(KeyError):
-        question_entry(record("a", 3), verdicts_of("a", 2, 1))  # it was not judged
-    question = record("a", 0)
-    del question["category"]
-    entry = question_entry(question, {})
-    assert (entry["group"], entry["subgroup"], entry["score"], entry["details"]) == (None, None, None, [])
-
-
-def test_a_partly_judged_question_is_left_out_and_reported():
-    records = [record("a", 2), record("b", 2), record("c", 1)]
-    verdicts = {**verdicts_of("a", 2, None), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
-    found = score_file(records, verdicts, {"a", "b", "c"})
-    assert [entry["id"] for entry in found["per_question_scores"]] == ["a"]  # missing for a reason, but judged
-    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    assert (found["score"], found["num_unscored"], found["score_unscored_as_zero"]) == (None, 1, 0.5)  # 2 / 4
-    assert score_file(records, {}, set())["partial"] == {"questions_in_dataset": 3, "questions_judged": 0}
-
-
-def test_a_score_file_of_every_question():
-    records = [record("a", 2), record("b", 0), record("c", 1)]
-    verdicts = {**verdicts_of("c", 0), **verdicts_of("a", 2, 1)}
-    found = score_file(records, verdicts, {"a", "b", "c"})
-    assert found == {
-        "score": 0.375,  # (3 / 4 + 0 / 2) / 2
-        "num_questions": 2,
-        "num_scored_questions": 2,
-        "num_unanswered": 0,
-        "num_unscored": 0,
-        "score_unscored_as_zero": 0.375,
-        "questions_without_aspects": ["b"],
-        "per_question_scores": [question_entry(question, verdicts) for question in records],  # the dataset's order
-    }
-    assert list(found)[-1] == "per_question_scores"  # the figures come first
 
 
 def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_what_was_asked():

@@ -17,14 +17,6 @@ OBSERVERS = [
 ]
 
 
-def test_an_expectation_covers_only_the_verdicts():
-    found = expected_value({"0": math.log(0.1), "1": math.log(0.2), "2": math.log(0.5)})
-    assert found["probabilities"] == pytest.approx({"0": 1 / 8, "1": 2 / 8, "2": 5 / 8})
-    assert found["value"] == pytest.approx(2 / 8 + 10 / 8)
-    assert found["outside"] == pytest.approx(0.2)
-    assert found["entropy"] == pytest.approx(3 / 8 + 2 / 4 + 5 / 8 * math.log2(8 / 5))
-
-
 def test_tiny_likelihoods_give_an_expectation():
     sure = expected_value({"0": -3000.0, "1": -2000.0, "2": -1000.0})
     assert (sure["value"], sure["entropy"], sure["outside"]) == (2, 0, 1)

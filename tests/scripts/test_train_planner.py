@@ -333,16 +333,6 @@ def reopen(folder, *flags, settings=SETTINGS):
     return run.checkpoint, [path.name for path in run.replaced]
 
 
-@pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "{}"])
-def test_incomplete_checkpoint_is_skipped(folder, torn):
-    make_run(folder, 250, 500)
-    (folder / "checkpoint-500/manifest.json").unlink()
-    if torn is not None:
-        (folder / "checkpoint-500/manifest.json").write_text(torn)
-    assert reopen(folder) == (folder / "checkpoint-250", [])
-    assert (folder / "checkpoint-500/adapter_model.safetensors").exists()
-
-
 def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_kept(folder):
     make_run(folder, 250)
     before = listing(folder)
