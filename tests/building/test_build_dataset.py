@@ -235,46 +235,28 @@ def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys
     assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 
 
-def test_requests_that_the_server_failed_are_retried(small, server, tmp_path, capsys):
-    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
-
-    def fail_some(request):
-        system, user = (message["content"] for message in request["messages"])
-        return (
-            Reply("busy", status=500) if "enough_details" in system and len(user) % 3 == 0 else default_reply(request)
-        )
-
-    server.reply = fail_some
-    try:
-        assert build_dataset.main(arguments) == 1
-    finally:
-        server.reply = default_reply
-    assert "missing because the server failed; run the same command again to retry them" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "evidence.json").exists()
-    before = len(server.requests)
-    assert build_dataset.main(arguments) == 0
-    assert all(len(request["messages"][1]["content"]) % 3 == 0 for request in server.requests[before:])
-    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
-    assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
-
-
-def test_posts_that_the_filter_failed_on_are_reported(small, server, tmp_path, capsys):
+@pytest.mark.parametrize(("step", "unit"), [("enough_details", "aspect"), ("needs_personalization", "filter")])
+def test_requests_that_the_server_failed_are_retried(step, unit, small, server, tmp_path, capsys):
     """Without an output of the filter, a post is not asked about further, so the second step lacks nothing."""
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
 
     def fail_some(request):
         system, user = (message["content"] for message in request["messages"])
-        is_bad = "needs_personalization" in system and len(user) % 5 == 0
-        return Reply("busy", status=500) if is_bad else default_reply(request)
+        return Reply("busy", status=500) if step in system and len(user) % 3 == 0 else default_reply(request)
 
     server.reply = fail_some
     try:
         assert build_dataset.main(arguments) == 1
     finally:
         server.reply = default_reply
-    assert "filter outputs are missing because the server failed" in capsys.readouterr().err
+    assert f"{unit} outputs are missing because the server failed; run the same" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
+    before = len(server.requests)
     assert build_dataset.main(arguments) == 0
+    again = [request["messages"] for request in server.requests[before:]]
+    assert all(len(user["content"]) % 3 == 0 for system, user in again if step in system["content"])
+    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
+    assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
 
 
 def test_a_server_that_fails_in_the_filter_is_asked_no_more(small, server, tmp_path, capsys):

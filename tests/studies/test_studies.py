@@ -232,7 +232,7 @@ def cells(stdout):
 
 
 @pytest.mark.slow
-def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
+def test_a_dry_run_of_table_2_counts_what_the_run_asks_once(small, server, tmp_path):
     """Before anything exists. Both sides count tokens as the scripts do for a model without a known tokenizer."""
     save_tiny_chat(tmp_path / "chat")
     server.reply = usable_reply
@@ -264,6 +264,18 @@ def test_a_dry_run_of_table_2_counts_what_the_run_asks(small, server, tmp_path):
 
     done = study("table2", DRY_RUN=1, METHODS="none", **small | prices)
     assert done.returncode == 0 and cells(done.stdout) == {"in all": ["0", "0", "0", "0", "-", "-", "-"]}
+
+    # The table is made, and the same command makes nothing again.
+    table = (tmp_path / "out/tiny/test/table2.md").read_text()
+    rows = [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:6]]
+    assert rows == ["| No personalization", "| RAG (random profile)", "| RAG (asker's profile)", "| PlanPers"]
+    before, requests = outputs(tmp_path / "out"), len(server.requests)
+    again = study("table2", **small | prices)
+    assert again.returncode == 0, again.stderr
+    # Rankings, the planner, plans, answers and scores.
+    assert again.stdout.count("already finished, left alone") == 4 + 1 + 1 + 4 + 4
+    assert len(server.requests) == requests and outputs(tmp_path / "out") == before
+    assert (tmp_path / "out/tiny/test/table2.md").read_text() == table
 
 
 def test_inputs_that_do_not_exist_yet_have_stand_ins(tmp_path, capsys):
@@ -318,24 +330,6 @@ def test_hours_and_memory_are_those_of_the_docs(tmp_path):
     assert told["answers"][0] == pytest.approx((15.2 + 3 * gib + 8192 * 56 / 2**20 * gib) / 0.9, abs=0.2)
     assert told["verdicts"][0] == pytest.approx((65.5 + 3 * gib + 8192 * 256 / 2**20 * gib) / 0.9, abs=0.5)
     assert told["in all"][1] == pytest.approx(sum(told[unit][1] for unit in documented), abs=0.02)
-
-
-@pytest.mark.slow
-def test_table_2_is_made_once(small, server, tmp_path):
-    save_tiny_chat(tmp_path / "chat")
-    done = study("table2", **small)
-    assert done.returncode == 0, done.stderr
-    table = (tmp_path / "out/tiny/test/table2.md").read_text()
-    rows = [line.split(" | ")[0] for line in table.replace("**", "").splitlines()[2:6]]
-    assert rows == ["| No personalization", "| RAG (random profile)", "| RAG (asker's profile)", "| PlanPers"]
-    assert f"{tmp_path}/out/tiny/test/{SOCIETY}/rag_scores.json: score" in done.stdout  # what the scripts say is seen
-    before, asked = outputs(tmp_path / "out"), len(server.requests)
-    again = study("table2", **small)
-    assert again.returncode == 0, again.stderr
-    # Rankings, the planner, plans, answers and scores.
-    assert again.stdout.count("already finished, left alone") == 4 + 1 + 1 + 4 + 4
-    assert len(server.requests) == asked and outputs(tmp_path / "out") == before
-    assert (tmp_path / "out/tiny/test/table2.md").read_text() == table
 
 
 @pytest.mark.slow
