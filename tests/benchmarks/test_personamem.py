@@ -23,7 +23,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import APIChat, LocalChat, find_form, fold
+from utils.generation.chat import APIChat, find_form, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
@@ -458,22 +458,6 @@ def test_turns_are_merged_if_the_template_does_not_support_them(template, form, 
     assert (render(fold(TURNS, *form)) == text) if text else (fold(TURNS, *form) == TURNS)
     behind = [*TURNS, {"role": "system", "content": "card three"}]
     assert render(fold(behind, *form)).endswith("card three")  # also behind the last question
-
-
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    """A tokenizer like current models', without weights."""
-    folder = tmp_path_factory.mktemp("chat")
-    make_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 4096}))
-    return LocalChat(str(folder))
-
-
-def test_a_history_has_the_same_tokens_as_its_whole_text(chat):
-    for messages in HISTORIES.values():
-        turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
-        text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_a_profile_is_read_only_when_needed(dataset, tmp_path):

@@ -169,11 +169,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
-        (
-            {},
-            '{"chat_history": [{"role": "tool", "content": ""}]}',
-            r"Invalid enum value 'tool' - at `\$.chat_h",
-        ),
+        ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"Invalid enum value 'tool' - at `\$.chat_h"),
     ],
 )
 def test_wrong_files_are_refused(columns, history, match, tmp_path):

@@ -290,10 +290,7 @@ FILE_DAMAGES = {
     "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
     "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
     "null": (replaced(b"null"), rf"(found missing or null;|{NO_FORM})"),
-    "an unknown object": (
-        replaced(b'{"version": 2}'),
-        rf"(found an object;|id .version.: |{NO_FORM})",
-    ),
+    "an unknown object": (replaced(b'{"version": 2}'), rf"(found an object;|id .version.: |{NO_FORM})"),
     "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: found 1,|found a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
@@ -420,25 +417,10 @@ NO_VERDICT = (3, -1, 1.0, True, "1", [], float("nan"), 10**50)
 NO_SAMPLE = r"id 'q1': field '\[0\]': (Object missing|Expected `object`)"
 PART_DAMAGES = [
     ("responses.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
-    (
-        "responses.json",
-        ("q1", 0),
-        (*NO_OBJECT, {}, {"text": "Rye."}),
-        NO_SAMPLE,
-    ),
-    (
-        "responses.json",
-        ("q1", 0, "output"),
-        (5, [], {}, "\ud800"),
-        r"id 'q1': (field '\[0\].output'|.*has half)",
-    ),
+    ("responses.json", ("q1", 0), (*NO_OBJECT, {}, {"text": "Rye."}), NO_SAMPLE),
+    ("responses.json", ("q1", 0, "output"), (5, [], {}, "\ud800"), r"id 'q1': (field '\[0\].output'|.*has half)"),
     ("plans.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
-    (
-        "plans.json",
-        ("q1", 0),
-        (*NO_OBJECT, {}, {"titles": []}),
-        NO_SAMPLE,
-    ),
+    ("plans.json", ("q1", 0), (*NO_OBJECT, {}, {"titles": []}), NO_SAMPLE),
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*has half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),
     ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': found .*, expected "),

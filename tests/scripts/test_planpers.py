@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from api_server import Reply, default_reply, serve
 from safetensors.numpy import load_file, save_file
-from test_baselines import answer, output, sentences, server, write_json  # noqa: F401 (fixtures)
+from test_baselines import KEY, answer, flags, make_question, output, sentences, server, write_json  # noqa: F401
 from tiny_chat import save_tiny_chat
 
 import baselines
@@ -30,7 +30,6 @@ SAMPLE = DATA / "test.json"
 SPLITS = ["train", "validation", "test"]
 RECORDS = json.loads(SAMPLE.read_text())
 IDS = [record["id"] for record in RECORDS]
-POSTS_HEADING = "Past post questions and detailed descriptions of these questions:\n"
 PLAN_HEADING = "Aspects expected in the answer:\n"
 AFTER_PLAN = "\n\noutput: ```json"
 POLICY = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA)  # the flags' defaults
@@ -140,12 +139,9 @@ def opened(models, monkeypatch):
 
 
 @pytest.fixture
-def api(tmp_path, server, monkeypatch):
+def api(flags):
     """Return the flags of an API model."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    (tmp_path / "key.txt").write_text("sk-test\n")
-    return ["--openai", "--model_addr", "some-model", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
+    return flags
 
 
 @pytest.fixture
@@ -176,8 +172,7 @@ def stop(error, flags, output, *more, data=SAMPLE):
     """Run until `error` ends the run; return its message."""
     with pytest.raises(error) as raised:
         planpers.main(arguments_of(flags, output, *more, data=data))
-    message = str(raised.value)
-    return message
+    return str(raised.value)
 
 
 def test_gold_plans_and_plans_of_a_file_in_the_reference_form(server, api, imported, output, tmp_path):
@@ -239,10 +234,6 @@ def write_plans(path, number=1, ids=IDS):
     """Write a file with `number` plans per question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
     return write_json(path, plans)
-
-
-def make_question(number, **fields):
-    return {"id": f"q{number}", "question": f"Question number {number}?", "profile": [], **fields}
 
 
 def users_of(prompt):
@@ -347,32 +338,23 @@ def test_a_flag_that_contradicts_the_checkpoint_is_refused(opened, trained, impo
 # Given plans in the prompt
 
 
-def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api, output):
-    answers = run(api, output, "--gold_plan", "--max_concurrency", 1, *ALL_POSTS)
+@pytest.mark.parametrize("are_gold", [True, False])
+def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path, are_gold):
+    """Gold plans are the titles; of those in the other plans, the first is gold."""
+    titles = {record["id"]: [aspect["aspect"] for aspect in record["rubric_aspects"]] for record in RECORDS}
+    plans = titles if are_gold else {key: ["Something else", gold[0]] for key, gold in titles.items()}
+    written = {key: [{"aspects": [plan[0].replace("g else", "g\n else"), *plan[1:]]}] for key, plan in plans.items()}
+    flags = ["--gold_plan"] if are_gold else ["--plans_addr", write_json(tmp_path / "plans.json", written)]
+    answers = run(api, output, *flags, "--max_concurrency", 1, *ALL_POSTS)
     assert list(answers) == IDS
-    for record, user in zip(RECORDS, server.users(), strict=True):
-        titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        assert plan_block(user).split("\n") == titles
-        assert answers[record["id"]][0]["plan"] == "\n".join(titles)
-        assert all(post["text"] in user for post in record["profile"]) and record["question"] in user
-    assert_no_secret(RECORDS, [m["content"] for request in server.requests for m in request["messages"]])
-
-
-def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path):
-    # The plan has the first gold title, and not the others.
-    plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
-    plans_addr = write_json(tmp_path / "plans.json", plans)
-    run(api, output, "--plans_addr", plans_addr, "--max_concurrency", 1, *ALL_POSTS)
-    prompts = [[message["content"] for message in request["messages"]] for request in server.requests]
-    for record, (system, user) in zip(RECORDS, prompts, strict=True):
-        first, *others = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        posts = "\n\n".join(post["text"] for post in record["profile"])
-        expected = load_prompt("lampqa/planpers").messages(
-            question=record["question"], profile=posts, plan=f"Something else\n{first}"
-        )
-        assert [system, user] == [message["content"] for message in expected]
-        assert [title for title in others if title in system + user] == []
-    assert_no_secret(RECORDS, [part for prompt in prompts for part in prompt])
+    for record, request in zip(RECORDS, server.requests, strict=True):
+        plan, posts = "\n".join(plans[record["id"]]), "\n\n".join(post["text"] for post in record["profile"])
+        fields = {"question": record["question"], "profile": posts, "plan": plan}
+        assert request["messages"] == load_prompt("lampqa/planpers").messages(**fields)
+        assert answers[record["id"]][0]["plan"] == plan
+        others = [title for title in titles[record["id"]] if title not in plans[record["id"]]]
+        assert not [title for title in others if title in str(request["messages"])]
+    assert_no_secret(RECORDS, [message["content"] for request in server.requests for message in request["messages"]])
 
 
 # Without a plan
@@ -394,10 +376,6 @@ def test_prompts_hold_the_first_k_posts_and_nothing_of_narrative_or_rubric(opene
         fields = {"question": record["question"], "profile": "\n\n".join(posts[:k])}
         assert plan_prompt == as_text(load_prompt("lampqa/planner").messages(**fields))
         assert answer_prompt == as_text(load_prompt("lampqa/planpers").messages(**fields, plan="Cost\nTime"))
-        for user in (users_of(plan_prompt), users_of(answer_prompt)):
-            assert [post for post in posts if post in user] == posts[:k]
-            assert (POSTS_HEADING in user) == (k > 0 and posts != [])
-            assert k > 0 or user.startswith(f"Current post question:\n{record['question']}")
     titles = [aspect["aspect"] for record in RECORDS for aspect in record["rubric_aspects"]]
     assert [title for title in titles if title in "\n".join([*planned, *answered])] == []
     assert_no_secret(RECORDS, [*planned, *answered])
@@ -590,7 +568,7 @@ def test_parts_and_shards_make_the_whole_and_nothing_is_requested_twice(opened, 
 def test_invalid_plans_and_planners_are_refused(server, opened, api, models, output, tmp_path):
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
-    for flags, message in (
+    for words, message in (
         (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
         (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
@@ -600,7 +578,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
             "--max_model_len 40000: the model supports at most",
         ),
     ):
-        assert refusal(api, output, *flags).startswith(message)
+        assert refusal(api, output, *words).startswith(message)
     assert server.requests == [] and opened.events == [] and not output.parent.exists()
 
 
@@ -679,7 +657,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     assert float(re.search("at most (.+) with the outputs", answers)[1]) > 3 * 2048 * 7 / 1e6
     assert planpers.main(arguments_of([*api, *flags], output, *prices, "--limit", 3)) == 0
     assert opened.events == []  # nothing runs here
-    assert {*server.keys} == {"sk-test"} and {*planner.keys} == {"sk-planner"}
+    assert {*server.keys} == {KEY} and {*planner.keys} == {"sk-planner"}
     assert len(server.requests) == len(planner.requests) == 3
     assert {request["model"] for request in planner.requests} == {"my-planner"}
     assert all("Price of boats\nTime at sea\n\noutput:" in user for user in server.users())

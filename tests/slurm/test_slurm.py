@@ -234,10 +234,7 @@ def run_alone(folder, encoder, api):
             baselines.main,
             ["--model_addr", "a-model", *api, "--inputs_addr", ranked, "--rag", "--output_addr", responses[1]],
         ),
-        (
-            evaluate_responses.main,
-            [*judging_flags(api), "--response_addr", *responses, "--score_addr", *scores],
-        ),
+        (evaluate_responses.main, [*judging_flags(api), "--response_addr", *responses, "--score_addr", *scores]),
         (make_table.main, [*table_rows(folder), "--output_addr", folder / "table.md"]),
     ):
         assert main([str(word) for word in words]) == 0

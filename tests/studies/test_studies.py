@@ -3,12 +3,8 @@
 import json
 import os
 import re
-import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
 from functools import cache
 from pathlib import Path
 
@@ -330,32 +326,6 @@ def test_hours_and_memory_are_those_of_the_docs(tmp_path):
     assert told["answers"][0] == pytest.approx((15.2 + 3 * gib + 8192 * 56 / 2**20 * gib) / 0.9, abs=0.2)
     assert told["verdicts"][0] == pytest.approx((65.5 + 3 * gib + 8192 * 256 / 2**20 * gib) / 0.9, abs=0.5)
     assert told["in all"][1] == pytest.approx(sum(told[unit][1] for unit in documented), abs=0.02)
-
-
-@pytest.mark.slow
-def test_a_killed_study_asks_nothing_twice(small, server, tmp_path):
-    flags = {"ANSWER_FLAGS": "--max_concurrency 2", "JUDGE_FLAGS": f"{small['JUDGE_FLAGS']} --max_concurrency 2"}
-    whole = tmp_path / "whole"
-    assert study("random_profiles", **small | flags | {"OUT": whole}).returncode == 0
-    shutil.copytree(whole / "ranked", tmp_path / "out/ranked")
-    hold, asked = threading.Event(), len(server.requests)
-    server.reply = lambda request: (len(server.requests) > asked + 12 and hold.wait(), default_reply(request))[1]
-    environment = os.environ | {name: str(value) for name, value in (small | flags).items()}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    command = ["bash", "utils/studies/random_profiles.sh"]
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=-3, stderr=-3, process_group=0) as process:
-        try:
-            while len(server.requests) <= asked + 12 and process.poll() is None:  # while the judge asks
-                time.sleep(0.02)
-            os.killpg(process.pid, signal.SIGKILL)
-            assert process.wait(600) != 0
-        finally:
-            hold.set()
-            server.reply = default_reply
-    assert study("random_profiles", **small | flags).returncode == 0
-    of_whole, of_parts = server.requests[:asked], server.requests[asked:]
-    assert len(of_parts) - len(of_whole) <= 2  # those that were under way
-    assert outputs(tmp_path / "out") == outputs(whole)
 
 
 @pytest.mark.slow
