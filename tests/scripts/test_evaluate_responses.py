@@ -6,6 +6,7 @@ import re
 import pytest
 from api_server import Reply
 from test_strategies import judging  # noqa: F401 (a fixture)
+from test_strategies import make_question as a_question
 
 from prompts import load_prompt
 from utils.cli import UserError
@@ -18,15 +19,7 @@ def make_question(number, num_aspects=2, **fields):
         {"aspect": f"Aspect {number}{letter}", "evidence": f"evidence {number}{letter}", "reason": f"reason {letter}"}
         for letter in "abcdefg"[:num_aspects]
     ]
-    return {
-        "id": f"q{number}",
-        "question": f"Question number {number}?",
-        "narrative": f"The narrative of question {number}.",
-        "category": "history",
-        "rubric_aspects": aspects,
-        "profile": [],
-        **fields,
-    }
+    return a_question(number, **{"rubric_aspects": aspects, **fields})
 
 
 def aspect_of(request):
