@@ -137,13 +137,6 @@ def test_without_a_gpu_torch_is_installed_first_and_conflicts_are_removed(checko
     ]
 
 
-def test_with_a_gpu_the_other_file_is_installed(checkout):
-    write_script(checkout / "bin/nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA A100-SXM4-80GB'\n")
-    done = make(checkout, "setup")
-    assert done.returncode == 0, done.stderr
-    assert done.calls == ["install -qq -r requirements.txt"]
-
-
 def test_gpu_tests_run_only_with_a_gpu(checkout):
     done = make(checkout, "test-gpu")
     assert (done.returncode, done.calls, done.stderr) == (0, [], "")

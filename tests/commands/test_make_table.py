@@ -418,7 +418,7 @@ class TestDaggers:
 
 class TestIntervals:
     def test_the_second_table_and_its_csv(self, against, capsys):
-        scores = (BASE, BASE, (*BASE, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5))
+        scores = (BASE, BASE, (*BASE, None, 0.5, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5, None, None))
         arguments = [*against(*scores), "--intervals"]
         _, lines = table(capsys, *arguments)
         start = lines.index("") + 3
@@ -433,7 +433,7 @@ class TestIntervals:
             f"| Ours | RAG | {SOCIETY} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
             "| Ours | RAG | Average (macro) | +0.3611 | [+0.3056, +0.4167] | 0.0008 | 0.0039 | – | 9 |",
         ]
-        told = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither."
+        told = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 1 only for RAG, 1 for neither."
         assert lines[-1] == told
         (rag, ours), notes = csv_table(capsys, *arguments, "--holm")
         found = [ours[f"{ARTS}: {name} against RAG"] for name in ("t-test p", "t-test p (Holm)", "effect size")]

@@ -8,8 +8,6 @@ import pytest
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
 from utils.records.scores import score_file as task_score_file
 from utils.scoring.aspects import question_score
-from utils.tables.columns import MACRO, column_means
-from utils.tables.system_scores import System
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
@@ -22,26 +20,6 @@ def question(question_id, category, *aspect_scores):
         "score": question_score(aspect_scores) if aspect_scores else None,
         "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
     }
-
-
-def test_group_means_and_macro_average():
-    questions = [
-        question("a", "music", 2, 2),  # Arts: 1
-        question("b", "anime", 0),  # Arts: 0
-        question("c", "gaming", 1),  # Arts: 0.5, so the mean is 1.5 / 3 = 0.5
-        question("d", "cooking", 2, 1),  # Lifestyle: 0.75
-        question("e", "pets", None, 2),  # Lifestyle: left out
-        question("f", "history", 0, 0),  # Society: 0
-        question("g", "law"),  # no aspects: left out
-    ]
-    average = pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
-    assert means_of(questions) == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0, MACRO: average}
-    means = means_of([question("a", "music", 2), question("b", "pets", None)])
-    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None, MACRO: None}
-
-
-def means_of(questions):
-    return column_means(System("RAG", TASK, "aspect", {"rag.json": {"per_question_scores": questions}}))
 
 
 def test_communities_belong_to_the_papers_three_categories():
@@ -127,12 +105,3 @@ def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_score
     """With a missing verdict there is no score, or zero on demand."""
     assert question_score(aspect_scores) == score
     assert question_score(aspect_scores, unscored_as_zero=True) == as_zero
-
-
-@pytest.mark.parametrize("wrong", [3, -1, 1.0, "2", True, float("nan"), [1]])
-def test_invalid_verdicts_are_refused_even_beside_a_missing_one(wrong):
-    for other, as_zero in ((1, False), (None, False), (None, True)):
-        with pytest.raises(ValueError, match="is not a verdict"):
-            question_score([other, wrong], as_zero)
-    with pytest.raises(ValueError, match="without aspects"):
-        question_score([])

@@ -10,6 +10,7 @@ from test_strategies import make_question as a_question
 
 from prompts import load_prompt
 from utils.cli import UserError
+from utils.files.manifest import read_manifest
 from utils.parsing.choices import VERDICT_SCHEMA
 
 
@@ -221,6 +222,17 @@ def test_partial_responses(judging, capsys):
     assert (scores["score"], scores["num_questions"]) == (1.0, 1)
     assert scores["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
     assert "partial: 1 of 3" in capsys.readouterr().out
+
+
+def test_changed_answers_are_judged_again_and_nothing_else_is(judging):
+    judging.server.reply = lambda request: Reply('{"match_score": 1}')
+    judging.data(1, 2, 3)
+    for text, num_new in (("a", 3), ("b", 3), ("a", 0)):
+        num_before = len(judging.server.requests)
+        path = judging.responses("answers", q1=text, q2=text, q3=text)
+        judging.run(None, [path])
+        assert len(judging.server.requests) - num_before == num_new
+        assert read_manifest(judging.folder / "scores.json")["judged"] == [str(path)]
 
 
 # Bad input
