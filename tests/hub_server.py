@@ -60,8 +60,8 @@ def make_dataset(sample: Path) -> dict[str, bytes]:
         config, split = stem.rsplit("_", 1)
         path = f"data/{config}/{split}/{split}.json"
         records = json.loads((sample / f"{split}.json").read_text(encoding="utf-8"))
-        found = [record for record in records if COMMUNITIES[record["category"]] == entry["group"]]
-        files[path] = json.dumps(found, indent=2).encode()
+        of_group = [record for record in records if COMMUNITIES[record["category"]] == entry["group"]]
+        files[path] = json.dumps(of_group, indent=2).encode()
         configs.setdefault(config, {})[split] = path
     return {"README.md": make_card(configs), ".gitattributes": b"", **files}
 
@@ -159,9 +159,9 @@ class _Handler(FileHandler):
 
     def _paths_info(self, commit: str, files: dict[str, bytes], fault: Fault) -> None:
         wanted = json.loads(self._body)["paths"]
-        known = [self._entry(path, files[path]) for path in wanted if path in files]
+        entries = [self._entry(path, files[path]) for path in wanted if path in files]
         folders = [p for p in wanted if p not in files and any(path.startswith(f"{p}/") for path in files)]
-        self._send_json([*known, *map(_folder_entry, folders)], fault)
+        self._send_json([*entries, *map(_folder_entry, folders)], fault)
 
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         entry = {"type": "file", "path": path, "size": len(content), "oid": _git_sha1(content)}

@@ -288,8 +288,8 @@ def test_with_vllms_gpu_build_engine_tests_are_skipped_in_one_line(tmp_path):
 
 def test_no_test_compares_a_clock_with_a_number_or_gives_up_within_minutes():
     """Such a test fails on a busy machine: seconds are for tests/speed, time limits for hangs."""
-    found = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").rglob("*.py")) for place in short_times(path)]
-    assert found == []
+    places = [f"{path.name}:{place}" for path in sorted((ROOT / "tests").rglob("*.py")) for place in short_times(path)]
+    assert places == []
 
 
 def short_times(path):

@@ -125,9 +125,9 @@ def test_a_study_takes_all_gpus(machine, tmp_path, figure):
     words = ("import os, sys; os.environ['PATH'] = os.path.dirname(sys.executable) + ':' + os.environ['PATH']; "
              "os.execvp('bash', ['bash', 'utils/studies/figure3.sh'])")  # fmt: skip
     printed = machine.run("-c", words, **{name: str(value) for name, value in variables.items()})
-    found = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
-    figure(f"{found[2]} processes of {found[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
-    assert int(found[2]) == gpus
+    batch = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
+    figure(f"{batch[2]} processes of {batch[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
+    assert int(batch[2]) == gpus
     assert list(tmp_path.glob("out/*/test/figure3.png"))
 
 

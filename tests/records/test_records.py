@@ -118,9 +118,9 @@ def ids_of(records):
 def test_shards_are_disjoint_and_complete(num_shards, limit):
     records = [{"id": f"q{i}"} for i in range(60)]
     shards = [select_questions(records, limit, num_shards, index) for index in range(num_shards)]
-    found = [i for shard in shards for i in ids_of(shard)]
-    assert len(found) == len(set(found))
-    assert set(found) == set(ids_of(records[:limit]))
+    ids = [i for shard in shards for i in ids_of(shard)]
+    assert len(ids) == len(set(ids))
+    assert set(ids) == set(ids_of(records[:limit]))
     places = [[records.index(r) for r in shard] for shard in shards]
     assert places == [sorted(place) for place in places]  # each in file order
 
@@ -147,15 +147,15 @@ def test_responses_are_put_together_in_the_datasets_order():
         ("q1", 0): {"value": None, "reason": "refused"},
         ("q2", 0): {"value": "first", "parsed": "repaired"},
     }
-    asked = {f"q{number}": {"question_hash": question_hash({"question": str(number)})} for number in (1, 2, 3)}
+    hashes = {f"q{number}": {"question_hash": question_hash({"question": str(number)})} for number in (1, 2, 3)}
     responses = collect_responses([{"id": f"q{number}", "question": str(number)} for number in (1, 2, 3)], answers)
     assert list(responses.items()) == [
-        ("q1", [{"output": None, "reason": "refused", **asked["q1"]}]),
+        ("q1", [{"output": None, "reason": "refused", **hashes["q1"]}]),
         (
             "q2",
             [
-                {"output": "first", "parsed": "repaired", **asked["q2"]},
-                {"output": "second", "parsed": "strict", **asked["q2"]},
+                {"output": "first", "parsed": "repaired", **hashes["q2"]},
+                {"output": "second", "parsed": "strict", **hashes["q2"]},
             ],
         ),
     ]
@@ -170,7 +170,8 @@ def test_a_missing_response_is_not_replaced_by_another():
         ("q3", 0): {"value": "f"},
     }
     responses = collect_responses([{"id": "q1"}, {"id": "q2"}, {"id": "q3"}], answers)
-    assert {key: [one["output"] for one in its] for key, its in responses.items()} == {"q1": ["a"], "q3": ["f"]}
+    outputs = {key: [sample["output"] for sample in samples] for key, samples in responses.items()}
+    assert outputs == {"q1": ["a"], "q3": ["f"]}
 
 
 def test_a_response_file_with_gaps_is_refused(tmp_path):
@@ -257,10 +258,10 @@ def test_answers_to_another_wording_are_refused(allow_partial):
     old = [{"id": key, "question": f"Why {key}?", "options": ["a", "b"]} for key in ("q1", "q2", "q3")]
     responses = collect_responses(old, {(record["id"], 0): {"value": "a"} for record in old})
     new = [{**old[0], "question": "Why not?"}, {**old[1], "options": ["b", "a"]}, old[2]]
-    told = message(match_responses, new, responses, "r.json", ["q1", "q2", "q3"], allow_partial)
-    assert told.startswith("r.json: answers other questions than the dataset's with the same ids: 'q1', 'q2'\n")
-    for its in responses.values():
-        del its[0]["question_hash"]
+    refusal = message(match_responses, new, responses, "r.json", ["q1", "q2", "q3"], allow_partial)
+    assert refusal.startswith("r.json: answers other questions than the dataset's with the same ids: 'q1', 'q2'\n")
+    for samples in responses.values():
+        del samples[0]["question_hash"]
     assert match_responses(new, responses, "r.json", ["q1", "q2", "q3"], allow_partial) == new
 
 

@@ -158,7 +158,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "found"),
+    ("file", "change", "message"),
     [
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
         ("config.json", b"{", "its config.json cannot be loaded"),
@@ -167,7 +167,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, found):
+def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, message):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / file
     path.write_bytes(
@@ -175,5 +175,5 @@ def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, 
     )
     with pytest.raises(UserError) as error:
         load_encoder(str(tmp_path), device="cpu")
-    assert str(error.value).startswith(f"{tmp_path}: ") and found in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}: ") and message in str(error.value)
     assert len(str(error.value).splitlines()) == 1

@@ -78,9 +78,9 @@ def test_ranked_file_holds_the_same_items_best_first(tmp_path, encoder_folder, c
     assert ids.index("p1") == ids.index("p9") + 1  # the same text: side by side, in file order
     assert ids == naive_order(records[0], encoder_folder)
     assert f"{output}: ranked 3 questions with 5 posts\n" == capsys.readouterr().out
-    found = manifest(output)  # of three questions and five posts, two with the same text
+    made = manifest(output)  # of three questions and five posts, two with the same text
     counts = {"questions": 3, "posts": 5, "empty_profiles": 1, "texts_embedded": 7, "texts_cut": 0}
-    assert (found["counts"], found["device"]) == (counts, "cpu") and found["settings"]["model"].startswith("sha256:")
+    assert (made["counts"], made["device"]) == (counts, "cpu") and made["settings"]["model"].startswith("sha256:")
 
 
 def naive_order(record, folder):
@@ -100,9 +100,9 @@ def test_contriever_is_another_spelling_of_dense(tmp_path, encoder_folder, capsy
     source, output = write(tmp_path / "in.json", make_records()), tmp_path / "out.json"
     encoder = ["--model_name", encoder_folder, "--device", "cpu"]
     rank(source, output, *encoder, "--ranker", "contriever")
-    found = manifest(output)
-    assert (found["settings"]["ranker"], found["arguments"]["ranker"]) == ("dense", "dense")
-    assert found["arguments"]["model_name"] == str(encoder_folder)
+    made = manifest(output)
+    assert (made["settings"]["ranker"], made["arguments"]["ranker"]) == ("dense", "dense")
+    assert made["arguments"]["model_name"] == str(encoder_folder)
     for flags in ([], ["--ranker", "dense"], ["--ranker", "contriever"]):
         rank(source, output, *encoder, *flags)
     assert capsys.readouterr().out.count("already finished, left alone") == 3
@@ -151,8 +151,8 @@ def test_random_profile_knows_the_users_of_each_benchmark(tmp_path, task, field,
     source = write(tmp_path / "one.json", records[:4])
     with pytest.raises(UserError) as refused:
         rank(source, tmp_path / "out.json", *options)
-    told = f"{source}: field '{field}' is 'A' for all 4 questions; --random_profile needs another user's profile"
-    assert str(refused.value) == told and not (tmp_path / "out.json").exists()
+    message = f"{source}: field '{field}' is 'A' for all 4 questions; --random_profile needs another user's profile"
+    assert str(refused.value) == message and not (tmp_path / "out.json").exists()
 
 
 def test_random_profile_needs_two_questions_and_the_original_file(tmp_path):
@@ -348,15 +348,15 @@ def test_an_encoders_own_prefixes_are_put_before_texts(encoder, capsys, settings
     (encoder / "config_sentence_transformers.json").write_text(json.dumps(settings))
     [record, *_] = make_records()
     output = rank_by(encoder, "--device", "cpu", records=[record])
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     posts = [{**post, "text": passage + post["text"]} for post in record["profile"]]
     prefixed = {**record, "question": query + record["question"], "profile": posts}
     [ranked] = load(output)
     assert [post["id"] for post in ranked["profile"]] == naive_order(prefixed, encoder)
     assert {post["text"] for post in ranked["profile"]} == {post["text"] for post in record["profile"]}
     has_prefixes = bool(query or passage)
-    assert (f"mean pooling, {query!r} before questions, {passage!r} before posts" in told) == has_prefixes
-    assert ("E5 models expect 'query: ' and 'passage: '" in told) != has_prefixes
+    assert (f"mean pooling, {query!r} before questions, {passage!r} before posts" in errors) == has_prefixes
+    assert ("E5 models expect 'query: ' and 'passage: '" in errors) != has_prefixes
     assert manifest(output)["settings"].get("prefixes") == ([query, passage] if has_prefixes else None)
     rank_by(encoder, "--device", "cpu", records=[record])
     assert "already finished" in capsys.readouterr().out

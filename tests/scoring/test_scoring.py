@@ -47,8 +47,8 @@ def verdicts_of(question_id, *values):
     return {(question_id, i): verdict(value) for i, value in enumerate(values)}
 
 
-def score_file(records, verdicts, asked):
-    return task_score_file(TASK, "aspect", records, asked, verdicts)
+def score_file(records, verdicts, judged_ids):
+    return task_score_file(TASK, "aspect", records, judged_ids, verdicts)
 
 
 def question_entry(record, verdicts):
@@ -83,10 +83,10 @@ def test_an_entry_has_each_verdict_and_its_origin():
 def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_what_was_asked():
     records = [record("a", 1), record("b", 0), record("c", 1), record("d", 0)]
     verdicts = {**verdicts_of("a", 2), **verdicts_of("c", 1)}
-    found = score_file(records, verdicts, {"c", "d"})
-    assert [entry["id"] for entry in found["per_question_scores"]] == ["a", "c", "d"]
-    assert found["questions_without_aspects"] == ["d"]
-    assert found["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
+    scores = score_file(records, verdicts, {"c", "d"})
+    assert [entry["id"] for entry in scores["per_question_scores"]] == ["a", "c", "d"]
+    assert scores["questions_without_aspects"] == ["d"]
+    assert scores["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
 
 
 @pytest.mark.parametrize(

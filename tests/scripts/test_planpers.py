@@ -387,17 +387,17 @@ def test_questions_without_a_plan_are_answered_like_rag(server, api, output, tmp
     plans_addr = write_json(tmp_path / "plans.json", plans)
     words = arguments_of(api, output, "--plans_addr", plans_addr, "--limit", 5, "--max_concurrency", 1)
     assert planpers.main(words) == 1  # as if a planner had failed on most questions
-    told, answers = capsys.readouterr(), json.loads(output.read_text())
-    assert ", 3 answered without a plan" in told.out and "3 of 5 plans are unusable" in told.err
+    printed, answers = capsys.readouterr(), json.loads(output.read_text())
+    assert ", 3 answered without a plan" in printed.out and "3 of 5 plans are unusable" in printed.err
     assert manifest_of(output)["counts"]["answered without a plan"] == 3
     for question_id, (_, reason) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False):
-        found = answers[question_id][0]
-        assert (found["output"], found["plan"], found["no_plan"]) == ("An answer.", None, reason)
+        sample = answers[question_id][0]
+        assert (sample["output"], sample["plan"], sample["no_plan"]) == ("An answer.", None, reason)
     assert [answers[i][0]["plan"] for i in IDS[3:5]] == ["Cost", "Cost"]
-    asked = len(server.requests)
+    num_requests = len(server.requests)
     rag = arguments_of(api, tmp_path / "rag.json", "--rag", "--limit", 3, "--max_concurrency", 1)
     assert baselines.main(rag) == 0
-    assert server.requests[:3] == server.requests[asked:]
+    assert server.requests[:3] == server.requests[num_requests:]
 
 
 # The planner
@@ -416,10 +416,10 @@ def test_files_of_a_planned_run(opened, local, output):
     assert list(plans) == list(answers) == IDS
     for question_id in IDS:
         assert [len(plans[question_id]), len(answers[question_id])] == [2, 2]
-        for number, (plan, found) in enumerate(zip(plans[question_id], answers[question_id], strict=True)):
+        for number, (plan, sample) in enumerate(zip(plans[question_id], answers[question_id], strict=True)):
             seed = POLICY.sampling((question_id, number), plan["attempts"] - 1).seed
             assert plan["aspects"] == [f"Cost {seed}", "Time"]
-            assert found["plan"] == found["output"] == "\n".join(plan["aspects"])
+            assert sample["plan"] == sample["output"] == "\n".join(plan["aspects"])
     first = plans[IDS[0]][0]
     assert (first["raw"], first["parsed"]) == (f"1. {first['aspects'][0]}\n2. Time", "repaired")
     assert (first["num_contexts_used"], first["attempts"], first["completion_tokens"]) == (10, 1, 5)
@@ -450,8 +450,8 @@ def test_an_unusable_plan_is_retried_and_the_last_try_is_constrained(opened, loc
     assert [sampling.schema for sampling in samplings[:3]] == [None] * 3 and re.fullmatch(samplings[3].schema, plan)
     assert target == "reference" or samplings[3].schema == PLAN_PATTERN
     assert [sampling.seed for sampling in samplings] == [POLICY.sampling((IDS[0], 0), i).seed for i in range(4)]
-    [found] = json.loads(plans_path(output).read_text())[IDS[0]]
-    assert (found["aspects"], found["attempts"], found["constrained"]) == (["Cost", "Time"], 4, True)
+    [made] = json.loads(plans_path(output).read_text())[IDS[0]]
+    assert (made["aspects"], made["attempts"], made["constrained"]) == (["Cost", "Time"], 4, True)
 
 
 def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, output):
@@ -460,8 +460,8 @@ def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, 
     answers = run(local, output, "--limit", 2, "--max_retries", 1, code=1)
     [plan] = json.loads(plans_path(output).read_text())[IDS[1]]
     assert (plan["aspects"], plan["reason"], plan["raw"], plan["attempts"]) == (None, "no aspect in the text", "--", 2)
-    [found] = answers[IDS[1]]
-    assert (found["output"], found["plan"], found["no_plan"]) == ("Yes.", None, "no aspect in the text")
+    [sample] = answers[IDS[1]]
+    assert (sample["output"], sample["plan"], sample["no_plan"]) == ("Yes.", None, "no aspect in the text")
     posts = "\n\n".join(post["text"] for post in RECORDS[1]["profile"][:10])
     rag = load_prompt("lampqa/rag").messages(question=question, profile=posts)
     assert opened.prompts(answers=True)[1] == as_text(rag)
@@ -504,11 +504,12 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
     plans = json.loads(plans_path(output).read_text())
-    for question_id, [found] in answers.items():
-        assert found["plan"] == "\n".join(plans[question_id][0]["aspects"])
-        assert any(user.endswith(PLAN_HEADING + found["plan"] + AFTER_PLAN) for user in server.users())
-    made = [manifest_of(path) for path in (plans_path(output), output)]
-    assert [(its["device"], its["batch_invariant"]) for its in made] == [("script", False), ("API at 127.0.0.1", None)]
+    for question_id, [sample] in answers.items():
+        assert sample["plan"] == "\n".join(plans[question_id][0]["aspects"])
+        assert any(user.endswith(PLAN_HEADING + sample["plan"] + AFTER_PLAN) for user in server.users())
+    manifests = [manifest_of(path) for path in (plans_path(output), output)]
+    devices = [(manifest["device"], manifest["batch_invariant"]) for manifest in manifests]
+    assert devices == [("script", False), ("API at 127.0.0.1", None)]
 
 
 # Stopped and resumed
@@ -536,15 +537,15 @@ def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     assert not output.exists()
     assert plans_path(output).exists() == (stage == "answers")  # the plans are published as soon as all are made
     assert opened.events[-1][0] == "close"
-    asked = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
+    sent = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
 
     opened.reply = scripted_reply
     opened.calls.clear()
     opened.events.clear()
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-    again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
-    assert len(again) <= Engines.concurrency < len(asked) - 3  # the requests in flight
+    again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(sent)
+    assert len(again) <= Engines.concurrency < len(sent) - 3  # the requests in flight
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
@@ -643,7 +644,7 @@ def planner_api(tmp_path, api):
 
 def usage_of(server, written):
     """Return the tokens of all prompts of a server and of its answers, as it counts them."""
-    prompt = [sum(len(one["content"].split()) for one in request["messages"]) for request in server.requests]
+    prompt = [sum(len(message["content"].split()) for message in request["messages"]) for request in server.requests]
     return sum(prompt), sum(count // 2 for count in prompt), written * len(prompt)
 
 
@@ -681,9 +682,9 @@ def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local
     plans, planner, answers, generator, assumed, total, *machine = capsys.readouterr().out.splitlines()
     assert [plans, answers] == [f"{path}: 0 of 26 {unit} need no request" for path, unit in (
         (f"{output}.plans.json", "plans"), (output, "answers"))]  # fmt: skip
-    told = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
-    asked = re.fullmatch(f"  planner: {told}512 tokens per output, 104 requests with retries", planner)[1]
-    more = re.fullmatch(f"  generator: {told}2048 tokens per output, 104 requests with retries", generator)[1]
+    shared = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
+    planned = re.fullmatch(f"  planner: {shared}512 tokens per output, 104 requests with retries", planner)[1]
+    more = re.fullmatch(f"  generator: {shared}2048 tokens per output, 104 requests with retries", generator)[1]
     assert assumed == "  with made-up plans of five aspects in place of those that do not exist yet"
-    assert total == f"in all: 52 requests, {int(asked) + int(more)} prompt tokens" and "disk of" in machine[-1]
+    assert total == f"in all: 52 requests, {int(planned) + int(more)} prompt tokens" and "disk of" in machine[-1]
     assert opened.events == [] and not output.parent.exists()

@@ -167,8 +167,8 @@ def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
 def test_defaults_match_the_paper(monkeypatch):
     args = parse()
     args = with_defaults(args)
-    found = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
-    assert found == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
+    described = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
+    assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
     batch = "effective batch: 1 on a device x {} accumulated x {} processes = {} sequences a step"
@@ -185,8 +185,8 @@ def test_defaults_match_the_paper(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
     assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
-    found = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
-    assert found == f"{batch.format(64, 4, 256)} (the paper's is 32)"
+    described = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
+    assert described == f"{batch.format(64, 4, 256)} (the paper's is 32)"
 
 
 CHANGES = [  # flags and the settings that they change
@@ -316,18 +316,18 @@ def make_run(folder, *steps, settings=SETTINGS):
 
 def reopen(folder, *flags, settings=SETTINGS):
     """Return the checkpoint to resume from, and the names of those to replace; a dry run must agree."""
-    args, before, told = parse(*flags, output=folder), listing(folder), None
+    args, before, refused = parse(*flags, output=folder), listing(folder), None
     try:
         check_run(args, settings)
     except UserError as error:
-        told = str(error)
+        refused = str(error)
     assert listing(folder) == before
     try:
         run = open_run(args, settings)
     except UserError as error:
-        assert str(error) == told
+        assert str(error) == refused
         raise
-    assert (run.folder, told) == (folder, None)
+    assert (run.folder, refused) == (folder, None)
     if run.lock is not None:
         run.lock.release()
     return run.checkpoint, [path.name for path in run.replaced]
@@ -494,8 +494,8 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        asked = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
-        assert list(example.prompt) == list(asked.prompt)
+        fitted = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
+        assert list(example.prompt) == list(fitted.prompt)
         titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         assert example.aspects == titles
         assert chat.tokenizer.decode(example.target) == "\n".join(titles) + END
@@ -509,7 +509,7 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         assert sentences(record["question"])[0] in text and all(post in text for post in posts)  # the search works
         secret = [record["narrative"]]
         secret += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
-        for sentence in (part for one in secret for part in sentences(one)):
+        for sentence in (part for hidden in secret for part in sentences(hidden)):
             assert sentence not in text
             searched += 1
     assert searched > 15 * len(records)
