@@ -200,13 +200,17 @@ def test_unusable_outputs_are_retried_and_the_last_try_is_constrained(server, fl
     assert sample["completion_tokens"] == 3 * 3 + 3  # "I'd rather not." three times, and the answer's three words
 
 
-def test_output_that_stays_unusable_is_null_with_its_reason(server, flags, output, capsys):
+@pytest.mark.parametrize(
+    ("reply", "reason", "attempts"),
+    [(Reply("No."), "no personalized_answer in the text", 2), (Reply("", "content_filter"), "content_filter", 1)],
+)
+def test_an_unusable_or_refused_output_is_null_with_its_reason(server, flags, output, capsys, reply, reason, attempts):
     stubborn = json.loads(SAMPLE.read_text())[1]["question"]
-    server.reply = lambda request: Reply("No.") if stubborn in request["messages"][1]["content"] else answer("Yes.")
+    server.reply = lambda request: reply if stubborn in request["messages"][1]["content"] else answer("Yes.")
     answers = run(flags, output, "--max_retries", 1)
     sample = answers.pop(IDS[1])[0]
-    assert (sample["output"], sample["reason"], sample["raw"]) == (None, "no personalized_answer in the text", "No.")
-    assert sample["attempts"] == 2
+    expected = (None, reason, reply.text, attempts)
+    assert (sample["output"], sample["reason"], sample.get("raw", ""), sample["attempts"]) == expected
     assert {outputs[0]["output"] for outputs in answers.values()} == {"Yes."}
     assert "12 answers, 1 without an answer" in capsys.readouterr().out
 
@@ -256,16 +260,6 @@ def test_truncated_answer_is_kept_and_flagged(server, flags, output, capsys):
     assert (sample["output"], sample["truncated"], sample["parsed"]) == ("First of all, the", True, "repaired")
     assert (sample["finish_reason"], sample["attempts"]) == ("length", 1)
     assert "1 truncated" in capsys.readouterr().out
-
-
-def test_a_refused_prompt_is_null_and_the_run_continues(server, flags, output):
-    question, refusal = json.loads(SAMPLE.read_text())[2]["question"], Reply("", "content_filter")
-    server.reply = lambda request: refusal if question in request["messages"][1]["content"] else answer("Yes.")
-    answers = run(flags, output)
-    refused = answers.pop(IDS[2])[0]
-    assert (refused["output"], refused["reason"], refused["attempts"]) == (None, "content_filter", 1)
-    assert {outputs[0]["output"] for outputs in answers.values()} == {"Yes."}
-    assert len(server.requests) == 13
 
 
 # Errors of the server
