@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from utils.scoring.aspects import score_of
+from utils.scoring.aspects import question_score, score_of
 from utils.scoring.verdicts import average, expected_value, no_answer, summarize_drawn
 
 
@@ -35,6 +35,8 @@ def test_fractional_scores_need_weighted_or_sampled_verdicts():
     for wrong in (2.01, -0.1, True, float("nan"), "1"):
         with pytest.raises(ValueError, match="is not a verdict: a number from 0 to 2, or None"):
             score_of([{"aspect": "a", "score": wrong, "probabilities": {}}])
+    with pytest.raises(ValueError, match=r"^a question without aspects has no score$"):
+        question_score([])
 
 
 def alpha(units):
