@@ -9,15 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
 from api_server import running
-from web_server import FileServer
+from web_server import FileHandler, FileServer
 
 from utils.benchmarks.lampqa import COMMUNITIES, paper_files
 
@@ -29,7 +28,6 @@ API = rf"/api/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|models/{MODEL})"
 FILES = rf"/(?:datasets/(?:{NAME}|{LONG}|{MEMORY})|{MODEL})"
 # Questions of LaMP-QA by category and split, in the paper's Table 1.
 QUESTIONS = {tuple(stem.rsplit("_", 1)): printed["questions"] for stem, printed in paper_files().items()}
-PIECE = 1 << 16  # bytes that are sent at a time
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ def make_dataset(sample: Path) -> dict[str, bytes]:
         config, split = stem.rsplit("_", 1)
         path = f"data/{config}/{split}/{split}.json"
         records = json.loads((sample / f"{split}.json").read_text(encoding="utf-8"))
-        found = [record for record in records if COMMUNITIES[record["category"]] == entry["group"]]
-        files[path] = json.dumps(found, indent=2).encode()
+        of_group = [record for record in records if COMMUNITIES[record["category"]] == entry["group"]]
+        files[path] = json.dumps(of_group, indent=2).encode()
         configs.setdefault(config, {})[split] = path
     return {"README.md": make_card(configs), ".gitattributes": b"", **files}
 
@@ -84,7 +82,6 @@ class HubServer(FileServer):
         fault: returns a request's fault by its method and path.
         requests: method and path of each request, in order of arrival.
         fetched: the files whose content was requested, once per request.
-        sent: number of bytes sent of each file.
         strangers: paths on the other host name that were requested with a token.
     """
 
@@ -96,7 +93,6 @@ class HubServer(FileServer):
         self.fault: Callable[[str, str], Fault] = lambda method, path: FINE
         self.requests: list[tuple[str, str]] = []
         self.fetched: list[str] = []
-        self.sent: dict[str | None, int] = {}
         self.strangers: list[str] = []
         self.commit(files)
 
@@ -113,9 +109,7 @@ class HubServer(FileServer):
         return name
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(FileHandler):
     server: HubServer
 
     def answer(self) -> None:
@@ -165,9 +159,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _paths_info(self, commit: str, files: dict[str, bytes], fault: Fault) -> None:
         wanted = json.loads(self._body)["paths"]
-        known = [self._entry(path, files[path]) for path in wanted if path in files]
+        entries = [self._entry(path, files[path]) for path in wanted if path in files]
         folders = [p for p in wanted if p not in files and any(path.startswith(f"{p}/") for path in files)]
-        self._send_json([*known, *map(_folder_entry, folders)], fault)
+        self._send_json([*entries, *map(_folder_entry, folders)], fault)
 
     def _entry(self, path: str, content: bytes) -> dict[str, Any]:
         entry = {"type": "file", "path": path, "size": len(content), "oid": _git_sha1(content)}
@@ -184,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send_file(path, content, fault, headers | {"ETag": f'"{_git_sha1(content)}"'})
         elsewhere = f"http://localhost:{self.server.server_port}/cdn/{_sha256(content)}"
         linked = {"X-Linked-ETag": f'"{_sha256(content)}"', "X-Linked-Size": str(len(content) + fault.more)}
-        return self._send(302, b"", headers | linked | {"Location": elsewhere})
+        return self.send(302, b"", headers | linked | {"Location": elsewhere}, FINE)
 
     def _cdn(self, sha256: str, fault: Fault) -> None:
         if "Authorization" in self.headers:
@@ -206,40 +200,16 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.fetched.append(path)
         if fault.flip:
             content = bytes([content[0] ^ 1]) + content[1:]
-        self._send(status, content[place], {"Accept-Ranges": "bytes", **headers}, fault, path)
+        self.send(status, content[place], {"Accept-Ranges": "bytes", **headers}, fault, path)
 
     def _send_json(self, value: Any, fault: Fault) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, fault)
+        self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json"}, fault)
 
     def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         """Send an error that repeats the whole request, including secrets."""
         message = f"You sent {dict(self.headers)}"
         extra = {"X-Error-Code": code, "X-Error-Message": message, "Content-Type": "application/json"}
-        self._send(status, json.dumps({"error": message}).encode(), {**(headers or {}), **extra})
-
-    def _send(
-        self, status: int, content: bytes, headers: dict[str, str], fault: Fault = FINE, path: str | None = None
-    ) -> None:
-        self.send_response(status)
-        for name, value in {"Content-Length": str(len(content)), **headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "HEAD":
-            return
-        kept, released = content[: fault.cut_after], self.server.released
-        self.close_connection = len(kept) < len(content)
-        with suppress(ConnectionError):  # a client that was killed
-            for start in range(0, len(kept), PIECE):
-                if fault.hold_after is not None and start >= fault.hold_after:
-                    released.wait()
-                piece = kept[start : start + PIECE]
-                self.wfile.write(piece)
-                with self.server.changed:
-                    self.server.sent[path] = self.server.sent.get(path, 0) + len(piece)
-                    self.server.changed.notify_all()
-
-    def log_message(self, *_: Any) -> None:
-        """Silence."""
+        self.send(status, json.dumps({"error": message}).encode(), {**(headers or {}), **extra}, FINE)
 
 
 def _folder_entry(path: str) -> dict[str, Any]:

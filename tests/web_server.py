@@ -39,7 +39,8 @@ class FileServer(ThreadingHTTPServer):
     """The common part of file servers on loopback.
 
     Attributes:
-        changed: called after every piece that is sent.
+        changed: notified after every piece that is sent.
+        sent: number of bytes sent of each file.
         released: resumes paused answers when set.
     """
 
@@ -49,6 +50,7 @@ class FileServer(ThreadingHTTPServer):
     def __init__(self, handler: type[BaseHTTPRequestHandler]):
         super().__init__(("127.0.0.1", 0), handler)
         self.changed = threading.Condition()
+        self.sent: dict[str | None, int] = {}
         self.released = threading.Event()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 600) -> None:
@@ -59,6 +61,36 @@ class FileServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore killed clients."""
+
+
+class FileHandler(BaseHTTPRequestHandler):
+    """Sends files in pieces."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: FileServer
+
+    def send(self, status: int, content: bytes, headers: dict[str, str], fault: Any, path: str | None = None) -> None:
+        """Send content with the `cut_after` and `hold_after` of a fault; without the content for HEAD."""
+        kept = b"" if self.command == "HEAD" else content[: fault.cut_after]
+        self.close_connection = self.command != "HEAD" and len(kept) < len(content)
+        released = self.server.released
+        with suppress(ConnectionError):  # the client was killed, or stopped reading
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(content))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            for start in range(0, len(kept), PIECE):
+                if fault.hold_after is not None and start >= fault.hold_after:
+                    released.wait()
+                piece = kept[start : start + PIECE]
+                self.wfile.write(piece)
+                with self.server.changed:
+                    self.server.sent[path] = self.server.sent.get(path, 0) + len(piece)
+                    self.server.changed.notify_all()
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
 
 
 class WebServer(FileServer):
@@ -87,9 +119,7 @@ class WebServer(FileServer):
         self.trouble = lambda path: next(left, FINE)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
+class _Handler(FileHandler):
     server: WebServer
 
     def do_GET(self) -> None:
@@ -99,31 +129,15 @@ class _Handler(BaseHTTPRequestHandler):
         trouble = self.server.trouble(path)
         content = trouble.page if trouble.page is not None else self.server.files.get(path)
         if content is None or trouble.status != 200:
-            return self._send(404 if content is None else trouble.status, b"", {}, FINE)
+            return self.send(404 if content is None else trouble.status, b"", {}, FINE)
         if not self.server.tells or trouble.page is not None:
-            return self._send(200, content, {}, trouble)
+            return self.send(200, content, {}, trouble)
         tag = f'"{hashlib.sha1(content).hexdigest()}"'
         first = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
         if not first or self.headers.get("If-Range") != tag:
-            return self._send(200, content, {"ETag": tag}, trouble)
+            return self.send(200, content, {"ETag": tag}, trouble)
         place = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        return self._send(206, content[first:], {"ETag": tag, "Content-Range": place}, trouble)
-
-    def _send(self, status: int, content: bytes, headers: dict[str, str], trouble: Trouble) -> None:
-        kept = content[: trouble.cut_after]
-        self.close_connection = len(kept) < len(content)
-        with suppress(ConnectionError):  # the client was killed, or stopped reading
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(content))} | headers).items():
-                self.send_header(name, value)
-            self.end_headers()
-            for start in range(0, len(kept), PIECE):
-                if trouble.hold_after is not None and start >= trouble.hold_after:
-                    self.server.released.wait()
-                self.wfile.write(kept[start : start + PIECE])
-
-    def log_message(self, *_: Any) -> None:
-        """Silence."""
+        return self.send(206, content[first:], {"ETag": tag, "Content-Range": place}, trouble)
 
 
 def lamp_files(sample: Path) -> dict[str, bytes]:

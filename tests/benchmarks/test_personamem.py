@@ -23,7 +23,7 @@ from utils.benchmarks import tasks
 from utils.benchmarks.personamem import CANONICAL, TYPES, options_text, vary
 from utils.cli import UserError
 from utils.files.manifest import read_manifest
-from utils.generation.chat import APIChat, LocalChat, find_form, fold
+from utils.generation.chat import APIChat, find_form, fold
 from utils.parsing.letters import LETTERS
 from utils.records.datasets import read_dataset
 
@@ -68,13 +68,13 @@ def dataset(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranked(dataset):
     """By unit, ranked by BM25 into another folder."""
-    found = {}
+    paths = {}
     for unit in ("message", "session"):
-        found[unit] = dataset.parent / "ranked" / f"{unit}.json"
-        found[unit].parent.mkdir(exist_ok=True)
+        paths[unit] = dataset.parent / "ranked" / f"{unit}.json"
+        paths[unit].parent.mkdir(exist_ok=True)
         flags = ["--ranker", "bm25", "--unit", unit, "--input_dataset_addr", dataset]
-        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", found[unit]])))
-    return found
+        rank_dataset.main(list(map(str, [*flags, "--output_dataset_addr", paths[unit]])))
+    return paths
 
 
 @pytest.fixture
@@ -186,9 +186,9 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
     rows[2] = {**rows[2], "end_index_in_shared_context": "-3"}
     rows[3] = {**rows[3], "end_index_in_shared_context": "9999"}
     path = download(save(tmp_path / "source", rows), tmp_path / "out", "--skip_invalid")
-    told = capsys.readouterr().out
-    assert "22 questions; 2 skipped, because their history ends at a message that does not exist" in told
-    assert "2 have two identical options, in 1 one of them is the right option;" in told
+    printed = capsys.readouterr().out
+    assert "22 questions; 2 skipped, because their history ends at a message that does not exist" in printed
+    assert "2 have two identical options, in 1 one of them is the right option;" in printed
     records = json.loads(path.read_text())
     assert not {row["question_id"] for row in rows[2:4]} & {record["id"] for record in records}
     manifest = read_manifest(path)
@@ -201,8 +201,8 @@ def test_ends_beyond_the_context_and_identical_options_are_counted(tmp_path, cap
 
 def test_a_ranked_file_also_refers_to_its_histories(ranked, dataset, tmp_path):
     records = {unit: json.loads(path.read_text()) for unit, path in ranked.items()}
-    for unit, its in records.items():
-        for record, read in zip(its, read_dataset(ranked[unit], needs=["profile"]), strict=True):
+    for unit, of_unit in records.items():
+        for record, read in zip(of_unit, read_dataset(ranked[unit], needs=["profile"]), strict=True):
             profile = record["profile"]
             assert (profile["unit"], profile["contexts"]) == (unit, "../PersonaMem_32k_contexts.jsonl")
             assert sorted(profile["order"]) == list(range(len(profile["order"]))) == list(range(len(read["profile"])))
@@ -230,12 +230,12 @@ def test_the_prompt_has_exactly_the_history_before_the_question(dataset, server,
 
 @pytest.mark.parametrize("unit", ["message", "session"])
 def test_the_prompt_has_the_card_and_the_chosen_turns(unit, ranked, server, tmp_path):
-    profiles = {one["id"]: one["profile"] for one in read_dataset(ranked[unit], needs=["profile"])}
+    profiles = {record["id"]: record["profile"] for record in read_dataset(ranked[unit], needs=["profile"])}
     for messages in ask(server, ranked[unit], tmp_path / "out.json", "--rag", "--num_contexts", 3):
         row = question_of(messages)
         history, best = before(row), profiles[row["question_id"]][:3]
         places = [item["places"] for item in best]
-        chosen = [place for one in sorted(places) for place in one]
+        chosen = [place for group in sorted(places) for place in group]
         assert messages == [history[0], *(history[place] for place in chosen), asked(row)]
         assert len(places) == min(3, len(profiles[row["question_id"]]))
 
@@ -278,17 +278,17 @@ def test_over_budget_the_oldest_turns_are_dropped_but_never_the_card(dataset, se
     for messages in requests:
         row = question_of(messages)
         history, answer = before(row), answers[row["question_id"]][0]
-        others = [place for place, one in enumerate(history) if one["role"] != "system"]
+        others = [place for place, turn in enumerate(history) if turn["role"] != "system"]
         kept = set(others[len(others) - answer["num_contexts_used"] :])
         assert answer["num_contexts_used"] + answer["num_contexts_dropped"] == len(others)
-        expected = [one for place, one in enumerate(history) if one["role"] == "system" or place in kept]
+        expected = [turn for place, turn in enumerate(history) if turn["role"] == "system" or place in kept]
         assert messages == [*expected, asked(row)]
         assert chat.length(messages) <= 850
         if len(kept) < len(others):  # one more does not fit
             assert chat.length([*messages, history[others[-len(kept) - 1]]]) > 850
     dropped = sum(answer[0].get("num_contexts_dropped", 0) for answer in answers.values())
-    assert dropped and f", {dropped} messages or sessions left out for length" in (told := capsys.readouterr().out)
-    assert re.search(r", \d\d% of prompt tokens from the cache\n", told)
+    assert dropped and f", {dropped} messages or sessions left out for length" in (printed := capsys.readouterr().out)
+    assert re.search(r", \d\d% of prompt tokens from the cache\n", printed)
     ask(server, dataset, tmp_path / "dry.json", *flags, "--dry_run")
     assert f"{dropped} messages or sessions left out for length" in capsys.readouterr().out
 
@@ -313,14 +313,14 @@ def test_scores_by_type_in_both_readings(dataset, server, tmp_path):
     texts = ["<final_answer>(b)", "a pity; my choice: b", "no idea", "(a) or (b)"]
     order = [record["id"] for record in json.loads(dataset.read_text())]
     server.reply = lambda request: Reply(texts[order.index(question_of(request["messages"])["question_id"]) % 4])
-    out, found = tmp_path / "out.json", []
+    out, readings = tmp_path / "out.json", []
     ask(server, dataset, out, "--max_retries", 0, code=1)  # half of the answers have no letter
     for reading in ([], ["--reading", "official"]):
         scores = tmp_path / f"scores{len(reading)}.json"
         flags = ["--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores, *reading]
         assert evaluate_responses.main(list(map(str, flags))) == 0
-        found.append(json.loads(scores.read_text()))
-    ours, official = found
+        readings.append(json.loads(scores.read_text()))
+    ours, official = readings
     right = [sum(ROWS[key]["correct_answer"] == "(b)" for key in order[kind::4]) for kind in (0, 1)]
     assert (ours["score"], ours["num_unanswered"], ours["letters"]["b"]) == (sum(right) / 24, 12, 1.0)
     # Its article is a letter to the public rule, so two letters are in the second text.
@@ -380,11 +380,11 @@ def test_likelihoods_cover_only_the_options_after_history_and_question(way, data
     for record in read_dataset(path, needs=["profile", "options"]):
         question = {"role": "user", "content": record["question"]}
         number = None if way == "whole" else flags[2]
-        history = tasks()[NAME].history(record, number, lambda its: sorted(its, key=lambda one: one["places"][0]))
+        history = tasks()[NAME].history(record, number, lambda items: sorted(items, key=lambda item: item["places"][0]))
         text = tokenizer.apply_chat_template([*history.messages, question], add_generation_prompt=True, tokenize=False)
-        [options] = [its for prompt, *its in scored if tokenizer.decode(prompt) == text]
+        [options] = [items for prompt, *items in scored if tokenizer.decode(prompt) == text]
         assert list(map(tokenizer.decode, options)) == record["options"]
-        likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda one: one[0])[1]
+        likeliest = max(zip(map(len, options), LETTERS, strict=True), key=lambda pair: pair[0])[1]
         assert answers[record["id"]][0]["output"] == likeliest
     assert choose(tmp_path / "two.json", *flags, path=with_other_secrets(path)).wait() == 0
     assert sorted(take_log(tmp_path)) == sorted(scored) and len(scored) == 24
@@ -401,8 +401,8 @@ def test_an_option_with_a_duplicate_text_is_not_chosen(choose, tmp_path):
     assert all(answers[key][0]["output"] for key in list(ROWS)[2:])
     flags = ["--inputs_addr", path, "--response_addr", output, "--score_addr", scores]
     assert evaluate_responses.main(list(map(str, flags))) == 0
-    found = json.loads(scores.read_text())
-    assert (found["num_questions"], found["num_unanswered"]) == (24, 2)
+    scored = json.loads(scores.read_text())
+    assert (scored["num_questions"], scored["num_unanswered"]) == (24, 2)
 
 
 TURNS = [
@@ -460,31 +460,15 @@ def test_turns_are_merged_if_the_template_does_not_support_them(template, form, 
     assert render(fold(behind, *form)).endswith("card three")  # also behind the last question
 
 
-@pytest.fixture(scope="module")
-def chat(tmp_path_factory):
-    """A tokenizer like current models', without weights."""
-    folder = tmp_path_factory.mktemp("chat")
-    make_tokenizer().save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "qwen2", "max_position_embeddings": 4096}))
-    return LocalChat(str(folder))
-
-
-def test_a_history_has_the_same_tokens_as_its_whole_text(chat):
-    for messages in HISTORIES.values():
-        turns = [*messages, {"role": "user", "content": "Which?\n\n(a) x\n(b) y"}]
-        text = chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-        assert chat.render(turns).tolist() == chat.tokenizer.encode(text, add_special_tokens=False)
-
-
 def test_a_profile_is_read_only_when_needed(dataset, tmp_path):
     for record in read_dataset(dataset, needs=["profile"]):
         row, profile = ROWS[record["id"]], record["profile"]
         assert profile.messages == before(row)
-        items = [(i, one) for i, one in enumerate(before(row)) if one["role"] != "system"]
+        items = [(i, turn) for i, turn in enumerate(before(row)) if turn["role"] != "system"]
         assert [(item["id"], item["text"], item["role"]) for item in profile] == [
-            (f"{row['shared_context_id']}:{i}", one["content"], one["role"]) for i, one in items
+            (f"{row['shared_context_id']}:{i}", turn["content"], turn["role"]) for i, turn in items
         ]
-        assert len(profile.by("session")) == sum(one["role"] == "system" for one in before(row))
+        assert len(profile.by("session")) == sum(turn["role"] == "system" for turn in before(row))
     alone = tmp_path / "moved.json"
     shutil.copy(dataset, alone)
     assert isinstance(read_dataset(alone)[0]["profile"], dict)  # scoring needs no histories

@@ -35,15 +35,15 @@ def history(persona, size):
 
 def row(number):
     """Return one of questions 0 to 13: two per type, personas 0 to 2, every fourth on others, every fifth updated."""
-    found = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
-    found |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
+    columns = {"persona_id": str(number % 3), "pref_type": list(TYPES)[number % 7], "topic_query": f"t{number % 2}"}
+    columns |= {"correct_answer": f"T{number}", "incorrect_answers": json.dumps([f"{number}: {i}" for i in range(3)])}
     for size, distance in (("32k", 2000), ("128k", "n/a")):
-        found[f"chat_history_{size}_link"] = f"data/chat_history_{size}/p{number % 3}.json"
-        found[f"total_tokens_in_chat_history_{size}"] = 100 + 20 * number
-        found[f"distance_from_related_snippet_to_query_{size}"] = distance
-    found |= {"who": "self" if number % 4 else "others", "updated": str(number % 5 == 0)}
+        columns[f"chat_history_{size}_link"] = f"data/chat_history_{size}/p{number % 3}.json"
+        columns[f"total_tokens_in_chat_history_{size}"] = 100 + 20 * number
+        columns[f"distance_from_related_snippet_to_query_{size}"] = distance
+    columns |= {"who": "self" if number % 4 else "others", "updated": str(number % 5 == 0)}
     query = repr({"role": "user", "content": f'What\'s "it", {number}?'})
-    return found | {"user_query": query, **dict.fromkeys(SECRET_COLUMNS, "TOLD")}
+    return columns | {"user_query": query, **dict.fromkeys(SECRET_COLUMNS, "TOLD")}
 
 
 ROWS = [row(number) for number in range(14)]
@@ -59,7 +59,7 @@ def save(folder, rows=ROWS, files=None):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content)
     with (folder / TABLE).open("w", newline="") as file:
-        csv.writer(file).writerows([rows[0], *(one.values() for one in rows)])
+        csv.writer(file).writerows([rows[0], *(columns.values() for columns in rows)])
     return folder
 
 
@@ -80,23 +80,27 @@ def dataset(tmp_path_factory):
 def test_records(dataset, tmp_path):
     records = read_dataset(dataset, needs=["profile", "options", "target", "score"])
     seen = set(Question(records[0], tasks()["PersonaMem-v2-32k"]))  # by a method
-    asked = {"task", "id", "question", "options", "profile", "topic", "topic_query", "persona_id"}
-    assert {name for name in seen if "chat_history" not in name} == asked | {"context_length_in_tokens"}
+    shown = {"task", "id", "question", "options", "profile", "topic", "topic_query", "persona_id"}
+    assert {name for name in seen if "chat_history" not in name} == shown | {"context_length_in_tokens"}
     assert [record["persona_id"] for record in records] == list("00000111112222")
     for record in records:
-        [one] = [one for one in ROWS if one["user_query"] == repr({"role": "user", "content": record["question"]})]
-        assert record["options"][LETTERS.index(record["target"])] == one["correct_answer"]
-        assert sorted(record["options"]) == sorted([one["correct_answer"], *json.loads(one["incorrect_answers"])])
-        assert record["profile"].messages == history(one["persona_id"], "32k")
-        assert (record["group"], record["topic"]) == (one["pref_type"], one["topic_query"])
+        [entry] = [
+            entry for entry in ROWS if entry["user_query"] == repr({"role": "user", "content": record["question"]})
+        ]
+        assert record["options"][LETTERS.index(record["target"])] == entry["correct_answer"]
+        assert sorted(record["options"]) == sorted([entry["correct_answer"], *json.loads(entry["incorrect_answers"])])
+        assert record["profile"].messages == history(entry["persona_id"], "32k")
+        assert (record["group"], record["topic"]) == (entry["pref_type"], entry["topic_query"])
     assert {record["target"] for record in records} == set(LETTERS) and "TOLD" not in dataset.read_text()
     large = read_json(download(save(tmp_path / "large"), tmp_path, "128k"))
-    assert {one["id"]: one["options"] for one in large} == {one["id"]: one["options"] for one in records}
-    assert {one["profile"]["end"] for one in large} == {5} and large[0]["distance_to_ref_in_tokens"] == "n/a"
+    assert {entry["id"]: entry["options"] for entry in large} == {entry["id"]: entry["options"] for entry in records}
+    assert {entry["profile"]["end"] for entry in large} == {5} and large[0]["distance_to_ref_in_tokens"] == "n/a"
     # Neither the order of rows nor of options changes a record; a duplicate row gets its own id.
-    turned = [{**one, "incorrect_answers": json.dumps(json.loads(one["incorrect_answers"])[::-1])} for one in ROWS]
+    turned = [
+        {**entry, "incorrect_answers": json.dumps(json.loads(entry["incorrect_answers"])[::-1])} for entry in ROWS
+    ]
     path = download(save(tmp_path / "source", turned[::-1] + turned[:1]), tmp_path / "out")
-    first, second = ({one["id"]: one for one in read_json(one)} for one in (dataset, path))
+    first, second = ({record["id"]: record for record in read_json(file)} for file in (dataset, path))
     [twin] = second.keys() - first.keys()
     assert second.pop(twin) == {**first[twin.removesuffix("-2")], "id": twin} and first == second
     (tmp_path / "source" / TABLE).touch()  # so that it is made again
@@ -108,10 +112,10 @@ def test_the_longest_end_of_a_link_counts(tmp_path):
     links = {"../own/p0.json": "benchmark/own/", "p0.json": "benchmark/text/", f"http://x/{LINKED}p0.json?x=y": LINKED}
     histories = {f"{name}p0.json": [{"role": "user", "content": name}] for name in ("", *links.values())}
     files = {path: json.dumps({"chat_history": messages}) for path, messages in histories.items()}
-    rows = [{**one, LINK: link} for one, link in zip(ROWS, links, strict=False)]
+    rows = [{**columns, LINK: link} for columns, link in zip(ROWS, links, strict=False)]
     path = download(save(tmp_path / "source", rows, files), tmp_path / "out")
-    found = {link: its for line in path.with_name(CONTEXTS).open() for link, its in json.loads(line).items()}
-    assert found == {link: histories[f"{name}p0.json"] for link, name in links.items()}
+    read = {link: messages for line in path.with_name(CONTEXTS).open() for link, messages in json.loads(line).items()}
+    assert read == {link: histories[f"{name}p0.json"] for link, name in links.items()}
 
 
 def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_path):
@@ -128,8 +132,8 @@ def test_the_hub_gives_the_same_file_and_a_finished_one_is_skipped(dataset, tmp_
 def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
     """The server knows the right option; without a history, it answers (a)."""
     records, systems = read_json(dataset), []
-    targets = {one["question"]: one["target"] for one in records}
-    letter = lambda its: targets[its[-1]["content"].split("\n")[0]] if len(its) > 1 else "a"  # noqa: E731
+    targets = {record["question"]: record["target"] for record in records}
+    letter = lambda messages: targets[messages[-1]["content"].split("\n")[0]] if len(messages) > 1 else "a"  # noqa: E731
     server.reply = lambda request: Reply(f"<final_answer>({letter(request['messages'])})")
     ways = {"none": (dataset, 1, ["--rag", "--num_contexts", 0]), "whole": (dataset, 5, [])}
     for unit, size in (("message", 3), ("session", 5)):  # messages: the card, the chosen ones, the question
@@ -151,11 +155,11 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         run(make_table, *([] if name == "group" else ["--by", name]), *systems)
         head, _, row, *_ = (line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[:6])
         right = [
-            [one["target"] == "a" for one in records if value in (UPDATED.get(one[name], one[name]), "")]
+            [record["target"] == "a" for record in records if value in (UPDATED.get(record[name], record[name]), "")]
             for value in (*values, "")
         ]
         assert head[1 : len(right) + 1] == [*values, "All questions"]
-        assert row[: len(right) + 1] == ["none", *(f"{sum(its) / len(its):.4f}" for its in right)]
+        assert row[: len(right) + 1] == ["none", *(f"{sum(values) / len(values):.4f}" for values in right)]
     run(report, "--inputs_addr", dataset, "--output_addr", tmp_path / "x.html", *systems[-3:-1], out, scores)
     assert choose(tmp_path / "likeliest", path=dataset).wait() == 0 and len(take_log(tmp_path)) == 14
 
@@ -169,11 +173,7 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
-        (
-            {},
-            '{"chat_history": [{"role": "tool", "content": ""}]}',
-            r"Invalid enum value 'tool' - at `\$.chat_h",
-        ),
+        ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"Invalid enum value 'tool' - at `\$.chat_h"),
     ],
 )
 def test_wrong_files_are_refused(columns, history, match, tmp_path):

@@ -63,10 +63,10 @@ def built(dump, server, tmp_path_factory):
 
 
 def test_the_dataset_is_complete_and_consistent(dump, built):
-    made, split_of, found = dump[1], {}, 0
+    made, split_of, num_records = dump[1], {}, 0
     for (_, split), records in dataset_of(built).items():
         for record in records:
-            found += 1
+            num_records += 1
             author = made.authors[record["id"]]
             assert record["author"] == author and record["date"] == made.dates[record["id"]]
             assert split_of.setdefault(author, split) == split  # no author in two splits
@@ -86,9 +86,9 @@ def test_the_dataset_is_complete_and_consistent(dump, built):
             assert len({item["id"] for item in record["profile"]}) == len(dates)
             at = f"https://{record['category']}.stackexchange.com/q/{record['id'].split('_')[1]}"
             assert record["licence"].endswith(at)
-    assert found == len(split_of) > 80 and {*split_of.values()} == {*SPLITS}
+    assert num_records == len(split_of) > 80 and {*split_of.values()} == {*SPLITS}
     profiles = [{item["category"] for item in record["profile"]} for record in records_of(built)]
-    assert sum(len(its) > 1 for its in profiles) > found / 2 and len(set.union(*profiles)) == 3
+    assert sum(len(communities) > 1 for communities in profiles) > num_records / 2 and len(set.union(*profiles)) == 3
 
 
 def test_no_markup_is_left(built):
@@ -124,12 +124,12 @@ def test_the_counts_add_up(dump, built):
 
 
 def test_a_finished_run_is_skipped(dump, built, server, capsys):
-    before, asked = files_of(built), len(server.requests)
+    before, num_requests = files_of(built), len(server.requests)
     times = {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")}
     assert build_dataset.main(flags(dump[0], built, server.url)) == 0
     names = ("/factoid_filter.json", "/aspects.json", "")
     assert capsys.readouterr().out == "".join(f"{built}{name}: already finished, left alone\n" for name in names)
-    assert len(server.requests) == asked and files_of(built) == before
+    assert len(server.requests) == num_requests and files_of(built) == before
     assert {path: path.stat().st_mtime_ns for path in built.rglob("*.json*")} == times
 
 
@@ -148,35 +148,35 @@ def test_every_command_accepts_the_dataset(built, server, tmp_path):
     assert planpers.main([*common, "--gold_plan", "--output_addr", plans]) == 0
     judged = ["--inputs_addr", ranked, "--response_addr", answers, "--score_addr", scores]
     assert evaluate_responses.main([*api, "--evaluator_llm", "some-judge", *judged]) == 0
-    told = json.loads((tmp_path / "s.json").read_text())
-    assert told["num_questions"] == len(read_dataset(data)) and told["num_unscored"] == 0
+    scored = json.loads((tmp_path / "s.json").read_text())
+    assert scored["num_questions"] == len(read_dataset(data)) and scored["num_unscored"] == 0
 
 
 def test_a_resumed_run_writes_the_same_bytes(dump, built, server, warm_api, tmp_path):
-    arguments, whole, asked = flags(dump[0], tmp_path / "out", server.url), files_of(built), len(server.requests)
+    arguments, whole, num_requests = flags(dump[0], tmp_path / "out", server.url), files_of(built), len(server.requests)
     run = warm_api.start("utils.build_dataset", arguments)
-    server.wait_for(asked + len(json.loads(whole["factoid_filter.json"])) * 3 // 2)  # in the aspects
+    server.wait_for(num_requests + len(json.loads(whole["factoid_filter.json"])) * 3 // 2)  # in the aspects
     run.send(signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     assert not (tmp_path / "out" / "evidence.json").exists()
     done = warm_api.run("utils.build_dataset", arguments)
     assert done.returncode == 0, done.errors
     assert files_of(tmp_path / "out") == whole
-    times = Counter(json.dumps(request) for request in server.requests[asked:])
+    times = Counter(json.dumps(request) for request in server.requests[num_requests:])
     assert sum(count > 1 for count in times.values()) <= 32  # only the requests in flight when it was killed
 
 
 def test_limit_takes_the_first_candidates_and_a_dry_run_asks_nothing(small, server, tmp_path, capsys):
     out, before = tmp_path / "out", len(server.requests)
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--dry_run")) == 0
-    candidates = [one["id"] for one in json.loads((out / "candidates.json").read_text())]
-    told = capsys.readouterr().out
-    assert told.count(f": {len(candidates)} requests, ") == 2 and len(server.requests) == before
-    assert "  at most: the factoid_filter drops some posts\n" in told
+    candidates = [candidate["id"] for candidate in json.loads((out / "candidates.json").read_text())]
+    printed = capsys.readouterr().out
+    assert printed.count(f": {len(candidates)} requests, ") == 2 and len(server.requests) == before
+    assert "  at most: the factoid_filter drops some posts\n" in printed
     assert {path.name.partition(".")[0] for path in out.iterdir()} == {"posts", "candidates"}
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT, "--limit", "20")) == 0
     assert list(json.loads((out / "factoid_filter.json").read_text())) == candidates[:20]
-    assert {one.split("_")[0] for one in candidates[:20]} == {"cooking", "law"}
+    assert {candidate.split("_")[0] for candidate in candidates[:20]} == {"cooking", "law"}
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +190,14 @@ LENIENT = ("--min_profile_posts", "2", "--min_body_words", "10", "--validation_s
 
 def test_adding_a_community_requests_only_its_posts(small, server, tmp_path):
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT)
-    one = [word for word in arguments if "law.stackexchange.com" not in word]
+    without_law = [word for word in arguments if "law.stackexchange.com" not in word]
     others = len(server.requests)  # of other tests
-    assert build_dataset.main(one) == 0
-    asked = {request["messages"][1]["content"] for request in server.requests[others:]}
+    assert build_dataset.main(without_law) == 0
+    prompts = {request["messages"][1]["content"] for request in server.requests[others:]}
     before = len(server.requests)
     assert build_dataset.main(arguments) == 0
     new = server.requests[before:]
-    assert new and not asked & {request["messages"][1]["content"] for request in new}
+    assert new and not prompts & {request["messages"][1]["content"] for request in new}
     assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT)) == 0
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
@@ -206,10 +206,10 @@ def test_steps_without_a_model_follow_changed_flags(small, server, tmp_path, cap
     """Other splits and shorter profiles request nothing again, and empty files are deleted."""
     out = tmp_path / "out"
     assert build_dataset.main(flags(small[0], out, server.url, *LENIENT)) == 0
-    before, asked = dataset_of(out), len(server.requests)
+    before, num_requests = dataset_of(out), len(server.requests)
     changed = flags(small[0], out, server.url, *LENIENT[:4], "--test_share", "0.9", "--validation_share", "0.01")
     assert build_dataset.main([*changed, "--split_seed", "3", "--max_profile_posts", "2"]) == 0
-    assert len(server.requests) == asked
+    assert len(server.requests) == num_requests
     after = dataset_of(out)
     assert (
         "deleted, because this run has no questions for it" in capsys.readouterr().err and after.keys() < before.keys()
@@ -235,46 +235,28 @@ def test_files_of_removed_categories_are_deleted(small, server, tmp_path, capsys
     assert capsys.readouterr().err.count("deleted, because this run has no questions for it") == len(before)
 
 
-def test_requests_that_the_server_failed_are_retried(small, server, tmp_path, capsys):
-    arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
-
-    def fail_some(request):
-        system, user = (message["content"] for message in request["messages"])
-        return (
-            Reply("busy", status=500) if "enough_details" in system and len(user) % 3 == 0 else default_reply(request)
-        )
-
-    server.reply = fail_some
-    try:
-        assert build_dataset.main(arguments) == 1
-    finally:
-        server.reply = default_reply
-    assert "missing because the server failed; run the same command again to retry them" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "evidence.json").exists()
-    before = len(server.requests)
-    assert build_dataset.main(arguments) == 0
-    assert all(len(request["messages"][1]["content"]) % 3 == 0 for request in server.requests[before:])
-    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
-    assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
-
-
-def test_posts_that_the_filter_failed_on_are_reported(small, server, tmp_path, capsys):
+@pytest.mark.parametrize(("step", "unit"), [("enough_details", "aspect"), ("needs_personalization", "filter")])
+def test_requests_that_the_server_failed_are_retried(step, unit, small, server, tmp_path, capsys):
     """Without an output of the filter, a post is not asked about further, so the second step lacks nothing."""
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--max_retries", "0")
 
     def fail_some(request):
         system, user = (message["content"] for message in request["messages"])
-        is_bad = "needs_personalization" in system and len(user) % 5 == 0
-        return Reply("busy", status=500) if is_bad else default_reply(request)
+        return Reply("busy", status=500) if step in system and len(user) % 3 == 0 else default_reply(request)
 
     server.reply = fail_some
     try:
         assert build_dataset.main(arguments) == 1
     finally:
         server.reply = default_reply
-    assert "filter outputs are missing because the server failed" in capsys.readouterr().err
+    assert f"{unit} outputs are missing because the server failed; run the same" in capsys.readouterr().err
     assert not (tmp_path / "out" / "evidence.json").exists()
+    before = len(server.requests)
     assert build_dataset.main(arguments) == 0
+    again = [request["messages"] for request in server.requests[before:]]
+    assert all(len(user["content"]) % 3 == 0 for system, user in again if step in system["content"])
+    assert build_dataset.main(flags(small[0], tmp_path / "whole", server.url, *LENIENT, "--max_retries", "0")) == 0
+    assert dataset_of(tmp_path / "out") == dataset_of(tmp_path / "whole")
 
 
 def test_a_server_that_fails_in_the_filter_is_asked_no_more(small, server, tmp_path, capsys):
@@ -321,15 +303,15 @@ def test_a_community_without_a_category_is_used_in_profiles_only(small, server, 
     own.write_text('[Food]\ncategory = "Food"\ncommunities = ["cooking", "coking", "baking"]\n')
     arguments = flags(small[0], tmp_path / "out", server.url, *LENIENT, "--communities_addr", own)
     assert build_dataset.main(arguments) == 0
-    found = dataset_of(tmp_path / "out")
-    assert {name for name, _ in found} == {"Food"}
+    dataset = dataset_of(tmp_path / "out")
+    assert {name for name, _ in dataset} == {"Food"}
     notes = [line for line in capsys.readouterr().err.splitlines() if "communities with" in line]
     absent = "'baking', 'coking'"
     assert notes == [
         "note: communities without a category, used in profiles only: 'law'",
         f"note: {own}: communities without posts in the inputs: {absent}",
     ]
-    records = [record for records in found.values() for record in records]
+    records = [record for records in dataset.values() for record in records]
     assert {record["category"] for record in records} == {"cooking"}
     assert {item["category"] for record in records for item in record["profile"]} == {"cooking", "law"}
 
@@ -349,13 +331,13 @@ def test_a_community_without_a_category_is_used_in_profiles_only(small, server, 
 )
 def test_an_invalid_communities_file_is_refused(text, said, small, server, tmp_path):
     (tmp_path / "mine.toml").write_text(text)
-    told = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
-    assert told.startswith(f"{tmp_path}/mine.toml: ") and said in told and not (tmp_path / "out").exists()
+    message = refusal(*flags(small[0], tmp_path / "out", server.url, "--communities_addr", tmp_path / "mine.toml"))
+    assert message.startswith(f"{tmp_path}/mine.toml: ") and said in message and not (tmp_path / "out").exists()
 
 
 def test_a_run_without_remaining_questions_reports_the_counts(small, server, tmp_path):
-    told = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
-    assert re.match(r"no post qualifies as a question: 0 candidates, .*\d+ with fewer than 5000 words", told)
+    message = refusal(*flags(small[0], tmp_path / "out", server.url, "--min_body_words", "5000"))
+    assert re.match(r"no post qualifies as a question: 0 candidates, .*\d+ with fewer than 5000 words", message)
     for reply, said in (
         ('{"needs_personalization": true, "enough_details": false}',
          "9 need personalization; 9 without enough details, dropped\n  see the model's outputs in aspects.json"),

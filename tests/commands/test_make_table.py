@@ -143,7 +143,7 @@ class TestNumbers:
 
 class TestNotes:
     @pytest.mark.parametrize(
-        ("questions", "more", "cells", "told"),
+        ("questions", "more", "cells", "expected"),
         [
             (scored("rpg", 1.0, 0.5), {}, ["0.7500", "2", "0"], []),
             ([question("7", "rpg", 2), question("8", "rpg", 0, answered=False)], {"num_unanswered": 1},
@@ -154,18 +154,18 @@ class TestNotes:
              ["- RAG: partly scored in {path}."]),
         ],
     )  # fmt: skip
-    def test_only_missing_values_are_named(self, score_file, capsys, questions, more, cells, told):
+    def test_only_missing_values_are_named(self, score_file, capsys, questions, more, cells, expected):
         path = score_file("a.json", *questions, **more)
         rows, notes = table(capsys, "--system", "RAG", path)
         assert rows["RAG"] == [cells[0], "–", "–", "–", *cells[1:], "0"]
-        assert notes == [note.format(path=path) for note in told]
+        assert notes == [note.format(path=path) for note in expected]
 
 
 def test_seeds_are_tested_by_each_questions_mean(three, capsys):
     """B's means over two seeds are better by 1/2, 1/2 and 1/4 (`P_OF_THREE`), and neither of its seeds is."""
     seeds = [(1.0, 0.5, 0.5), (0.5, 1.0, 0.5)]
     files = {f"A{i}": three(f"A{i}.json", *[BASE] * 3) for i in range(2)}
-    files |= {f"B{i}": three(f"B{i}.json", *[its] * 3) for i, its in enumerate(seeds)}
+    files |= {f"B{i}": three(f"B{i}.json", *[values] * 3) for i, values in enumerate(seeds)}
     words = [*systems_of(files), "--baseline", "A0", "A1", "--seeds", "A", "A0", "A1", "--seeds", "B", "B0", "B1"]
     main(words)
     first, _, second = capsys.readouterr().out.partition("| Over seeds | ")
@@ -211,7 +211,9 @@ class TestOwnGroups:
         assert row == "| RAG | 0.7500 | 0.5000 | 0.2500 | 0.0000 | 0.3750 | 0.3750 | 6 | 0 | 0 |"
 
     def test_without_categories_there_is_one_column(self, score_file, capsys):
-        files = {name: score_file(f"{name}.json", *scored(None, *its)) for name, its in (("A", BASE), ("B", BETTER))}
+        files = {
+            name: score_file(f"{name}.json", *scored(None, *values)) for name, values in (("A", BASE), ("B", BETTER))
+        }
         rows, notes = table(capsys, *systems_of(files), "--baseline", "A")
         assert rows == {"A": ["0.2500", "3", "0", "0"], "B": ["**0.6667**†", "3", "0", "0"]}
         assert notes == ["- †: better than A (two-sided paired t-test, p < 0.05, not corrected for 1 comparison)."]
@@ -236,23 +238,14 @@ class TestOwnGroups:
         with pytest.raises(SystemExit):
             main(["--system", "RAG", path, "--groups", "North=ice", "--paper", "Qwen 2.5 7B"])
         assert "--groups: has no effect with --paper, whose columns are the paper's" in capsys.readouterr().err
-        for groups, told in (
+        for groups, message in (
             (
                 ["North=ice,snow"],
                 "--groups: no question has the community 'snow'; the communities are 'ships', 'ice', 'law'",
             ),
             (["North=ice", "South=ice"], "--groups: 'ice' is in North and in South; give it once"),
         ):
-            assert refusal("--system", "RAG", path, "--groups", *groups) == told
-
-    def test_daggers_are_by_these_columns(self, score_file, capsys):
-        """Differences are 1/2, 1/2 and 1/4 in both groups (`P_OF_THREE`)."""
-        files = {
-            name: score_file(f"{name}.json", *scored("ships", *its), *scored("ice", *its))
-            for name, its in (("A", BASE), ("B", BETTER))
-        }
-        rows, _ = table(capsys, *systems_of(files), "--baseline", "A")
-        assert rows["B"][:4] == ["**0.6667**†"] * 4
+            assert refusal("--system", "RAG", path, "--groups", *groups) == message
 
 
 class TestJudges:
@@ -323,8 +316,8 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
     assert rows["Best of 4 (selected by score)"][:4] == ["0.6667"] * 4 and rows["Ours"][0] == "**0.5000**"
     assert "- Best of 4: selected by score; it has neither bold nor daggers." in notes
     assert "- Best of 4: 2 answers cut off at --max_tokens, scored like complete ones." in notes
-    found, _ = csv_table(capsys, *words)
-    assert {row["System"]: row["Excluded"] for row in found} == {
+    cells, _ = csv_table(capsys, *words)
+    assert {row["System"]: row["Excluded"] for row in cells} == {
         "RAG": "",
         "Ours": "",
         "Best of 4": "selected by score",
@@ -332,8 +325,8 @@ def test_selected_responses_are_marked_and_never_the_best(three, against, capsys
 
 
 def selected_by(strategy="aspect", which="best", judge="judge@1"):
-    its = {"judge": "judge", "identity": judge}  # another server may have another model by this name
-    return {"selected_by": {"strategy": strategy, "which": which, **its, "samples": 4, "saw": ["narrative"]}}
+    named = {"judge": "judge", "identity": judge}  # another server may have another model by this name
+    return {"selected_by": {"strategy": strategy, "which": which, **named, "samples": 4, "saw": ["narrative"]}}
 
 
 @pytest.mark.parametrize(
@@ -384,7 +377,7 @@ def test_sign_flips_that_were_all_tried_are_not_called_10000(three, capsys):
     assert "Permutation test: all sign flips, two-sided." in notes and "10,000" not in notes
     assert f"- {few}: p of the permutation test is at least 0.5000, so no difference can be significant." in notes
     many = [0.25, 0.5] * 10
-    files = {name: three(f"{name}.json", its, *[BASE] * 2) for name, its in (("B", many), ("C", [0.75] * 20))}
+    files = {name: three(f"{name}.json", values, *[BASE] * 2) for name, values in (("B", many), ("C", [0.75] * 20))}
     main([*systems_of(files), "--baseline", "B", "--intervals"])
     notes = capsys.readouterr().out
     assert "Permutation test: 10,000 sign flips (all, if there are fewer), two-sided." in notes
@@ -397,10 +390,10 @@ def test_many_answers_without_a_plan_are_in_the_rows_name(three, capsys, count, 
     words = systems_of({"RAG": three("a.json", *[BASE] * 3), "Ours": ours})
     rows, notes = table(capsys, *words)
     assert name in rows and "RAG" in rows
-    told = "9 answers" if count == 9 else "1 answer"
-    assert f"- Ours: {told} without a usable plan, made from the posts alone." in notes
-    found, _ = csv_table(capsys, *words)
-    assert {row["System"]: row["Without a plan"] for row in found} == {"RAG": "", "Ours": str(count)}
+    number = "9 answers" if count == 9 else "1 answer"
+    assert f"- Ours: {number} without a usable plan, made from the posts alone." in notes
+    cells, _ = csv_table(capsys, *words)
+    assert {row["System"]: row["Without a plan"] for row in cells} == {"RAG": "", "Ours": str(count)}
 
 
 class TestDaggers:
@@ -416,7 +409,7 @@ class TestDaggers:
 
     def test_a_dagger_needs_a_win_over_every_baseline(self, three, capsys):
         scores = {"None": (BASE, BASE, BETTER), "RAG": (BASE, UNSURE, BASE), "A": [BETTER] * 3, "B": [BASE] * 3}
-        files = {name: three(f"{name}.json", *its) for name, its in scores.items()}
+        files = {name: three(f"{name}.json", *by_category) for name, by_category in scores.items()}
         rows, notes = table(capsys, *systems_of(files), "--baseline", "RAG", "None")
         # A in Lifestyle: by 1/2, 1/2, 1/4 over None, but by 0, 1/2, 0 over RAG; in Society it ties with None.
         assert [cell.endswith("†") for cell in rows["A"][:3]] == [True, False, False]
@@ -427,7 +420,7 @@ class TestDaggers:
 
 class TestIntervals:
     def test_the_second_table_and_its_csv(self, against, capsys):
-        scores = (BASE, BASE, (*BASE, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5))
+        scores = (BASE, BASE, (*BASE, None, 0.5, None)), (BETTER, (0.5,) * 3, (*BETTER, 0.5, None, None))
         arguments = [*against(*scores), "--intervals"]
         _, lines = table(capsys, *arguments)
         start = lines.index("") + 3
@@ -442,12 +435,12 @@ class TestIntervals:
             f"| Ours | RAG | {SOCIETY} | +0.4167 | [+0.2500, +0.5000] | 0.0377 | 0.2500 | +2.89 | 3 |",
             "| Ours | RAG | Average (macro) | +0.3611 | [+0.3056, +0.4167] | 0.0008 | 0.0039 | – | 9 |",
         ]
-        told = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 0 only for RAG, 0 for neither."
-        assert lines[-1] == told
+        note = "- Ours and RAG: 9 paired questions; left out: 1 scored only for Ours, 1 only for RAG, 1 for neither."
+        assert lines[-1] == note
         (rag, ours), notes = csv_table(capsys, *arguments, "--holm")
-        found = [ours[f"{ARTS}: {name} against RAG"] for name in ("t-test p", "t-test p (Holm)", "effect size")]
+        figures = [ours[f"{ARTS}: {name} against RAG"] for name in ("t-test p", "t-test p (Holm)", "effect size")]
         by_hand = [P_OF_THREE, 2 * P_OF_THREE, 5 / 12 * math.sqrt(48)]
-        assert list(map(float, found)) == pytest.approx(by_hand, abs=1e-12)
+        assert list(map(float, figures)) == pytest.approx(by_hand, abs=1e-12)
         assert ours[f"{ARTS}: difference against RAG"] == "0.416666666667"
         assert ours[f"{ARTS}: permutation p (Holm) against RAG"] == "0.75"
         assert ours[f"{LIFESTYLE}: t-test p against RAG"] == ""

@@ -69,7 +69,7 @@ def version_of(package):
 
 def pytest_terminal_summary(terminalreporter):
     """Print the figures of each test."""
-    for report in (one for outcome in ("passed", "failed") for one in terminalreporter.stats.get(outcome, [])):
+    for report in (report for outcome in ("passed", "failed") for report in terminalreporter.stats.get(outcome, [])):
         for _, figure in (pair for pair in report.user_properties if pair[0] == "figure" and report.when == "call"):
             terminalreporter.write_line(f"{report.nodeid.partition('::test_')[2].replace('_', ' ')}: {figure}")
 

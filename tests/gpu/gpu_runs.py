@@ -68,8 +68,8 @@ class Machine:
         log = self.folder / f"{self.logs:02}.log"
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(log, "w", encoding="utf-8") as file:
-            told = " ".join(f"{name}={value}" for name, value in environment.items())
-            print("$", told, shlex.join(command), file=file, flush=True)
+            shown = " ".join(f"{name}={value}" for name, value in environment.items())
+            print("$", shown, shlex.join(command), file=file, flush=True)
             process = subprocess.Popen(
                 command, cwd=ROOT, env=variables, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
             )
@@ -195,9 +195,9 @@ def lowest_between_peaks(used: list[int]) -> int:
 
     A valley is as deep as the lower of its two sides; the minimum is taken where this depth is largest.
     """
-    deepest, found = 0, max(used)
+    deepest, lowest = 0, max(used)
     for place, value in enumerate(used):
         depth = min(max(used[: place + 1]), max(used[place:])) - value
         if depth > deepest:
-            deepest, found = depth, value
-    return found
+            deepest, lowest = depth, value
+    return lowest

@@ -130,7 +130,7 @@ def test_the_kv_cache_is_what_a_dry_run_foresaw(machine, two_models, generator, 
     compare_caches(machine, folder, CACHE.findall(of_each[place])[-1], words, figure)
 
 
-def compare_caches(machine, folder, found, words, figure, num_gpus=1):
+def compare_caches(machine, folder, logged, words, figure, num_gpus=1):
     """Compare vLLM's KV cache in tokens with that of --dry_run."""
     if machine.num_gpus:
         said = machine.run(*words, "--dry_run")
@@ -141,7 +141,7 @@ def compare_caches(machine, folder, found, words, figure, num_gpus=1):
             GIB,
             read_size(read_headers(folder), load_config(folder)).token_bytes(),
         )  # VLLM_CPU_KVCACHE_SPACE
-    tokens, foreseen = int(found.replace(",", "")), cache / token_bytes
+    tokens, foreseen = int(logged.replace(",", "")), cache / token_bytes
     figure(f"{tokens} tokens, foreseen {foreseen:.0f}: {tokens / foreseen:.3f} of it")
     if machine.num_gpus:
         # In GiB: of a small card's cache the guess is a large share, of a large card's a small one.
@@ -209,35 +209,20 @@ def test_likelihoods_are_those_of_transformers_on_the_cpu(machine, tmp_path, run
     figure(
         "some tokens were asked for one by one" if "requested one by one" in printed else "none was asked for singly"
     )
-    asked = [
+    questions = [
         ([{"role": "user", "content": record["question"]}], dict(enumerate(record["options"])))
         for record in read(data)[:count]
     ]
     off = max(
         abs(ours - theirs)
-        for answer, (expected, _) in zip(answers_of(output), mean_log_probs(CHAT, asked), strict=True)
+        for answer, (expected, _) in zip(answers_of(output), mean_log_probs(CHAT, questions), strict=True)
         for ours, theirs in zip(answer["mean_log_probs"].values(), expected.values(), strict=True)
     )
     figure(f"mean log probabilities are at most {off:.1e} off the CPU's")
     assert off < 1e-2
 
 
-# What a judge shares, and what a killed run keeps
-
-
-def test_the_judges_prompts_come_from_the_prefix_cache(machine, tmp_path, figure):
-    records = read(SAMPLE / "train.json")
-    responses = {r["id"]: [{"output": " ".join(post["text"] for post in r["profile"])[:2500]}] for r in records}
-    (tmp_path / "responses.json").write_text(json.dumps(responses))
-    machine.run(
-        "evaluate_responses.py", "--evaluator_llm", CHAT, "--inputs_addr", SAMPLE / "train.json",
-        "--response_addr", tmp_path / "responses.json", "--score_addr", tmp_path / "scores.json",
-        "--limit", machine.pick(24, 3), "--max_tokens", 16, "--constrained_decoding", "always",
-    )  # fmt: skip
-    scores, tokens = read(tmp_path / "scores.json"), read(tmp_path / "scores.json.manifest.json")["tokens"]
-    share = tokens["cached_tokens"] / tokens["prompt_tokens"]
-    figure(f"{share:.2f} of {tokens['prompt_tokens']} prompt tokens")
-    assert scores["num_unscored"] == 0 and share > 0.5
+# What a killed run keeps
 
 
 def num_stored(folder):

@@ -1,4 +1,4 @@
-"""Tests of the machine alone, in a minute; the demo; one run of vLLM with its log."""
+"""Attention on this machine, in a minute; the demo; one run of vLLM with its log."""
 
 import re
 
@@ -13,11 +13,8 @@ STARTUP = re.compile(
 )
 
 
-@pytest.mark.parametrize("name", ["matmul", "attention", "gradients", "all_reduce"])
-def test_this_machine_computes(machine, name, figure):
-    if name == "all_reduce" and machine.num_gpus == 1:
-        pytest.skip("needs two GPUs")
-    note_lines(figure, machine.run("tests/gpu/first_minute.py", name, machine.device))
+def test_attention_has_finite_gradients(machine, figure):
+    note_lines(figure, machine.run("tests/gpu/attention_gradients.py", machine.device))
 
 
 def test_the_demo_ends_with_its_table(machine, tmp_path, figure):

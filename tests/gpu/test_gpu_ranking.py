@@ -64,7 +64,7 @@ def test_fp32_ranks_as_the_cpu_does_and_uses_all_gpus(machine, ranking, tmp_path
         orders, manifest = rank(machine, ranking, "float32", tmp_path / "ranked.json")
     misplaced = {key: largest_rise(order, scores[key]) for key, order in orders.items()}
     same = sum(order == sorted(order, key=lambda post: -scores[key][post]) for key, order in orders.items())
-    largest = max(abs(score) for its in scores.values() for score in its.values())
+    largest = max(abs(score) for of_question in scores.values() for score in of_question.values())
     figure(
         f"{same} of {len(orders)} orders of {len(next(iter(orders.values())))} posts are the CPU's; posts that change "
         f"places are {max(misplaced.values()) / largest:.1e} of the largest score apart"

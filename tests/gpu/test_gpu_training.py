@@ -1,14 +1,12 @@
-"""Training the planner with train_planner.py: the memory of the 7B shape, attention, kills, and two GPUs."""
+"""Trainings: the memory of the 7B shape, attention, padding, a study on all GPUs, and T5 with beams."""
 
 import json
 import re
-import signal
 
 import pytest
 from gpu_runs import CHAT, ENCODER, SAMPLE, needs_package
 from tiny_chat import sample_records
 
-LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0")
 ROUNDING = 1e-2  # of a loss in bf16
 FORESEEN = 20e9  # bytes: a step of 8192 tokens by docs/speed_and_hardware.md, computed
 STEPS = 4
@@ -25,25 +23,6 @@ MEASURED_GENERATOR = MEASURED.replace(
     "import sys, torch, train_planner", "import sys, torch; from utils import train_generator"
 )
 MEASURED_GENERATOR = MEASURED_GENERATOR.replace("train_planner.main", "train_generator.main")
-
-
-# train_planner.py, which gets a signal in its last step, and saves a checkpoint where some seconds are over.
-KILLED = """
-import os, signal, train_planner
-from utils import cli
-from utils.planner.trainer import PlannerTrainer
-from utils.training import resumable
-resumable.INTERIM_SECONDS = {every}
-compute_loss = PlannerTrainer.compute_loss
-
-def kill(self, *arguments, **named):
-    if self.state.global_step == 3:
-        os.kill(os.getpid(), signal.{signum})
-    return compute_loss(self, *arguments, **named)
-
-PlannerTrainer.compute_loss = kill
-cli.run_script(train_planner.main)
-"""
 
 
 ATTENDED = """
@@ -124,35 +103,6 @@ def test_attention_gives_the_loss_of_the_one_that_is_chosen(machine, data, unint
         assert ours == pytest.approx(theirs, rel=ROUNDING if name == "loss" else 5 * ROUNDING)
 
 
-@pytest.mark.parametrize(("ending", "kept"), [("SIGKILL", 2), ("SIGTERM", 3), ("a quarter of an hour", 3)])
-def test_a_killed_run_goes_on_with_the_same_losses(machine, data, uninterrupted, tmp_path, ending, kept, figure):
-    """It is killed in its last step, after a regular checkpoint or one saved by time."""
-    output = tmp_path / "planner"
-    signum = "SIGTERM" if ending == "SIGTERM" else "SIGKILL"
-    every = 0 if ending == "a quarter of an hour" else 900
-    killed = KILLED.format(signum=signum, every=every)
-    process = machine.start("-c", killed, *flags_of(data, output), one_gpu=True)
-    machine.finish(process, may_fail=True)
-    assert process.returncode == (130 if signum == "SIGTERM" else -signal.SIGKILL)
-    assert not (output / f"checkpoint-{STEPS}/manifest.json").exists()
-    printed = machine.run("train_planner.py", *flags_of(data, output), one_gpu=True)
-    losses = [log_of(folder, "loss") for folder in (output, uninterrupted)]
-    figure(f"{listed(losses[0])}; uninterrupted {listed(losses[1])}")
-    assert f"going on from {output}/checkpoint-{kept}\n" in printed
-    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
-
-
-def test_two_gpus_learn_what_one_learns_with_twice_the_accumulation(machine, data, uninterrupted, tmp_path, figure):
-    if machine.num_gpus == 1:
-        pytest.skip("needs two GPUs")
-    flags = flags_of(data, tmp_path / "planner", gradient_accumulation_steps=2)
-    printed = machine.run(*LAUNCH, "train_planner.py", *flags, OMP_NUM_THREADS="1")
-    losses = [log_of(folder, "loss") for folder in (tmp_path / "planner", uninterrupted)]
-    figure(f"{listed(losses[0])}; one {listed(losses[1])}")
-    assert "1 on a device x 2 accumulated x 2 processes = 4 sequences a step" in printed
-    assert losses[0] == pytest.approx(losses[1], rel=ROUNDING)
-
-
 STUDY = {
     "MODELS": CHAT, "OPENAI_MODELS": "", "PLANNER_BASE": CHAT, "JUDGE": CHAT, "ENCODER": ENCODER,
     "CATEGORIES": "Society_and_Culture",
@@ -175,9 +125,9 @@ def test_a_study_takes_all_gpus(machine, tmp_path, figure):
     words = ("import os, sys; os.environ['PATH'] = os.path.dirname(sys.executable) + ':' + os.environ['PATH']; "
              "os.execvp('bash', ['bash', 'utils/studies/figure3.sh'])")  # fmt: skip
     printed = machine.run("-c", words, **{name: str(value) for name, value in variables.items()})
-    found = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
-    figure(f"{found[2]} processes of {found[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
-    assert int(found[2]) == gpus
+    batch = re.search(r"1 on a device x (\d+) accumulated x (\d+) processes = 32 sequences a step", printed)
+    figure(f"{batch[2]} processes of {batch[1]} sequences each; losses {listed(log_of(planner, 'loss'))}")
+    assert int(batch[2]) == gpus
     assert list(tmp_path.glob("out/*/test/figure3.png"))
 
 

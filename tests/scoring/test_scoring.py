@@ -7,9 +7,7 @@ import pytest
 
 from utils.benchmarks.lampqa import CATEGORIES, COMMUNITIES, METRICS, TASK
 from utils.records.scores import score_file as task_score_file
-from utils.scoring.aspects import question_score, summarize
-from utils.tables.columns import MACRO, column_means
-from utils.tables.system_scores import System
+from utils.scoring.aspects import question_score
 
 ARTS, LIFESTYLE, SOCIETY = CATEGORIES
 
@@ -22,48 +20,6 @@ def question(question_id, category, *aspect_scores):
         "score": question_score(aspect_scores) if aspect_scores else None,
         "details": [{"aspect": f"aspect {i}", "score": score} for i, score in enumerate(aspect_scores)],
     }
-
-
-def test_missing_verdicts_are_counted_but_never_scored():
-    summary = summarize(
-        [
-            question("a", "music", 2, 1),  # 3 / 4 = 0.75
-            question("b", "law", 0, 0, 1),  # 1 / 6
-            question("c", "pets", 2, None, None, 1),  # no score; as zero 3 / 8 = 0.375
-            question("d", "law"),  # no aspects: in no mean
-        ]
-    )
-    assert summary == {
-        "score": pytest.approx((3 / 4 + 1 / 6) / 2),  # a and b
-        "num_questions": 3,
-        "num_scored_questions": 2,
-        "num_unanswered": 0,
-        "num_unscored": 2,
-        "score_unscored_as_zero": pytest.approx((3 / 4 + 1 / 6 + 3 / 8) / 3),  # a, b and c
-        "questions_without_aspects": ["d"],
-    }
-    nothing = summarize([question("a", "music")])
-    assert (nothing["score"], nothing["num_questions"], nothing["score_unscored_as_zero"]) == (None, 0, None)
-
-
-def test_group_means_and_macro_average():
-    questions = [
-        question("a", "music", 2, 2),  # Arts: 1
-        question("b", "anime", 0),  # Arts: 0
-        question("c", "gaming", 1),  # Arts: 0.5, so the mean is 1.5 / 3 = 0.5
-        question("d", "cooking", 2, 1),  # Lifestyle: 0.75
-        question("e", "pets", None, 2),  # Lifestyle: left out
-        question("f", "history", 0, 0),  # Society: 0
-        question("g", "law"),  # no aspects: left out
-    ]
-    average = pytest.approx(1.25 / 3)  # not 2.25 / 5, the mean over questions
-    assert means_of(questions) == {ARTS: 0.5, LIFESTYLE: 0.75, SOCIETY: 0.0, MACRO: average}
-    means = means_of([question("a", "music", 2), question("b", "pets", None)])
-    assert means == {ARTS: 1.0, LIFESTYLE: None, SOCIETY: None, MACRO: None}
-
-
-def means_of(questions):
-    return column_means(System("RAG", TASK, "aspect", {"rag.json": {"per_question_scores": questions}}))
 
 
 def test_communities_belong_to_the_papers_three_categories():
@@ -91,8 +47,8 @@ def verdicts_of(question_id, *values):
     return {(question_id, i): verdict(value) for i, value in enumerate(values)}
 
 
-def score_file(records, verdicts, asked):
-    return task_score_file(TASK, "aspect", records, asked, verdicts)
+def score_file(records, verdicts, judged_ids):
+    return task_score_file(TASK, "aspect", records, judged_ids, verdicts)
 
 
 def question_entry(record, verdicts):
@@ -124,51 +80,13 @@ def test_an_entry_has_each_verdict_and_its_origin():
     }
 
 
-def test_an_entry_is_scored_only_if_every_aspect_has_a_verdict():
-    assert question_entry(record("a", 3), verdicts_of("a", 2, 1, 0))["score"] == 0.5  # 3 / 6
-    assert question_entry(record("a", 3), verdicts_of("a", 2, None, 2))["score"] is None
-    with pytest.raises(KeyError):
-        question_entry(record("a", 3), verdicts_of("a", 2, 1))  # it was not judged
-    question = record("a", 0)
-    del question["category"]
-    entry = question_entry(question, {})
-    assert (entry["group"], entry["subgroup"], entry["score"], entry["details"]) == (None, None, None, [])
-
-
-def test_a_partly_judged_question_is_left_out_and_reported():
-    records = [record("a", 2), record("b", 2), record("c", 1)]
-    verdicts = {**verdicts_of("a", 2, None), **verdicts_of("b", 0)}  # b lacks its second aspect, c its only one
-    found = score_file(records, verdicts, {"a", "b", "c"})
-    assert [entry["id"] for entry in found["per_question_scores"]] == ["a"]  # missing for a reason, but judged
-    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
-    assert (found["score"], found["num_unscored"], found["score_unscored_as_zero"]) == (None, 1, 0.5)  # 2 / 4
-    assert score_file(records, {}, set())["partial"] == {"questions_in_dataset": 3, "questions_judged": 0}
-
-
-def test_a_score_file_of_every_question():
-    records = [record("a", 2), record("b", 0), record("c", 1)]
-    verdicts = {**verdicts_of("c", 0), **verdicts_of("a", 2, 1)}
-    found = score_file(records, verdicts, {"a", "b", "c"})
-    assert found == {
-        "score": 0.375,  # (3 / 4 + 0 / 2) / 2
-        "num_questions": 2,
-        "num_scored_questions": 2,
-        "num_unanswered": 0,
-        "num_unscored": 0,
-        "score_unscored_as_zero": 0.375,
-        "questions_without_aspects": ["b"],
-        "per_question_scores": [question_entry(question, verdicts) for question in records],  # the dataset's order
-    }
-    assert list(found)[-1] == "per_question_scores"  # the figures come first
-
-
 def test_what_an_earlier_run_judged_is_in_and_of_questions_without_aspects_only_what_was_asked():
     records = [record("a", 1), record("b", 0), record("c", 1), record("d", 0)]
     verdicts = {**verdicts_of("a", 2), **verdicts_of("c", 1)}
-    found = score_file(records, verdicts, {"c", "d"})
-    assert [entry["id"] for entry in found["per_question_scores"]] == ["a", "c", "d"]
-    assert found["questions_without_aspects"] == ["d"]
-    assert found["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
+    scores = score_file(records, verdicts, {"c", "d"})
+    assert [entry["id"] for entry in scores["per_question_scores"]] == ["a", "c", "d"]
+    assert scores["questions_without_aspects"] == ["d"]
+    assert scores["partial"] == {"questions_in_dataset": 4, "questions_judged": 3}
 
 
 @pytest.mark.parametrize(
@@ -187,12 +105,3 @@ def test_question_score_is_the_sum_over_twice_the_number_of_aspects(aspect_score
     """With a missing verdict there is no score, or zero on demand."""
     assert question_score(aspect_scores) == score
     assert question_score(aspect_scores, unscored_as_zero=True) == as_zero
-
-
-@pytest.mark.parametrize("wrong", [3, -1, 1.0, "2", True, float("nan"), [1]])
-def test_invalid_verdicts_are_refused_even_beside_a_missing_one(wrong):
-    for other, as_zero in ((1, False), (None, False), (None, True)):
-        with pytest.raises(ValueError, match="is not a verdict"):
-            question_score([other, wrong], as_zero)
-    with pytest.raises(ValueError, match="without aspects"):
-        question_score([])

@@ -83,9 +83,9 @@ READERS = {
     "made/evaluators.json": ["figure 4"],
 }
 OUTPUTS = {
-    command: found[1]
+    command: match[1]
     for command, arguments in COMMANDS.items()
-    if (found := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
+    if (match := re.search(r"--(?:output|score|output_dataset)_addr (made/\S+)", arguments))
 }
 DRY_RUNS = ("baselines.py", "planpers.py", "evaluate_responses.py", "train_planner.py", "retrieval/rank_dataset.py")
 WITH_MANIFEST = ["rag", "planpers", "evaluate", "rank"]
@@ -205,12 +205,12 @@ def arguments_of(command, url):
 
 def snapshot(folder):
     """Return all names in a folder, with the bytes of regular files and the targets of links."""
-    found = {}
+    contents = {}
     for parent, folders, names in os.walk(folder):
         for name in (*folders, *names):
             path = os.path.join(parent, name)  # not a Path: this is called some 5,000 times, for 75 names each
-            found[path] = os.readlink(path) if os.path.islink(path) else read_regular(path)
-    return found
+            contents[path] = os.readlink(path) if os.path.islink(path) else read_regular(path)
+    return contents
 
 
 def read_regular(path):
@@ -226,11 +226,11 @@ def refuse(folder, command, url, capsys, expected, user=nullcontext):
     Also its dry run, if the script has one, with the same message.
     """
     before = snapshot(folder)
-    told = []
-    for one in (command, f"{command} --dry_run") if command.startswith(DRY_RUNS) else (command,):
+    messages = []
+    for given in (command, f"{command} --dry_run") if command.startswith(DRY_RUNS) else (command,):
         capsys.readouterr()
         with user(), pytest.raises(SystemExit) as left:
-            cli.run_script(lambda one=one: load(one).main(arguments_of(one, url)))
+            cli.run_script(lambda given=given: load(given).main(arguments_of(given, url)))
         out, err = capsys.readouterr()
         code = left.value.code
         del left  # it holds the command's frames, and so its locks
@@ -239,8 +239,8 @@ def refuse(folder, command, url, capsys, expected, user=nullcontext):
         assert (code, out) == (2, ""), err
         check_message(err, expected)
         assert snapshot(folder) == before
-        told.append(err)
-    assert told == told[:1] * len(told)
+        messages.append(err)
+    assert messages == messages[:1] * len(messages)
 
 
 def check_message(err, expected):
@@ -290,10 +290,7 @@ FILE_DAMAGES = {
     "a huge integer": (replaced(b"9" * 5000), "has a number with thousands of digits"),
     "NaN": (replaced(b"NaN"), rf"(found NaN;|{NO_FORM})"),
     "null": (replaced(b"null"), rf"(found missing or null;|{NO_FORM})"),
-    "an unknown object": (
-        replaced(b'{"version": 2}'),
-        rf"(found an object;|id .version.: |{NO_FORM})",
-    ),
+    "an unknown object": (replaced(b'{"version": 2}'), rf"(found an object;|id .version.: |{NO_FORM})"),
     "a list of numbers": (replaced(b"[1, 2]"), rf"(record 0: found 1,|found a list;|{NO_FORM})"),
     "a key twice": (replaced(b'{"q0": [], "q0": []}'), "duplicate key 'q0'"),
     "gone": (Path.unlink, "no such file"),
@@ -420,25 +417,10 @@ NO_VERDICT = (3, -1, 1.0, True, "1", [], float("nan"), 10**50)
 NO_SAMPLE = r"id 'q1': field '\[0\]': (Object missing|Expected `object`)"
 PART_DAMAGES = [
     ("responses.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
-    (
-        "responses.json",
-        ("q1", 0),
-        (*NO_OBJECT, {}, {"text": "Rye."}),
-        NO_SAMPLE,
-    ),
-    (
-        "responses.json",
-        ("q1", 0, "output"),
-        (5, [], {}, "\ud800"),
-        r"id 'q1': (field '\[0\].output'|.*has half)",
-    ),
+    ("responses.json", ("q1", 0), (*NO_OBJECT, {}, {"text": "Rye."}), NO_SAMPLE),
+    ("responses.json", ("q1", 0, "output"), (5, [], {}, "\ud800"), r"id 'q1': (field '\[0\].output'|.*has half)"),
     ("plans.json", ("q1",), NO_SAMPLES, "id 'q1': Expected `array`"),
-    (
-        "plans.json",
-        ("q1", 0),
-        (*NO_OBJECT, {}, {"titles": []}),
-        NO_SAMPLE,
-    ),
+    ("plans.json", ("q1", 0), (*NO_OBJECT, {}, {"titles": []}), NO_SAMPLE),
     ("plans.json", ("q1", 0, "aspects"), NO_TITLE, r"id 'q1': (field '\[0\].aspects.*': Expected|.*has half)"),
     ("humans.json", ("q1",), (None, "both", {}, []), "id 'q1': "),
     ("humans.json", ("q1", 1), (None, True, "both", []), "id 'q1': found .*, expected "),
@@ -749,10 +731,10 @@ def test_a_real_process_ends_the_same_way(folder, server, command, damage, name)
 
 @pytest.mark.parametrize("command", [name for name in OUTPUTS if COMMANDS[name].startswith(DRY_RUNS)])
 def test_a_dry_run_of_good_input_writes_and_requests_nothing(folder, server, capsys, command):
-    before, asked = snapshot(folder), len(server.keys)
+    before, num_requests = snapshot(folder), len(server.keys)
     said = work(f"{COMMANDS[command].replace('made/', 'new/')} --dry_run", server.url, capsys)
     assert f"\ndisk of {folder}" in said
-    assert snapshot(folder) == before and len(server.keys) == asked
+    assert snapshot(folder) == before and len(server.keys) == num_requests
 
 
 # Odd but legal
@@ -784,8 +766,8 @@ def record(**changes):
 
 
 ODD_RECORDS = [
-    *(record(id=one) for one in ("../../etc/passwd", "/a//b", "c:\\d", "a\r\nb", "\n\u2028", " ", "\"'", "\0")),
-    *(record(id=one) for one in (0, -7, int("9" * 4000), "q" * 5000, "猫" * 1000, "Q", "q", "é", "e\u0301")),
+    *(record(id=key) for key in ("../../etc/passwd", "/a//b", "c:\\d", "a\r\nb", "\n\u2028", " ", "\"'", "\0")),
+    *(record(id=key) for key in (0, -7, int("9" * 4000), "q" * 5000, "猫" * 1000, "Q", "q", "é", "e\u0301")),
     record(id="controls", question="Why\0 \x1b[31m?", narrative="\0n"),
     record(id="braces", question="{question} {plan} {{}} %s", narrative="{response}"),
     record(id="beyond 16 bits", question="Why 😀 \U0010ffff?", narrative="🥖"),

@@ -158,12 +158,12 @@ def test_rag_puts_the_best_ranked_posts_into_the_prompt(server, flags, output):
 
 
 def test_an_unranked_file_is_refused_before_any_request(server, flags, output):
-    asked = len(server.requests)
+    num_requests = len(server.requests)
     with pytest.raises(
         UserError, match=r"mini_lampqa/test\.json: not ranked: .*\n  rank it first, or add --unranked to"
     ):
         run(flags, output, "--rag")
-    assert len(server.requests) == asked and not output.exists()
+    assert len(server.requests) == num_requests and not output.exists()
     run(flags, output, "--rag", "--num_contexts", 0)  # no posts are used
 
 
@@ -190,23 +190,27 @@ def test_requests_in_flight_are_bounded(server, flags, output):
 
 def test_unusable_outputs_are_retried_and_the_last_try_is_constrained(server, flags, output):
     server.reply = lambda request: answer("At last.") if "response_format" in request else Reply("I'd rather not.")
-    found = run(flags, output, "--limit", 1)[IDS[0]][0]
-    assert (found["output"], found["attempts"], found["constrained"]) == ("At last.", 4, True)
+    sample = run(flags, output, "--limit", 1)[IDS[0]][0]
+    assert (sample["output"], sample["attempts"], sample["constrained"]) == ("At last.", 4, True)
     assert len({request["seed"] for request in server.requests}) == 4
     assert [request["temperature"] for request in server.requests] == [0.1] * 4
     assert ["response_format" in request for request in server.requests] == [False, False, False, True]
     assert server.requests[3]["response_format"]["type"] == "json_schema"
     assert server.requests[3]["response_format"]["json_schema"]["schema"] == SENT_SCHEMA
-    assert found["completion_tokens"] == 3 * 3 + 3  # "I'd rather not." three times, and the answer's three words
+    assert sample["completion_tokens"] == 3 * 3 + 3  # "I'd rather not." three times, and the answer's three words
 
 
-def test_output_that_stays_unusable_is_null_with_its_reason(server, flags, output, capsys):
+@pytest.mark.parametrize(
+    ("reply", "reason", "attempts"),
+    [(Reply("No."), "no personalized_answer in the text", 2), (Reply("", "content_filter"), "content_filter", 1)],
+)
+def test_an_unusable_or_refused_output_is_null_with_its_reason(server, flags, output, capsys, reply, reason, attempts):
     stubborn = json.loads(SAMPLE.read_text())[1]["question"]
-    server.reply = lambda request: Reply("No.") if stubborn in request["messages"][1]["content"] else answer("Yes.")
+    server.reply = lambda request: reply if stubborn in request["messages"][1]["content"] else answer("Yes.")
     answers = run(flags, output, "--max_retries", 1)
-    found = answers.pop(IDS[1])[0]
-    assert (found["output"], found["reason"], found["raw"]) == (None, "no personalized_answer in the text", "No.")
-    assert found["attempts"] == 2
+    sample = answers.pop(IDS[1])[0]
+    expected = (None, reason, reply.text, attempts)
+    assert (sample["output"], sample["reason"], sample.get("raw", ""), sample["attempts"]) == expected
     assert {outputs[0]["output"] for outputs in answers.values()} == {"Yes."}
     assert "12 answers, 1 without an answer" in capsys.readouterr().out
 
@@ -221,18 +225,18 @@ def test_a_run_with_half_failures_says_why_and_exits_with_1(server, flags, outpu
         return Reply(f"Ring \x07 \u202e the bell, {place}.") if place < 7 else answer("Yes.")
 
     server.reply = reply
-    told = f"{output}: 7 of 13 answers are unusable; a higher --max_retries retries them\n"
+    message = f"{output}: 7 of 13 answers are unusable; a higher --max_retries retries them\n"
     run(flags, output, "--max_retries", 1, code=1)
     printed = capsys.readouterr().err
-    assert told in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
+    assert message in printed and f"  2 × content_filter: Not this., such as '{IDS[0]}'\n" in printed
     assert (
         f"  5 × no personalized_answer in the text, such as '{IDS[2]}': 'Ring \\x07 \\u202e the bell, 2.'\n" in printed
     )
     run(flags, output, "--max_retries", 1)  # message of a run that has nothing to do
-    assert capsys.readouterr() == (f"{output}: already finished, left alone\n", told)
-    server.reply, asked = lambda request: answer("Yes."), len(server.requests)
-    assert sum(found["output"] is None for [found] in run(flags, output, "--max_retries", 2).values()) == 2
-    assert len(server.requests) - asked == 5  # a refusal is stored
+    assert capsys.readouterr() == (f"{output}: already finished, left alone\n", message)
+    server.reply, num_requests = lambda request: answer("Yes."), len(server.requests)
+    assert sum(sample["output"] is None for [sample] in run(flags, output, "--max_retries", 2).values()) == 2
+    assert len(server.requests) - num_requests == 5  # a refusal is stored
 
 
 @pytest.mark.parametrize(("mode", "temperatures"), [("always", [0.1] * 3), ("never", [0.1, 0.2, 0.3])])
@@ -241,7 +245,7 @@ def test_constrained_always_or_never(server, flags, output, mode, temperatures):
     run(flags, output, "--limit", 1, "--constrained_decoding", mode, "--max_retries", 2, code=1)
     assert [request["temperature"] for request in server.requests] == temperatures
     formats = [request.get("response_format", {"json_schema": {}})["json_schema"] for request in server.requests]
-    assert [its.get("schema") for its in formats] == [SENT_SCHEMA if mode == "always" else None] * 3
+    assert [form.get("schema") for form in formats] == [SENT_SCHEMA if mode == "always" else None] * 3
 
 
 def test_an_address_without_v1_gets_a_hint(server, flags, output):
@@ -252,33 +256,10 @@ def test_an_address_without_v1_gets_a_hint(server, flags, output):
 
 def test_truncated_answer_is_kept_and_flagged(server, flags, output, capsys):
     server.reply = lambda request: Reply('```json\n{"personalized_answer": "First of all, the', "length")
-    found = run(flags, output, "--limit", 1)[IDS[0]][0]
-    assert (found["output"], found["truncated"], found["parsed"]) == ("First of all, the", True, "repaired")
-    assert (found["finish_reason"], found["attempts"]) == ("length", 1)
+    sample = run(flags, output, "--limit", 1)[IDS[0]][0]
+    assert (sample["output"], sample["truncated"], sample["parsed"]) == ("First of all, the", True, "repaired")
+    assert (sample["finish_reason"], sample["attempts"]) == ("length", 1)
     assert "1 truncated" in capsys.readouterr().out
-
-
-def test_half_a_character_does_not_stop_the_run(server, flags, output):
-    server.reply = lambda request: answer("Half \ud83d.") if len(server.requests) == 1 else answer("Yes.")
-    answers = run(flags, output, "--max_concurrency", 1)
-    assert answers[IDS[0]][0]["output"].startswith("Half ") and len(answers) == 13
-
-
-@pytest.mark.parametrize(
-    ("refusal", "reason"),
-    [
-        (Reply("", "content_filter"), "content_filter"),
-        (Reply("Not about this.", status=400, code="content_filter"), "content_filter: Not about this."),
-    ],
-)
-def test_a_refused_prompt_is_null_and_the_run_continues(server, flags, output, refusal, reason):
-    question = json.loads(SAMPLE.read_text())[2]["question"]
-    server.reply = lambda request: refusal if question in request["messages"][1]["content"] else answer("Yes.")
-    answers = run(flags, output)
-    found = answers.pop(IDS[2])[0]
-    assert (found["output"], found["reason"], found["attempts"]) == (None, reason, 1)
-    assert {outputs[0]["output"] for outputs in answers.values()} == {"Yes."}
-    assert len(server.requests) == 13
 
 
 # Errors of the server
@@ -368,12 +349,12 @@ def test_a_long_prompt_loses_its_last_posts_or_is_skipped(server, flags, output,
     lengths = ["--max_tokens", 64, "--max_model_len", APIChat("some-model").length(without_posts) + 250 + 64]
     data = write_json(tmp_path / "data.json", records)
     answers = run(flags, output, "--rag", "--unranked", *lengths, data=data, code=1)
-    found = answers["q1"][0]
-    assert (found["num_contexts_used"], found["num_contexts_dropped"], found["context_cut"]) == (2, 3, False)
+    sample = answers["q1"][0]
+    assert (sample["num_contexts_used"], sample["num_contexts_dropped"], sample["context_cut"]) == (2, 3, False)
     expected = load_prompt("lampqa/rag").messages(
         question=records[0]["question"], profile=f"{posts[0]['text']}\n\n{posts[1]['text']}"
     )
     assert [request["messages"] for request in server.requests] == [expected]
-    told = {"output": None, "reason": "the prompt is longer than the model takes"}
-    assert answers["q2"] == [told | {"question_hash": question_hash(records[1])}]
+    unanswered = {"output": None, "reason": "the prompt is longer than the model takes"}
+    assert answers["q2"] == [unanswered | {"question_hash": question_hash(records[1])}]
     assert "3 posts left out for length" in capsys.readouterr().out

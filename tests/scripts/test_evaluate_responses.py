@@ -1,27 +1,17 @@
 """evaluate_responses.py with the real openai client and a loopback server."""
 
 import json
-import os
 import re
-from pathlib import Path
 
 import pytest
-from api_server import Reply, serve
+from api_server import Reply
+from test_strategies import judging  # noqa: F401 (a fixture)
+from test_strategies import make_question as a_question
 
-import evaluate_responses
 from prompts import load_prompt
 from utils.cli import UserError
+from utils.files.manifest import read_manifest
 from utils.parsing.choices import VERDICT_SCHEMA
-
-ROOT = Path(__file__).resolve().parents[2]
-SAMPLE = ROOT / "tests/data/mini_lampqa/test.json"
-KEY = "sk-test-0123456789abcdef"
-RESPONSE = [{"output": "text"}]
-GOOD = {"q1": RESPONSE}
-
-
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def make_question(number, num_aspects=2, **fields):
@@ -30,15 +20,7 @@ def make_question(number, num_aspects=2, **fields):
         {"aspect": f"Aspect {number}{letter}", "evidence": f"evidence {number}{letter}", "reason": f"reason {letter}"}
         for letter in "abcdefg"[:num_aspects]
     ]
-    return {
-        "id": f"q{number}",
-        "question": f"Question number {number}?",
-        "narrative": f"The narrative of question {number}.",
-        "category": "history",
-        "rubric_aspects": aspects,
-        "profile": [],
-        **fields,
-    }
+    return a_question(number, **{"rubric_aspects": aspects, **fields})
 
 
 def aspect_of(request):
@@ -56,69 +38,39 @@ def verdicts(table):
     return reply
 
 
-@pytest.fixture
-def server():
-    with serve() as server:
-        yield server
-
-
-@pytest.fixture
-def flags(tmp_path, server, monkeypatch):
-    """The engine's flags, and no API key except the file's."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    (tmp_path / "key.txt").write_text(KEY)
-    return ["--openai", "--evaluator_llm", "judge", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
-
-
-@pytest.fixture
-def scores(tmp_path):
-    return tmp_path / "out" / "scores.json"
-
-
-@pytest.fixture
-def write(tmp_path):
-    def write(name, value):
-        path = tmp_path / name
-        path.write_text(value if isinstance(value, str) else json.dumps(value))
-        return path
-
-    return write
-
-
 def respond(questions, **outputs):
     """Write responses: "Response to q1." and so on, or those in `outputs`."""
     return {q["id"]: [{"output": outputs.get(q["id"], f"Response to {q['id']}.")}] for q in questions}
 
 
-def run(flags, data, responses, scores, *more, code=0):
-    """Run the script in this process; return its score file."""
-    arguments = ["--inputs_addr", data, "--response_addr", responses, "--score_addr", scores, *more]
-    assert evaluate_responses.main([*flags, *map(str, arguments)]) == code
-    return json.loads(scores.read_text())
+def judge(judging, questions, responses, *more):
+    """Judge a system's responses to these questions; return its score file."""
+    judging.write("data.json", questions)
+    return judging.run(None, [judging.write("responses.json", responses)], *more)
 
 
 # Scores
 
 
-def test_scores_follow_algorithm_1(server, flags, write, scores, capsys):
+def test_scores_follow_algorithm_1(judging, capsys):
     questions = [make_question(1, 3), make_question(2, 2, category="law"), make_question(3), make_question(4, 0)]
     questions += [make_question(5), make_question(6, 1)]
-    server.reply = verdicts({"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0})
+    table = {"1a": 2, "1b": 1, "1c": 0, "2a": 2, "2b": 2, "5a": 2, "5b": "I can't say.", "6a": 0}
+    judging.server.reply = verdicts(table)
     responses = respond(questions, q3=" \n", q5="Maybe.", q6="Nothing to the point.")
     responses["q1"][0]["truncated"] = responses["q3"][0]["truncated"] = True  # q3 has no answer to be counted as whole
-    found = run(flags, write("data.json", questions), write("responses.json", responses), scores)
+    scores = judge(judging, questions, responses)
 
     # q1: (2 + 1 + 0) / (2 * 3) = 0.5, q2: (2 + 2) / (2 * 2) = 1, q6: 0 / 2 = 0;
     # q3 has no response: 0; q5 lacks a verdict: no score; q4 has no aspects: nowhere.
-    assert found["score"] == (0.5 + 1 + 0 + 0) / 4
-    assert (found["num_questions"], found["num_scored_questions"]) == (5, 4)
-    assert (found["num_unanswered"], found["num_unscored"]) == (1, 1)
-    assert found["num_truncated"] == 1 and "num_selected" not in found
-    assert found["score_unscored_as_zero"] == (0.5 + 1 + 0 + 2 / 4 + 0) / 5
-    assert found["questions_without_aspects"] == ["q4"]
-    assert "partial" not in found
-    entries = found["per_question_scores"]
+    assert scores["score"] == (0.5 + 1 + 0 + 0) / 4
+    assert (scores["num_questions"], scores["num_scored_questions"]) == (5, 4)
+    assert (scores["num_unanswered"], scores["num_unscored"]) == (1, 1)
+    assert scores["num_truncated"] == 1 and "num_selected" not in scores
+    assert scores["score_unscored_as_zero"] == (0.5 + 1 + 0 + 2 / 4 + 0) / 5
+    assert scores["questions_without_aspects"] == ["q4"]
+    assert "partial" not in scores
+    entries = scores["per_question_scores"]
     assert [(entry["id"], entry["score"]) for entry in entries] == [
         ("q1", 0.5), ("q2", 1.0), ("q3", 0.0), ("q4", None), ("q5", None), ("q6", 0.0)
     ]  # fmt: skip
@@ -150,11 +102,10 @@ def test_scores_follow_algorithm_1(server, flags, write, scores, capsys):
         (["law", "diy", "rpg", "hsm"], "(macro: 0.6250 over 4 categories); "),  # one is the user's own
     ],
 )
-def test_the_tables_average_is_printed(server, flags, write, scores, capsys, communities, said):
+def test_the_tables_average_is_printed(judging, capsys, communities, said):
     questions = [make_question(i, 1, category=community) for i, community in enumerate(communities)]
-    server.reply = verdicts({"0a": 2, "1a": 2, "2a": 1, "3a": 0})
-    responses = write("responses.json", respond(questions))
-    assert run(flags, write("data.json", questions), responses, scores)["score"] == 0.625
+    judging.server.reply = verdicts({"0a": 2, "1a": 2, "2a": 1, "3a": 0})
+    assert judge(judging, questions, respond(questions))["score"] == 0.625
     assert said in capsys.readouterr().out
 
 
@@ -162,31 +113,31 @@ def test_the_tables_average_is_printed(server, flags, write, scores, capsys, com
     ("text", "reason"),
     [('{"match_score": 7}', "match_score is 7, not an integer 0-2"), ("", "the text is empty")],
 )
-def test_an_invalid_verdict_is_unscored_and_never_zero(server, flags, write, scores, text, reason):
+def test_an_invalid_verdict_is_unscored_and_never_zero(judging, text, reason):
     questions = [make_question(1), make_question(2, 1)]
-    server.reply = verdicts({"1a": 2, "1b": text, "2a": 1})
-    found = run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    first, second = found["per_question_scores"]
+    judging.server.reply = verdicts({"1a": 2, "1b": text, "2a": 1})
+    scores = judge(judging, questions, respond(questions))
+    first, second = scores["per_question_scores"]
     # The judge is greedy: a second free try would only repeat the first, so it is held to the schema at once.
     expected = {"aspect": "Aspect 1b", "score": None, "reason": reason, "raw": text, "parsed": "none", "attempts": 2}
     assert first["details"][1] == expected
     assert (first["details"][0]["score"], first["score"]) == (2, None)
-    assert (found["score"], second["score"]) == (0.5, 0.5)
-    assert (found["num_scored_questions"], found["num_unscored"]) == (1, 1)
-    tries = [request for request in server.requests if aspect_of(request) == "1b"]
+    assert (scores["score"], second["score"]) == (0.5, 0.5)
+    assert (scores["num_scored_questions"], scores["num_unscored"]) == (1, 1)
+    tries = [request for request in judging.server.requests if aspect_of(request) == "1b"]
     assert ["response_format" in request for request in tries] == [False, True]
     assert tries[1]["response_format"]["json_schema"]["schema"] == VERDICT_SCHEMA
-    assert {request["temperature"] for request in server.requests} == {0.0}
+    assert {request["temperature"] for request in judging.server.requests} == {0.0}
 
 
 # The judge's prompt
 
 
-def test_judges_prompt(server, flags, write, scores):
-    server.reply = verdicts({"1a": 2})
+def test_judges_prompt(judging):
+    judging.server.reply = verdicts({"1a": 2})
     questions = [make_question(1, 1, narrative="I like {aspect} and \\braces{}.")]
-    run(flags, write("data.json", questions), write("responses.json", respond(questions)), scores)
-    assert server.requests[0]["messages"] == load_prompt("lampqa/aspect_judge").messages(
+    judge(judging, questions, respond(questions))
+    assert judging.server.requests[0]["messages"] == load_prompt("lampqa/aspect_judge").messages(
         question="Question number 1?",
         details="I like {aspect} and \\braces{}.",
         response="Response to q1.",
@@ -194,29 +145,30 @@ def test_judges_prompt(server, flags, write, scores):
         reason="reason a",
         evidence="evidence 1a",
     )
-    assert (server.requests[0]["temperature"], server.requests[0]["max_tokens"]) == (0.0, 512)
-    assert server.keys == [KEY]
+    assert (judging.server.requests[0]["temperature"], judging.server.requests[0]["max_tokens"]) == (0.0, 512)
+    assert judging.server.keys == ["sk-test"]
 
 
-def test_aspects_are_adjacent_and_share_their_prefix(server, flags, write, scores):
+def test_aspects_are_adjacent_and_share_their_prefix(judging):
     questions = [make_question(1, 3), make_question(2, 2), make_question(3, 4)]
-    server.reply = lambda request: Reply('{"match_score": 1}')
-    first, second = write("r1.json", respond(questions)), write("r2.json", respond(questions, q2="Another one."))
-    arguments = [
-        *flags, "--inputs_addr", write("data.json", questions), "--response_addr", first, second,
-        "--score_addr", scores, scores.with_name("2.json"), "--max_concurrency", 1,
-    ]  # fmt: skip
-    evaluate_responses.main([str(argument) for argument in arguments])
-    order = [aspect_of(request) for request in server.requests]
+    judging.server.reply = lambda request: Reply('{"match_score": 1}')
+    judging.write("data.json", questions)
+    systems = [
+        judging.write("r1.json", respond(questions)),
+        judging.write("r2.json", respond(questions, q2="Another.")),
+    ]
+    files = [judging.folder / name for name in ("1.json", "2.json")]
+    judging.run(None, systems, "--score_addr", *files, "--max_concurrency", 1)
+    order = [aspect_of(request) for request in judging.server.requests]
     assert order == ["1a", "1b", "1c", "2a", "2b", "2a", "2b", "3a", "3b", "3c", "3d"]  # equal ones once
-    assert len({request["messages"][0]["content"] for request in server.requests}) == 1
-    for name, group in (("q2", server.users()[3:5]), ("q3", server.users()[7:11])):
+    assert len({request["messages"][0]["content"] for request in judging.server.requests}) == 1
+    for name, group in (("q2", judging.server.users()[3:5]), ("q3", judging.server.users()[7:11])):
         shared = common_start(group)
         number = name[1]
         assert shared.endswith(f"\n\naspect:\nAspect {number}")
         assert f"Question number {number}?" in shared and f"The narrative of question {number}." in shared
         assert f"Response to {name}." in shared
-    assert "Another one." in common_start(server.users()[5:7])
+    assert "Another." in common_start(judging.server.users()[5:7])
 
 
 def common_start(texts):
@@ -229,87 +181,94 @@ def common_start(texts):
 # Several systems, parts
 
 
-def test_systems_judged_together_are_scored_like_single_ones(server, flags, write, scores, capsys):
+def test_systems_judged_together_are_scored_like_single_ones(judging, capsys):
     questions = [make_question(1, 3), make_question(2), make_question(3, 0)]
-    data = write("data.json", questions)
-    systems = [write(f"r{i}.json", respond(questions, q1=f"Answer of system {i}.")) for i in range(3)]
-    together = [scores.with_name(f"together{i}.json") for i in range(3)]
-    arguments = [*flags, "--inputs_addr", data, "--response_addr", *systems, "--score_addr", *together]
-    evaluate_responses.main([str(argument) for argument in arguments])
+    judging.write("data.json", questions)
+    systems = [judging.write(f"r{i}.json", respond(questions, q1=f"Answer of system {i}.")) for i in range(3)]
+    together = [judging.folder / f"together{i}.json" for i in range(3)]
+    judging.run(None, systems, "--score_addr", *together)
+    alone = judging.folder / "scores.json"
     for system, path in zip(systems, together, strict=True):
-        run(flags, data, system, scores, "--overwrite", "--completions", scores.parent / f"of_{path.name}")
-        assert scores.read_bytes() == path.read_bytes()
+        judging.run(None, [system], "--overwrite", "--completions", judging.folder / f"of_{path.name}")
+        assert alone.read_bytes() == path.read_bytes()
     assert len({path.read_bytes() for path in together}) > 1
     # The lost file is made again without requests.
-    asked, lost = len(server.requests), together[1].read_bytes()
+    num_requests, lost = len(judging.server.requests), together[1].read_bytes()
     together[1].unlink()
     capsys.readouterr()
-    evaluate_responses.main([str(argument) for argument in arguments])
-    assert together[1].read_bytes() == lost and len(server.requests) == asked
+    judging.run(None, systems, "--score_addr", *together)
+    assert together[1].read_bytes() == lost and len(judging.server.requests) == num_requests
     assert capsys.readouterr().out.count("already finished, left alone") == 2
 
 
-def test_only_the_first_response_is_judged(server, flags, write, scores, capsys):
-    server.reply = verdicts({"1a": 1})
-    responses = write("responses.json", {"q1": [{"output": "First.", "plan": "kept"}, {"output": "Second."}]})
-    run(flags, write("data.json", [make_question(1, 1)]), responses, scores)
-    assert "First." in server.users()[0] and len(server.requests) == 1
+def test_only_the_first_response_is_judged(judging, capsys):
+    judging.server.reply = verdicts({"1a": 1})
+    judge(judging, [make_question(1, 1)], {"q1": [{"output": "First.", "plan": "kept"}, {"output": "Second."}]})
+    assert "First." in judging.server.users()[0] and len(judging.server.requests) == 1
     assert "only the first response to each question is judged" in capsys.readouterr().err
 
 
-def test_partial_responses(server, flags, write, scores, capsys):
+def test_partial_responses(judging, capsys):
     questions = [make_question(1, 1), make_question(2, 1), make_question(3, 0)]
-    server.reply = verdicts({"1a": 2, "2a": 1})
-    data, responses = write("data.json", questions), write("responses.json", respond(questions[:1]))
+    judging.server.reply = verdicts({"1a": 2, "2a": 1})
     with pytest.raises(UserError) as raised:
-        run(flags, data, responses, scores)
+        judge(judging, questions, respond(questions[:1]))
     assert str(raised.value) == (
-        f"{responses}: some questions have no response; add --allow_partial to score the others\n"
+        f"{judging.folder}/responses.json: some questions have no response; add --allow_partial to score the others\n"
         "  2 questions without a response: 'q2', 'q3'"
     )
-    assert server.requests == [] and not scores.exists()
-    found = run(flags, data, responses, scores, "--allow_partial")
-    assert (found["score"], found["num_questions"]) == (1.0, 1)
-    assert found["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
+    assert judging.server.requests == [] and not (judging.folder / "scores.json").exists()
+    scores = judge(judging, questions, respond(questions[:1]), "--allow_partial")
+    assert (scores["score"], scores["num_questions"]) == (1.0, 1)
+    assert scores["partial"] == {"questions_in_dataset": 3, "questions_judged": 1}
     assert "partial: 1 of 3" in capsys.readouterr().out
+
+
+def test_changed_answers_are_judged_again_and_nothing_else_is(judging):
+    judging.server.reply = lambda request: Reply('{"match_score": 1}')
+    judging.data(1, 2, 3)
+    for text, num_new in (("a", 3), ("b", 3), ("a", 0)):
+        num_before = len(judging.server.requests)
+        path = judging.responses("answers", q1=text, q2=text, q3=text)
+        judging.run(None, [path])
+        assert len(judging.server.requests) - num_before == num_new
+        assert read_manifest(judging.folder / "scores.json")["judged"] == [str(path)]
 
 
 # Bad input
 
 
-def test_system_flags_that_do_not_match(server, flags, write, scores):
-    data, responses = write("data.json", [make_question(1)]), str(write("responses.json", GOOD))
-    same = os.path.join(scores.parent, ".", scores.name)
-    for answers, files, message in [
-        ([responses] * 2, [str(scores)], "2 --response_addr, 1 --score_addr: give the same number"),
-        ([responses] * 2, [str(scores), same], "--score_addr: the same file is given twice"),
+def test_system_flags_that_do_not_match(judging):
+    judging.data(1)
+    answers, scores = judging.responses("a", q1="text"), judging.folder / "out/scores.json"
+    for files, message in [
+        ([scores], "2 --response_addr, 1 --score_addr: give the same number"),
+        ([scores, f"{scores.parent}/./scores.json"], "--score_addr: the same file is given twice"),
     ]:
         with pytest.raises(UserError, match=re.escape(message)):
-            evaluate_responses.main(
-                [*flags, "--inputs_addr", str(data), "--response_addr", *answers, "--score_addr", *files]
-            )
-    assert server.requests == [] and not scores.parent.exists()
+            judging.run(None, [answers] * 2, "--score_addr", *files)
+    assert judging.server.requests == [] and not scores.parent.exists()
 
 
 # The process
 
 
-def test_aspects_may_lack_evidence_and_reason_with_a_note(server, flags, write, scores, capsys):
-    server.reply = lambda request: Reply('{"match_score": 2}')
+def test_aspects_may_lack_evidence_and_reason_with_a_note(judging, capsys):
+    judging.server.reply = lambda request: Reply('{"match_score": 2}')
     aspects = [{"aspect": "Rules"}, {"aspect": "Costs", "evidence": "", "reason": "r"}]
-    data = write("data.json", [make_question(1, rubric_aspects=aspects), make_question(2)])
-    responses = write("responses.json", {"q1": RESPONSE, "q2": RESPONSE})
-    assert run(flags, data, responses, scores)["score"] == 1.0
-    assert f"note: {data}: 2 of 4 aspects lack a text that the judge sees (" in capsys.readouterr().err
+    questions = [make_question(1, rubric_aspects=aspects), make_question(2)]
+    assert judge(judging, questions, respond(questions))["score"] == 1.0
+    assert (
+        f"note: {judging.folder}/data.json: 2 of 4 aspects lack a text that the judge sees (" in capsys.readouterr().err
+    )
 
 
-def test_a_refused_and_a_too_long_prompt_are_unscored(server, flags, write, scores):
+def test_a_refused_and_a_too_long_prompt_are_unscored(judging):
     refusal = Reply("no", status=400, code="content_filter")
-    server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
+    judging.server.reply = lambda request: refusal if aspect_of(request) == "1a" else Reply('{"match_score": 2}')
     questions = [make_question(1), make_question(2, 1), make_question(3, 1), make_question(4, 1)]
-    responses = write("responses.json", respond(questions, q3="word " * 3000))
-    found = run(flags, write("data.json", questions), responses, scores, "--max_model_len", 4000)
-    details = [question["details"][0] for question in found["per_question_scores"]]
+    scores = judge(judging, questions, respond(questions, q3="word " * 3000), "--max_model_len", 4000)
+    details = [question["details"][0] for question in scores["per_question_scores"]]
     assert details[0]["reason"] == "content_filter: no"
     assert details[2]["score"] is None and re.fullmatch(r"a prompt of 5\d\d\d tokens is too long", details[2]["reason"])
-    assert (found["score"], found["num_unscored"], len(server.requests)) == (1.0, 2, 4)
+    assert (scores["score"], scores["num_unscored"], len(judging.server.requests)) == (1.0, 2, 4)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from api_server import Reply, default_reply, serve
 from safetensors.numpy import load_file, save_file
-from test_baselines import answer, output, sentences, server, write_json  # noqa: F401 (fixtures)
+from test_baselines import KEY, answer, flags, make_question, output, sentences, server, write_json  # noqa: F401
 from tiny_chat import save_tiny_chat
 
 import baselines
@@ -30,7 +30,6 @@ SAMPLE = DATA / "test.json"
 SPLITS = ["train", "validation", "test"]
 RECORDS = json.loads(SAMPLE.read_text())
 IDS = [record["id"] for record in RECORDS]
-POSTS_HEADING = "Past post questions and detailed descriptions of these questions:\n"
 PLAN_HEADING = "Aspects expected in the answer:\n"
 AFTER_PLAN = "\n\noutput: ```json"
 POLICY = Policy(0.1, 0.95, 2048, 0, 3, "fallback", ANSWER_SCHEMA)  # the flags' defaults
@@ -140,12 +139,9 @@ def opened(models, monkeypatch):
 
 
 @pytest.fixture
-def api(tmp_path, server, monkeypatch):
+def api(flags):
     """Return the flags of an API model."""
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    (tmp_path / "key.txt").write_text("sk-test\n")
-    return ["--openai", "--model_addr", "some-model", "--base_url", server.url, "--api_key_addr", f"{tmp_path}/key.txt"]
+    return flags
 
 
 @pytest.fixture
@@ -176,8 +172,7 @@ def stop(error, flags, output, *more, data=SAMPLE):
     """Run until `error` ends the run; return its message."""
     with pytest.raises(error) as raised:
         planpers.main(arguments_of(flags, output, *more, data=data))
-    message = str(raised.value)
-    return message
+    return str(raised.value)
 
 
 def test_gold_plans_and_plans_of_a_file_in_the_reference_form(server, api, imported, output, tmp_path):
@@ -239,10 +234,6 @@ def write_plans(path, number=1, ids=IDS):
     """Write a file with `number` plans per question, all different."""
     plans = {i: [{"aspects": [f"First of {i} {n}", f"Second of {i} {n}"]} for n in range(number)] for i in ids}
     return write_json(path, plans)
-
-
-def make_question(number, **fields):
-    return {"id": f"q{number}", "question": f"Question number {number}?", "profile": [], **fields}
 
 
 def users_of(prompt):
@@ -347,32 +338,23 @@ def test_a_flag_that_contradicts_the_checkpoint_is_refused(opened, trained, impo
 # Given plans in the prompt
 
 
-def test_gold_plan_is_the_gold_titles_and_nothing_else_of_the_rubric(server, api, output):
-    answers = run(api, output, "--gold_plan", "--max_concurrency", 1, *ALL_POSTS)
+@pytest.mark.parametrize("are_gold", [True, False])
+def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path, are_gold):
+    """Gold plans are the titles; of those in the other plans, the first is gold."""
+    titles = {record["id"]: [aspect["aspect"] for aspect in record["rubric_aspects"]] for record in RECORDS}
+    plans = titles if are_gold else {key: ["Something else", gold[0]] for key, gold in titles.items()}
+    written = {key: [{"aspects": [plan[0].replace("g else", "g\n else"), *plan[1:]]}] for key, plan in plans.items()}
+    flags = ["--gold_plan"] if are_gold else ["--plans_addr", write_json(tmp_path / "plans.json", written)]
+    answers = run(api, output, *flags, "--max_concurrency", 1, *ALL_POSTS)
     assert list(answers) == IDS
-    for record, user in zip(RECORDS, server.users(), strict=True):
-        titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        assert plan_block(user).split("\n") == titles
-        assert answers[record["id"]][0]["plan"] == "\n".join(titles)
-        assert all(post["text"] in user for post in record["profile"]) and record["question"] in user
-    assert_no_secret(RECORDS, [m["content"] for request in server.requests for m in request["messages"]])
-
-
-def test_given_plans_add_only_themselves_to_the_prompt(server, api, output, tmp_path):
-    # The plan has the first gold title, and not the others.
-    plans = {r["id"]: [{"aspects": ["Something\n else", r["rubric_aspects"][0]["aspect"]]}] for r in RECORDS}
-    plans_addr = write_json(tmp_path / "plans.json", plans)
-    run(api, output, "--plans_addr", plans_addr, "--max_concurrency", 1, *ALL_POSTS)
-    prompts = [[message["content"] for message in request["messages"]] for request in server.requests]
-    for record, (system, user) in zip(RECORDS, prompts, strict=True):
-        first, *others = [aspect["aspect"] for aspect in record["rubric_aspects"]]
-        posts = "\n\n".join(post["text"] for post in record["profile"])
-        expected = load_prompt("lampqa/planpers").messages(
-            question=record["question"], profile=posts, plan=f"Something else\n{first}"
-        )
-        assert [system, user] == [message["content"] for message in expected]
-        assert [title for title in others if title in system + user] == []
-    assert_no_secret(RECORDS, [part for prompt in prompts for part in prompt])
+    for record, request in zip(RECORDS, server.requests, strict=True):
+        plan, posts = "\n".join(plans[record["id"]]), "\n\n".join(post["text"] for post in record["profile"])
+        fields = {"question": record["question"], "profile": posts, "plan": plan}
+        assert request["messages"] == load_prompt("lampqa/planpers").messages(**fields)
+        assert answers[record["id"]][0]["plan"] == plan
+        others = [title for title in titles[record["id"]] if title not in plans[record["id"]]]
+        assert not [title for title in others if title in str(request["messages"])]
+    assert_no_secret(RECORDS, [message["content"] for request in server.requests for message in request["messages"]])
 
 
 # Without a plan
@@ -394,10 +376,6 @@ def test_prompts_hold_the_first_k_posts_and_nothing_of_narrative_or_rubric(opene
         fields = {"question": record["question"], "profile": "\n\n".join(posts[:k])}
         assert plan_prompt == as_text(load_prompt("lampqa/planner").messages(**fields))
         assert answer_prompt == as_text(load_prompt("lampqa/planpers").messages(**fields, plan="Cost\nTime"))
-        for user in (users_of(plan_prompt), users_of(answer_prompt)):
-            assert [post for post in posts if post in user] == posts[:k]
-            assert (POSTS_HEADING in user) == (k > 0 and posts != [])
-            assert k > 0 or user.startswith(f"Current post question:\n{record['question']}")
     titles = [aspect["aspect"] for record in RECORDS for aspect in record["rubric_aspects"]]
     assert [title for title in titles if title in "\n".join([*planned, *answered])] == []
     assert_no_secret(RECORDS, [*planned, *answered])
@@ -409,17 +387,17 @@ def test_questions_without_a_plan_are_answered_like_rag(server, api, output, tmp
     plans_addr = write_json(tmp_path / "plans.json", plans)
     words = arguments_of(api, output, "--plans_addr", plans_addr, "--limit", 5, "--max_concurrency", 1)
     assert planpers.main(words) == 1  # as if a planner had failed on most questions
-    told, answers = capsys.readouterr(), json.loads(output.read_text())
-    assert ", 3 answered without a plan" in told.out and "3 of 5 plans are unusable" in told.err
+    printed, answers = capsys.readouterr(), json.loads(output.read_text())
+    assert ", 3 answered without a plan" in printed.out and "3 of 5 plans are unusable" in printed.err
     assert manifest_of(output)["counts"]["answered without a plan"] == 3
     for question_id, (_, reason) in zip(IDS, WITHOUT_A_PLAN.values(), strict=False):
-        found = answers[question_id][0]
-        assert (found["output"], found["plan"], found["no_plan"]) == ("An answer.", None, reason)
+        sample = answers[question_id][0]
+        assert (sample["output"], sample["plan"], sample["no_plan"]) == ("An answer.", None, reason)
     assert [answers[i][0]["plan"] for i in IDS[3:5]] == ["Cost", "Cost"]
-    asked = len(server.requests)
+    num_requests = len(server.requests)
     rag = arguments_of(api, tmp_path / "rag.json", "--rag", "--limit", 3, "--max_concurrency", 1)
     assert baselines.main(rag) == 0
-    assert server.requests[:3] == server.requests[asked:]
+    assert server.requests[:3] == server.requests[num_requests:]
 
 
 # The planner
@@ -438,10 +416,10 @@ def test_files_of_a_planned_run(opened, local, output):
     assert list(plans) == list(answers) == IDS
     for question_id in IDS:
         assert [len(plans[question_id]), len(answers[question_id])] == [2, 2]
-        for number, (plan, found) in enumerate(zip(plans[question_id], answers[question_id], strict=True)):
+        for number, (plan, sample) in enumerate(zip(plans[question_id], answers[question_id], strict=True)):
             seed = POLICY.sampling((question_id, number), plan["attempts"] - 1).seed
             assert plan["aspects"] == [f"Cost {seed}", "Time"]
-            assert found["plan"] == found["output"] == "\n".join(plan["aspects"])
+            assert sample["plan"] == sample["output"] == "\n".join(plan["aspects"])
     first = plans[IDS[0]][0]
     assert (first["raw"], first["parsed"]) == (f"1. {first['aspects'][0]}\n2. Time", "repaired")
     assert (first["num_contexts_used"], first["attempts"], first["completion_tokens"]) == (10, 1, 5)
@@ -472,8 +450,8 @@ def test_an_unusable_plan_is_retried_and_the_last_try_is_constrained(opened, loc
     assert [sampling.schema for sampling in samplings[:3]] == [None] * 3 and re.fullmatch(samplings[3].schema, plan)
     assert target == "reference" or samplings[3].schema == PLAN_PATTERN
     assert [sampling.seed for sampling in samplings] == [POLICY.sampling((IDS[0], 0), i).seed for i in range(4)]
-    [found] = json.loads(plans_path(output).read_text())[IDS[0]]
-    assert (found["aspects"], found["attempts"], found["constrained"]) == (["Cost", "Time"], 4, True)
+    [made] = json.loads(plans_path(output).read_text())[IDS[0]]
+    assert (made["aspects"], made["attempts"], made["constrained"]) == (["Cost", "Time"], 4, True)
 
 
 def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, output):
@@ -482,8 +460,8 @@ def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, 
     answers = run(local, output, "--limit", 2, "--max_retries", 1, code=1)
     [plan] = json.loads(plans_path(output).read_text())[IDS[1]]
     assert (plan["aspects"], plan["reason"], plan["raw"], plan["attempts"]) == (None, "no aspect in the text", "--", 2)
-    [found] = answers[IDS[1]]
-    assert (found["output"], found["plan"], found["no_plan"]) == ("Yes.", None, "no aspect in the text")
+    [sample] = answers[IDS[1]]
+    assert (sample["output"], sample["plan"], sample["no_plan"]) == ("Yes.", None, "no aspect in the text")
     posts = "\n\n".join(post["text"] for post in RECORDS[1]["profile"][:10])
     rag = load_prompt("lampqa/rag").messages(question=question, profile=posts)
     assert opened.prompts(answers=True)[1] == as_text(rag)
@@ -493,24 +471,20 @@ def test_plan_that_stays_unusable_is_null_and_the_answer_is_rags(opened, local, 
 # The stages' order
 
 
-@pytest.mark.parametrize(
-    ("planner", "generator"), [("adapter", "base"), ("adapter", "second"), ("base", "base"), ("on_copy", "base")]
-)
-def test_one_engine_serves_planner_and_generator_of_one_base(opened, models, output, planner, generator):
+@pytest.mark.parametrize(("planner", "generator"), [
+    ("adapter", "base"), ("adapter", "second"), ("base", "base"), ("on_copy", "base"),  # of one base
+    ("other", "base"), ("adapter", "other"),
+])  # fmt: skip
+def test_one_engine_serves_models_of_one_base_and_else_the_planners_is_closed_first(
+    opened, models, output, planner, generator
+):
+    have_one_base = "other" not in (planner, generator)
     planner, generator = getattr(models, planner), getattr(models, generator)
     run(["--planner_model", planner, "--model_addr", generator], output, "--limit", 4)
     both = list(dict.fromkeys([planner, generator]))
-    assert opened.steps() == [("open", both), ("plan", planner), ("answer", generator), ("close", both)]
-
-
-@pytest.mark.parametrize(("planner", "generator"), [("other", "base"), ("adapter", "other")])
-def test_planner_of_another_base_is_closed_before_the_generator_opens(opened, models, output, planner, generator):
-    planner, generator = getattr(models, planner), getattr(models, generator)
-    run(["--planner_model", planner, "--model_addr", generator], output, "--limit", 4)
-    assert opened.steps() == [
-        ("open", [planner]), ("plan", planner), ("close", [planner]),
-        ("open", [generator]), ("answer", generator), ("close", [generator]),
-    ]  # fmt: skip
+    change = [] if have_one_base else [("close", [planner]), ("open", [generator])]
+    first, last = (both, both) if have_one_base else ([planner], [generator])
+    assert opened.steps() == [("open", first), ("plan", planner), *change, ("answer", generator), ("close", last)]
 
 
 def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, output):
@@ -526,11 +500,12 @@ def test_planner_is_closed_before_the_api_is_asked(server, opened, models, api, 
     planner = models.adapter
     assert opened.steps() == [("open", [planner]), ("plan", planner), ("close", [planner]), ("API", models.base)]
     plans = json.loads(plans_path(output).read_text())
-    for question_id, [found] in answers.items():
-        assert found["plan"] == "\n".join(plans[question_id][0]["aspects"])
-        assert any(user.endswith(PLAN_HEADING + found["plan"] + AFTER_PLAN) for user in server.users())
-    made = [manifest_of(path) for path in (plans_path(output), output)]
-    assert [(its["device"], its["batch_invariant"]) for its in made] == [("script", False), ("API at 127.0.0.1", None)]
+    for question_id, [sample] in answers.items():
+        assert sample["plan"] == "\n".join(plans[question_id][0]["aspects"])
+        assert any(user.endswith(PLAN_HEADING + sample["plan"] + AFTER_PLAN) for user in server.users())
+    manifests = [manifest_of(path) for path in (plans_path(output), output)]
+    devices = [(manifest["device"], manifest["batch_invariant"]) for manifest in manifests]
+    assert devices == [("script", False), ("API at 127.0.0.1", None)]
 
 
 # Stopped and resumed
@@ -558,15 +533,15 @@ def test_a_stopped_run_resumes(opened, local, output, reference, stage):
     assert not output.exists()
     assert plans_path(output).exists() == (stage == "answers")  # the plans are published as soon as all are made
     assert opened.events[-1][0] == "close"
-    asked = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
+    sent = [(prompt, sampling.seed) for prompt, sampling in opened.calls]
 
     opened.reply = scripted_reply
     opened.calls.clear()
     opened.events.clear()
     run(local, output)
     assert (output.read_bytes(), plans_path(output).read_bytes()) == reference
-    again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(asked)
-    assert len(again) <= Engines.concurrency < len(asked) - 3  # the requests in flight
+    again = {(prompt, sampling.seed) for prompt, sampling in opened.calls} & set(sent)
+    assert len(again) <= Engines.concurrency < len(sent) - 3  # the requests in flight
     planner, generator = local[1], local[3]
     opened_models = [planner, generator] if stage == "plans" else [generator]
     assert [models for name, models in opened.events if name == "open"] == [opened_models]
@@ -590,7 +565,7 @@ def test_parts_and_shards_make_the_whole_and_nothing_is_requested_twice(opened, 
 def test_invalid_plans_and_planners_are_refused(server, opened, api, models, output, tmp_path):
     plans = {i: [{"aspects": ["Cost"]}] * (1 if i == IDS[3] else 2) for i in IDS}
     plans, wide = write_json(tmp_path / "one.json", plans), save_adapter(tmp_path / "wide", models.base, width=64)
-    for flags, message in (
+    for words, message in (
         (["--plans_addr", plans, "--num_generated_outputs", 2], f"{plans}: lacks 1 of the 26 plans of this run: '"),
         (["--planner_model", "./no/planner"], "no/planner: no such folder"),
         (["--planner_model", wide], f"{wide}: adapter does not match the architecture of {models.base}\n"),
@@ -600,7 +575,7 @@ def test_invalid_plans_and_planners_are_refused(server, opened, api, models, out
             "--max_model_len 40000: the model supports at most",
         ),
     ):
-        assert refusal(api, output, *flags).startswith(message)
+        assert refusal(api, output, *words).startswith(message)
     assert server.requests == [] and opened.events == [] and not output.parent.exists()
 
 
@@ -665,7 +640,7 @@ def planner_api(tmp_path, api):
 
 def usage_of(server, written):
     """Return the tokens of all prompts of a server and of its answers, as it counts them."""
-    prompt = [sum(len(one["content"].split()) for one in request["messages"]) for request in server.requests]
+    prompt = [sum(len(message["content"].split()) for message in request["messages"]) for request in server.requests]
     return sum(prompt), sum(count // 2 for count in prompt), written * len(prompt)
 
 
@@ -679,7 +654,7 @@ def test_planner_and_generator_have_a_server_a_key_and_prices_each(api, planner_
     assert float(re.search("at most (.+) with the outputs", answers)[1]) > 3 * 2048 * 7 / 1e6
     assert planpers.main(arguments_of([*api, *flags], output, *prices, "--limit", 3)) == 0
     assert opened.events == []  # nothing runs here
-    assert {*server.keys} == {"sk-test"} and {*planner.keys} == {"sk-planner"}
+    assert {*server.keys} == {KEY} and {*planner.keys} == {"sk-planner"}
     assert len(server.requests) == len(planner.requests) == 3
     assert {request["model"] for request in planner.requests} == {"my-planner"}
     assert all("Price of boats\nTime at sea\n\noutput:" in user for user in server.users())
@@ -703,9 +678,9 @@ def test_dry_run_shows_both_stages_and_requests_and_writes_nothing(opened, local
     plans, planner, answers, generator, assumed, total, *machine = capsys.readouterr().out.splitlines()
     assert [plans, answers] == [f"{path}: 0 of 26 {unit} need no request" for path, unit in (
         (f"{output}.plans.json", "plans"), (output, "answers"))]  # fmt: skip
-    told = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
-    asked = re.fullmatch(f"  planner: {told}512 tokens per output, 104 requests with retries", planner)[1]
-    more = re.fullmatch(f"  generator: {told}2048 tokens per output, 104 requests with retries", generator)[1]
+    shared = r"26 requests, (\d+) prompt tokens \(the model's tokenizer\), longest prompt \d+; at most "
+    planned = re.fullmatch(f"  planner: {shared}512 tokens per output, 104 requests with retries", planner)[1]
+    more = re.fullmatch(f"  generator: {shared}2048 tokens per output, 104 requests with retries", generator)[1]
     assert assumed == "  with made-up plans of five aspects in place of those that do not exist yet"
-    assert total == f"in all: 52 requests, {int(asked) + int(more)} prompt tokens" and "disk of" in machine[-1]
+    assert total == f"in all: 52 requests, {int(planned) + int(more)} prompt tokens" and "disk of" in machine[-1]
     assert opened.events == [] and not output.parent.exists()

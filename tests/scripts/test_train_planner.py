@@ -142,33 +142,21 @@ def test_lowest_ranked_posts_are_dropped_first_and_target_is_kept(chat, prompt):
     def rendered(count):
         return list(chat.render(prompt.messages(question=record["question"], profile="\n\n".join(posts[:count]))))
 
-    def example_of(length):
+    whole = [len(rendered(count)) + len(target) for count in range(6)]
+    args = parse("--max_seq_length", whole[0] - 1)
+    assert "too small for 1 of 1" in refusal(build_examples, TASK, [record], "f", prompt, chat, args)
+    for length, num_dropped, is_cut in ((whole[5], 0, False), (whole[3] - 1, 3, False), (whole[1] - 1, 4, True)):
         [example] = build_examples(TASK, [record], "f", prompt, chat, parse("--max_seq_length", length))
         assert list(example.target) == target and len(example.prompt) + len(target) <= length
-        return example
-
-    whole = [len(rendered(count)) + len(target) for count in range(6)]
-    assert whole == sorted(set(whole))  # each post needs room
-    for length in (1, whole[0] - 1):
-        args = parse("--max_seq_length", length)
-        assert "too small for 1 of 1" in refusal(build_examples, TASK, [record], "f", prompt, chat, args)
-    for count in range(1, 6):
-        for length in (whole[count], whole[count + 1] - 1 if count < 5 else whole[5] + 9):
-            example = example_of(length)
-            assert (example.num_dropped, example.is_cut) == (5 - count, False)
-            assert list(example.prompt) == rendered(count)
-    example = example_of(whole[1] - 1)
-    kept = chat.tokenizer.decode(example.prompt).split("descriptions of these questions:\n")[1]
-    kept = kept.split("\n\nCurrent post question:")[0]
-    assert posts[0].startswith(kept) and 0 < len(kept) < len(posts[0])
-    assert (example.num_dropped, example.is_cut) == (4, True)
+        assert (example.num_dropped, example.is_cut) == (num_dropped, is_cut)
+        assert is_cut or list(example.prompt) == rendered(5 - num_dropped)
 
 
 def test_defaults_match_the_paper(monkeypatch):
     args = parse()
     args = with_defaults(args)
-    found = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
-    assert found == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
+    described = {name: getattr(args, name) for name in ("learning_rate", "weight_decay", "max_steps", "warmup_steps")}
+    assert described == {"learning_rate": 5e-5, "weight_decay": 0.0, "max_steps": 2000, "warmup_steps": 200}
     assert (args.lora_rank, args.lora_alpha, args.lora_dropout, args.lora_target_modules) == (16, 16, 0.05, None)
     assert (args.save_steps, args.eval_steps, args.num_contexts, args.resume) == (250, 250, 10, True)
     batch = "effective batch: 1 on a device x {} accumulated x {} processes = {} sequences a step"
@@ -185,8 +173,8 @@ def test_defaults_match_the_paper(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")  # of something else
     assert "x 1 processes = 64 sequences" in describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", 4)
     launch(monkeypatch, WORLD_SIZE="4")
-    found = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
-    assert found == f"{batch.format(64, 4, 256)} (the paper's is 32)"
+    described = describe_batch(parse("--gradient_accumulation_steps", 64), "sequences", PAPER_BATCH)
+    assert described == f"{batch.format(64, 4, 256)} (the paper's is 32)"
 
 
 CHANGES = [  # flags and the settings that they change
@@ -316,31 +304,21 @@ def make_run(folder, *steps, settings=SETTINGS):
 
 def reopen(folder, *flags, settings=SETTINGS):
     """Return the checkpoint to resume from, and the names of those to replace; a dry run must agree."""
-    args, before, told = parse(*flags, output=folder), listing(folder), None
+    args, before, refused = parse(*flags, output=folder), listing(folder), None
     try:
         check_run(args, settings)
     except UserError as error:
-        told = str(error)
+        refused = str(error)
     assert listing(folder) == before
     try:
         run = open_run(args, settings)
     except UserError as error:
-        assert str(error) == told
+        assert str(error) == refused
         raise
-    assert (run.folder, told) == (folder, None)
+    assert (run.folder, refused) == (folder, None)
     if run.lock is not None:
         run.lock.release()
     return run.checkpoint, [path.name for path in run.replaced]
-
-
-@pytest.mark.parametrize("torn", [None, "", '{"settings": {"seed"', "{}"])
-def test_incomplete_checkpoint_is_skipped(folder, torn):
-    make_run(folder, 250, 500)
-    (folder / "checkpoint-500/manifest.json").unlink()
-    if torn is not None:
-        (folder / "checkpoint-500/manifest.json").write_text(torn)
-    assert reopen(folder) == (folder / "checkpoint-250", [])
-    assert (folder / "checkpoint-500/adapter_model.safetensors").exists()
 
 
 def test_checkpoints_with_other_settings_or_from_other_programs_are_refused_and_kept(folder):
@@ -504,8 +482,8 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         posts = [post["text"] for post in record["profile"]][:num_contexts]
         messages = prompt.messages(question=record["question"], profile="\n\n".join(posts))
         assert list(example.prompt) == list(chat.render(messages))
-        asked = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
-        assert list(example.prompt) == list(asked.prompt)
+        fitted = window.fit(prompt, TASK.best_items(record, num_contexts), TASK.join, **TASK.values(record))
+        assert list(example.prompt) == list(fitted.prompt)
         titles = [aspect["aspect"] for aspect in record["rubric_aspects"]]
         assert example.aspects == titles
         assert chat.tokenizer.decode(example.target) == "\n".join(titles) + END
@@ -519,7 +497,7 @@ def test_prompt_is_the_one_of_planpers_and_only_the_titles_are_trained_on(chat, 
         assert sentences(record["question"])[0] in text and all(post in text for post in posts)  # the search works
         secret = [record["narrative"]]
         secret += [aspect[field] for aspect in record["rubric_aspects"] for field in ("evidence", "reason")]
-        for sentence in (part for one in secret for part in sentences(one)):
+        for sentence in (part for hidden in secret for part in sentences(hidden)):
             assert sentence not in text
             searched += 1
     assert searched > 15 * len(records)

@@ -136,8 +136,8 @@ class Gate:
 
     def reply(self, request):
         name, opened = self._rule
-        if (found := name(request)) is not None:
-            self.held.add(found)
+        if (held := name(request)) is not None:
+            self.held.add(held)
             opened.wait()
         return default_reply(request)
 
@@ -205,13 +205,13 @@ def queue(cluster, tmp_path):
 def pid_of_task(job, index):
     """Return the process id of Python in an array's task."""
     wanted = {f"SLURM_ARRAY_JOB_ID={job}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
-    found = []
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             command = (process / "cmdline").read_bytes().split(b"\0")
             if command[0] == sys.executable.encode() and wanted <= {*(process / "environ").read_bytes().split(b"\0")}:
-                found.append(int(process.name))
-    [pid] = found
+                pids.append(int(process.name))
+    [pid] = pids
     return pid
 
 
@@ -234,10 +234,7 @@ def run_alone(folder, encoder, api):
             baselines.main,
             ["--model_addr", "a-model", *api, "--inputs_addr", ranked, "--rag", "--output_addr", responses[1]],
         ),
-        (
-            evaluate_responses.main,
-            [*judging_flags(api), "--response_addr", *responses, "--score_addr", *scores],
-        ),
+        (evaluate_responses.main, [*judging_flags(api), "--response_addr", *responses, "--score_addr", *scores]),
         (make_table.main, [*table_rows(folder), "--output_addr", folder / "table.md"]),
     ):
         assert main([str(word) for word in words]) == 0
@@ -291,9 +288,9 @@ def test_tasks_that_die_change_nothing(queue, gate, api, encoder, tmp_path):
     first = [shard[0] for shard in shards if len(shard) > 1]
 
     def held_shard(request, verdicts):
-        found = [i for i, shard in enumerate(shards) if asked(request, shard[1:] or shard)]
+        places = [i for i, shard in enumerate(shards) if asked(request, shard[1:] or shard)]
         is_verdict = "match_score" in request["messages"][0]["content"]
-        return found[0] if found and is_verdict == verdicts else None
+        return places[0] if places and is_verdict == verdicts else None
 
     def held_answer(request):
         if request["model"] == "late-model":
@@ -373,8 +370,8 @@ def test_a_mistake_is_not_made_twice(queue, api, tmp_path):
     missing, output = queue.in_shards("none", *answering(tmp_path, api, tmp_path / "no.json"), number=2)
     table = queue.job("table", "utils/make_table.py", "--system", "None", tmp_path / "none.json", after=[output])
     cluster.wait(missing, output, table)
-    found = {(fields["JobState"], fields["ExitCode"], fields["Restarts"]) for fields in cluster.jobs(missing)}
-    assert found == {("FAILED", "2:0", "0")}
+    ends = {(fields["JobState"], fields["ExitCode"], fields["Restarts"]) for fields in cluster.jobs(missing)}
+    assert ends == {("FAILED", "2:0", "0")}
     assert f"{tmp_path}/no.json: no such file" in queue.log("none_0")
     assert cluster.states(output) == cluster.states(table) == {"CANCELLED"}
 

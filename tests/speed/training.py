@@ -6,9 +6,6 @@ Both train once on the same made-up sequences: a prompt of log-normal length and
 uses random order, pads every batch to its longest, and computes the logits of all positions. Useful work counts the
 operations that LoRA needs: forward and backward through the frozen weights on the sequences' tokens, causal attention,
 and the output layer at the targets; nothing for padding or recomputation.
-
-First, a simulation shows how long several processes with one sequence each wait for the longest, in random order and in
-ours, if time is proportional to tokens.
 """
 
 import argparse
@@ -16,14 +13,12 @@ import contextlib
 import gc
 import io
 import json
-import math
 import os
 import random
 import tempfile
 import time
 from array import array
 from pathlib import Path
-from typing import Any
 
 import measure
 from measure import log_normal, matrix_rate, peak_memory, print_spread, reset_peak_memory
@@ -39,15 +34,6 @@ from utils.training.checkpoints import Run
 TARGET = 60  # tokens
 LOG_SPREAD = 0.5
 
-# The sequences of a simulated training set, of the mean lengths that docs take: ten posts, or as many as there
-# are. Profile sizes of Table 1 (Lifestyle, train); posts vary as the narratives of its test sets do. How much longer
-# one user's posts are than another's is not known: simulated are the two ends, not at all and as much as posts differ.
-USERS, POSTS, MAX_LENGTH, STEP = 7370, 10, 8192, 32
-PROFILE_SIZE, POST_WORDS = (116.6, 162.0), (162, 145)  # mean and standard deviation
-TOKENS_A_WORD, OTHER_TOKENS = 1.1, 130  # instructions, question and target
-PROCESSES = (1, 2, 4, 8)
-
-
 FLAGS = {
     "model_addr": measure.CHAT,
     "mean_tokens": (300, "of a prompt"), "max_seq_length": (1024, "of the longest"),
@@ -62,7 +48,6 @@ def main(argv: list[str] | None = None) -> int:
     from utils.models.devices import check_devices, has_bf16
 
     check_devices()
-    waiting = simulate_waiting()
     chat = LocalChat(args.model_addr)
     examples = make_examples(args, chat.tokenizer.vocab_size)
     work = operations(args, examples)
@@ -78,57 +63,9 @@ def main(argv: list[str] | None = None) -> int:
         "memory_to_plain": print_spread("peak memory, share of the plain loop's", memory),
     }
     print(f"peak memory {max(row['our bytes'] for row in rows) / 1e9:.2f} GB")
-    figures |= {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows, "waiting": waiting}
+    figures |= {"model": args.model_addr, "dtype": dtype, "useful_flop": work, "runs": rows}
     measure.write_figures(args.json_addr, figures)
     return 0
-
-
-def simulate_waiting() -> list[dict[str, Any]]:
-    """Print and return the share of time lost to waiting in an epoch with PROCESSES processes."""
-    from accelerate.data_loader import SeedableRandomSampler
-
-    from utils.training.resumable import ByLengthInSteps
-
-    rows: list[dict[str, Any]] = []
-    for alike, name in ((False, "posts of one user as different as any"), (True, "posts of one user of one length")):
-        lengths = simulated_lengths(alike)
-        print(f"simulated, {name}: {sum(lengths) / len(lengths):.0f} tokens a sequence, the longest {max(lengths)}")
-        for count in PROCESSES:
-            before = waited_share(lengths, count, SeedableRandomSampler(lengths, data_seed=0))
-            after = waited_share(lengths, count, ByLengthInSteps(lengths, STEP, 0, count))
-            print(f"  {count} processes wait {before:.1%} of the time in a random order, {after:.1%} in ours")
-            rows.append({"alike": alike, "processes": count, "random": before, "ours": after})
-    return rows
-
-
-def simulated_lengths(alike: bool) -> list[int]:
-    rng = random.Random(0)
-
-    def draw(mean: float, deviation: float) -> int:
-        return max(1, log_normal(rng, mean, math.sqrt(math.log(1 + (deviation / mean) ** 2))))
-
-    lengths = []
-    for _ in range(USERS):
-        count = min(POSTS, draw(*PROFILE_SIZE))
-        words = count * draw(*POST_WORDS) if alike else sum(draw(*POST_WORDS) for _ in range(count))
-        lengths.append(min(MAX_LENGTH, round(OTHER_TOKENS + TOKENS_A_WORD * words)))
-    return lengths
-
-
-def waited_share(lengths: list[int], count: int, sampler: Any) -> float:
-    """Return the share of time in which `count` processes, with one sequence each, wait for the longest."""
-    from accelerate.data_loader import BatchSamplerShard
-    from torch.utils.data import BatchSampler
-
-    spent = needed = 0
-    parts = []
-    for rank in range(count):
-        sampler.set_epoch(0)
-        parts.append(list(BatchSamplerShard(BatchSampler(sampler, 1, drop_last=False), count, rank)))
-    for batches in zip(*parts, strict=True):
-        times = [lengths[index] for [index] in batches]
-        spent, needed = spent + count * max(times), needed + sum(times)
-    return 1 - needed / spent
 
 
 def make_examples(args: argparse.Namespace, vocabulary: int) -> list[Example]:
@@ -203,7 +140,7 @@ def our_training(args: argparse.Namespace, chat: LocalChat, examples: list[Examp
         run, flags = Run(Path(folder), None, None, []), planner_flags(args, folder)
         manifest = describe_run(vars(flags), {"model": args.model_addr, "inputs": "-"}, None)
         with contextlib.redirect_stdout(io.StringIO()):
-            train(flags, {}, chat, examples, [], manifest, run, None)
+            train(flags, {}, chat, examples, [], manifest, run, train_planner.BEST, None)
         lines = (Path(folder) / "training_log.jsonl").read_text().splitlines()
     return next(figures["train_runtime"] for figures in map(json.loads, lines) if "train_runtime" in figures)
 
