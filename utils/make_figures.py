@@ -58,13 +58,11 @@ CURVES = {
     "eval_score": (1, "metric in validation", EVALUATED),
     "rewards/margins": (1, "margin of the best's reward", TRAINED),
     "rewards/accuracies": (2, "best ahead of worst (share of pairs)", TRAINED),
-    "reward": (1, "mean reward (0 to 1)", TRAINED),
-    "reward_std": (2, "standard deviation of rewards", TRAINED),
 }
 LOSSES = {  # the loss's axis label, by --objective; a planner has none
     "dpo": "DPO's loss a pair (nats)",
     "distill": "KL divergence a sampled token (nats)",
-    "grpo": "GRPO's loss a sampled token",
+    "grpo": "GRPO's loss per token",
 }
 LARGEST = 1e30  # far beyond any loss, and small enough for an axis
 

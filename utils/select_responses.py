@@ -11,8 +11,6 @@ their score files, tables and reports say so. docs/evaluation.md tells what is d
 """
 
 import argparse
-import hashlib
-import json
 import sys
 from collections import Counter
 from pathlib import Path
@@ -29,15 +27,13 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import describe_run, manifest_of, publish, settings_of
 from utils.files.writing import locked
 from utils.records.responses import are_answered, read_responses
-from utils.records.scores import Scores, read_scores, strategy_in_words
+from utils.records.scores import Scores, strategy_in_words
 from utils.tables.notes import describe_selection
-from utils.tables.system_scores import check_same_judge, few
+from utils.tables.sample_scores import Responses, read_sample_scores, split
 
 SCRIPT = "utils/select_responses.py"
 ROUNDING = 1e-9  # in floats, 0.6 - 0.4 is slightly less than 0.2
 ADDRESS = {"best": "output_addr", "worst": "worst_addr"}
-
-Responses = dict[str, list[dict[str, Any]]]
 
 
 def build_parser() -> cli.FlagParser:
@@ -80,15 +76,6 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def split(responses: Responses) -> list[Responses]:
-    """Return one response file per sample; a question with fewer samples is missing from the last files."""
-    count = max(map(len, responses.values()), default=0)
-    return [
-        {key: [{**outputs[number], "sample": number}] for key, outputs in responses.items() if number < len(outputs)}
-        for number in range(count)
-    ]
-
-
 def write_samples(args: argparse.Namespace, samples: list[Responses]) -> None:
     width = len(str(len(samples) - 1))
     files = {Path(args.split_dir) / f"sample_{i:0{width}}.json": sample for i, sample in enumerate(samples)}
@@ -125,27 +112,6 @@ def write_selection(args: argparse.Namespace, responses: Responses, samples: lis
             publish(path, selected[which], describe_run(vars(args), settings, None, counts=counts))
             print(f"{path}: {counts['kept']} of {len(responses)} questions; {describe_selection(by)}")
     print(in_words(counts))
-
-
-def read_sample_scores(paths: list[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
-    """Read the score files in the samples' order; UserError unless each sample has one and all were judged alike."""
-    numbers = {hashlib.sha256(encode(sample)).hexdigest(): number for number, sample in enumerate(samples)}
-    scores = {path: read_scores(path) for path in paths}
-    check_same_judge(scores)
-    path_of: dict[int, str] = {}
-    for path in scores:
-        number = numbers.get(str(settings_of(path).get("responses")))
-        if number is None:
-            raise UserError(
-                f"{path}: not the scores of a sample of {response_addr}, by the manifest beside it\n"
-                "  write the samples by --split_dir, and judge these files"
-            )
-        if number in path_of:
-            raise UserError(f"{path}: scores sample {number}, and so does {path_of[number]}; give one of them")
-        path_of[number] = path
-    if lacking := [str(number) for number in range(len(samples)) if number not in path_of]:
-        raise UserError(f"--score_addr: no scores of sample {few(lacking)} of {response_addr}; judge every sample")
-    return {path_of[number]: scores[path_of[number]] for number in range(len(samples))}
 
 
 def select(
@@ -205,11 +171,6 @@ def describe_scorer(score_addr: str, scores: Scores, metric: Metric) -> dict[str
 def make_settings(args: argparse.Namespace, **own: Any) -> dict[str, Any]:
     """Return the settings of the responses, which score files and tables read, and those of the selection."""
     return {**settings_of(args.response_addr), "script": SCRIPT, "responses": file_hash(args.response_addr), **own}
-
-
-def encode(responses: Responses) -> bytes:
-    text = json.dumps(responses, ensure_ascii=False, indent=2) + "\n"
-    return text.encode(errors="backslashreplace")  # lone surrogates in other people's fields stay escaped
 
 
 def in_words(counts: dict[str, int]) -> str:

@@ -10,11 +10,14 @@
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --num_contexts 4 \\
       --inputs_addr train_ranked.json --validation_addr dev_ranked.json --output_dir generator
 
---objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or a judge's scores
+--objective says what it learns: texts, pairs of texts, a teacher that sees the rubric, or the scores of samples
 (docs/beyond_planpers.md):
 
   python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 \\
       --inputs_addr train_ranked.json --target_addr best.json --output_dir policy
+  python utils/train_generator.py --model_addr Qwen/Qwen2.5-7B-Instruct --lora_rank 16 --objective grpo \\
+      --inputs_addr train_ranked.json --trace_addr samples.json.trace.jsonl --score_addr scores_{0..7}.json \\
+      --output_dir policy
 
 With references, after each epoch, the task's metric scores the model's texts, written with 4 beams, or greedily by a
 chat model. The best checkpoint is linked as <output_dir>/best, the last one as <output_dir>/last: models for
@@ -59,7 +62,7 @@ from utils.objectives.lessons import (
     seen_in_training,
     uses_references,
 )
-from utils.objectives.reward import JudgeReward, choose_reward_judge
+from utils.objectives.rounds import describe_round, examples_of_round, hashes_of_round
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, Selection
@@ -69,7 +72,6 @@ from utils.training.launch import (
     check_launch,
     check_report_to,
     describe_batch,
-    effective_batch_size,
     execute,
     num_processes,
     settings_of,
@@ -98,18 +100,23 @@ def build_parser() -> cli.FlagParser:
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
         help=f"tokens of an answer; a longer reference or sample is cut, a longer response is left out (default: "
-        f"{TARGET_TOKENS} for references, 2048 for responses, 512 for samples)")
+        f"{TARGET_TOKENS} for references, 2048 for responses, with distill 512)")
+    parser.without_effect(
+        "--num_contexts --trim_items --max_target_length",
+        lambda args: args.objective == "grpo",
+        "with --objective grpo, whose prompts and texts are in the trace",
+    )
     parser.without_effect(
         "--fusion --trim_items", lambda args: args.num_contexts == 0, "with --num_contexts 0: the prompt has no items"
     )
 
     add = parser.add_argument_group("optimization").add_argument  # AdamW, linear decay, gradients clipped at 1
     add("--per_device_train_batch_size", type=cli.positive_int,
-        help="questions at a time, with grpo samples (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which "
+        help="questions at a time, with grpo calls (default: 16; 4 with --fusion decoder, 1 with --lora_rank, which "
         "need more memory)")
     add("--gradient_accumulation_steps", type=cli.positive_int,
         help="batches per step on each device (default: as many as give the usual batch on one device: for references "
-        "64 questions, else 32, with grpo 64 samples)")
+        "64 questions, else 32, with grpo 64 calls)")
     add("--learning_rate", type=cli.non_negative_float, default=5e-5,
         help="at its peak (%(default)s; with dpo 5e-06, with grpo 1e-05)")
     add("--weight_decay", type=cli.non_negative_float, default=1e-4,
@@ -145,12 +152,12 @@ def main(argv: list[str] | None = None) -> int:
     identity = identify_local_model(args.model_addr, args.cache_dir)
     window = choose_window(args)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
-    judge = choose_reward_judge(args, task) if args.objective == "grpo" else None
     name = chosen_by(args, task)
     settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    settings |= {"judge": judge.identity} if judge else {}
+    is_grpo = args.objective == "grpo"
+    settings |= hashes_of_round(args) if is_grpo else {}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
@@ -163,11 +170,14 @@ def main(argv: list[str] | None = None) -> int:
         trim_items=args.trim_items,
         teacher=teacher,
     )
-    lessons, note = lessons_of(args, task, records, prompt)
-    left_out = [note] if note else []
-    validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
-    examples, validation = build(lessons), build(validation_lessons)
-    check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
+    if is_grpo:
+        (examples, left_out), validation = examples_of_round(args, records, window), []
+    else:
+        lessons, note = lessons_of(args, task, records, prompt)
+        left_out = [note] if note else []
+        validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
+        examples, validation = build(lessons), build(validation_lessons)
+        check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
@@ -185,8 +195,6 @@ def main(argv: list[str] | None = None) -> int:
         from utils.generator.trainer import train
 
         own, score = load_trainer(args), partial(score_texts, task, name, [example.record for example in validation])
-        if judge:
-            score = JudgeReward(task, [example.record for example in examples], judge, window.chat.end_of_turn)
         return train(args, source, window.chat, examples, validation, manifest, run, score, selection, own)
 
     value_bytes = 2 if args.lora_rank else TRAINED_BYTES
@@ -197,10 +205,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:
     """Return a description of a training's data and batches."""
-    lines = [describe_examples(args.inputs_addr, examples), *(f"  {note}" for note in notes)]
+    if args.objective == "grpo":
+        lines = [describe_round(args.trace_addr, examples, notes)]
+    else:
+        lines = [describe_examples(args.inputs_addr, examples), *(f"  {note}" for note in notes)]
     if validation:
         lines.append(describe_examples(args.validation_addr, validation))
-    what = "samples" if args.objective == "grpo" else "questions"
+    what = "calls" if args.objective == "grpo" else "questions"
     usual = objective_of(args)
     batch = describe_batch(args, what, usual.batch if usual.is_published else None)
     return "\n".join([*lines, f"{batch}; {args.save_steps} steps an epoch"])
@@ -210,7 +221,7 @@ def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
     if path is None:
         return []
     records = read_dataset(path, ["profile", "asked", *needed_fields(args)])
-    if args.num_contexts:
+    if args.num_contexts and args.objective != "grpo":
         refuse_unranked(path, args.unranked)
     return records
 
@@ -264,8 +275,6 @@ def with_defaults(args: cli.Arguments, task: Task) -> cli.Arguments:
     )
     if args.objective == "distill" and size > 1:
         raise UserError("--per_device_train_batch_size: with distill 1, because each question has its own samples")
-    if args.objective == "grpo" and (samples := effective_batch_size(args)) % args.num_generations:
-        raise UserError(f"--num_generations {args.num_generations}: does not divide the {samples} samples of a step")
     return args
 
 
@@ -273,14 +282,6 @@ def with_steps(args: cli.Arguments, num_examples: int) -> cli.Arguments:
     """Return the flags with the numbers of steps, by the epochs; a checkpoint and an evaluation end each epoch."""
     batches = math.ceil(num_examples / (args.per_device_train_batch_size * num_processes()))
     epoch = math.ceil(batches / args.gradient_accumulation_steps)
-    if args.objective == "grpo":  # a step takes whole groups of samples; TRL leaves out the rest of an epoch
-        at_once = effective_batch_size(args) // args.num_generations
-        epoch = num_examples // at_once
-        if not epoch:
-            raise UserError(
-                f"{args.inputs_addr}: number of questions {num_examples}, but a step takes {at_once}\n"
-                "  give a smaller --gradient_accumulation_steps, or more questions"
-            )
     objective, max_steps = objective_of(args), epoch * args.epochs
     warmup_steps = int(objective.warmup * max_steps)
     steps = {"max_steps": max_steps, "save_steps": epoch, "eval_steps": epoch, "warmup_steps": warmup_steps}

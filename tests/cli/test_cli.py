@@ -343,6 +343,8 @@ WITHOUT_EFFECT = [
     ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, because nothing is evaluated\n  give --validation_addr, or leave {} out"),
+    ("utils/train_generator.py", "--objective grpo", "--num_contexts 5 --trim_items --max_target_length 9",
+     "with --objective grpo, whose prompts and texts are in the trace\n  leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
     ("utils/train_generator.py", "", "--patience 3",
@@ -351,7 +353,8 @@ WITHOUT_EFFECT = [
        f"without --objective {name}\n  give --objective {name}, or leave {{}} out")
       for other, name, flags in (
           ("sft", "dpo", "--worst_addr w --beta 0.3"), ("dpo", "sft", "--prompt feedback"),
-          ("sft", "grpo", "--num_generations 4 --evaluator_llm m --base_url http://h/v1 --api_key_addr k"),
+          ("sft", "grpo",
+           "--trace_addr t --response_addr r --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),

@@ -162,7 +162,7 @@ def test_an_unfinished_training_is_drawn(tmp_path):
 PANELS = {  # by objective, the axis of its loss and those of other figures
     "distill": {"loss": "KL divergence a sampled token (nats)"},
     "dpo": {"loss": "DPO's loss a pair (nats)", "rewards/margins": "margin of the best's reward"},
-    "grpo": {"loss": "GRPO's loss a sampled token", "reward": "mean reward (0 to 1)"},
+    "grpo": {"loss": "GRPO's loss per token"},
 }
 
 

@@ -18,9 +18,7 @@ from prompts import load_prompt
 from utils import make_table, select_model, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
-from utils.files.json_files import read_json
 from utils.objectives.lessons import lessons_of, seen_in_training
-from utils.objectives.reward import JudgeReward, choose_reward_judge
 from utils.runs.own_method import settings_of_method
 
 TASK = tasks()["LaMP-QA"]
@@ -205,11 +203,10 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     ("words", "problem"),
     [
         (["--objective", "dpo", "--target_addr", "a"], "--objective dpo: needs --worst_addr"),
-        (["--objective", "grpo"], "--objective grpo: needs --evaluator_llm"),
+        (["--objective", "grpo"], "--objective grpo: needs --trace_addr and --score_addr"),
         (["--objective", "distill", "--validation_addr", "v.json"], "only a training on references is evaluated"),
         (["--prompt", "feedback"], "--prompt: its texts are in --target_addr"),
         (["--objective", "distill", "--per_device_train_batch_size", "2"], "with distill 1"),
-        (["--objective", "grpo", "--evaluator_llm", "j", "--num_generations", "5"], "does not divide the 64 samples"),
         (["--target_addr", "a", "--prompt", "nothing"], "LaMP-QA has none, rag, planner"),
         ([], "LaMP-QA has no references that a text could be learnt from\n  give responses to learn as --target_addr"),
     ],
@@ -253,35 +250,6 @@ def test_a_training_at_rate_0_is_refused(tmp_path):
     told = r"0 in every step: --learning_rate 0.0, steps: 1, of warm-up: 0\n  give a higher rate, less warm-up or"
     with pytest.raises(UserError, match=told):
         train_dry(tmp_path, "--objective", "distill", "--learning_rate", 0)
-
-
-# The reward
-
-
-def test_the_reward_is_the_score_and_no_verdict_is_paid_for_twice(server, tmp_path):
-    """Of each text by evaluate_responses.py; texts that hold no answer score 0, and a silent judge gives None."""
-    (tmp_path / "key.txt").write_text("sk-test")
-    records = RECORDS[:3]
-    answers = {record["id"]: f"An answer to {record['question']}" for record in records}
-    (tmp_path / "answers.json").write_text(json.dumps({key: [{"output": text}] for key, text in answers.items()}))
-    api = ["--base_url", server.url, "--api_key_addr", tmp_path / "key.txt", "--evaluator_llm", "judge"]
-    words = ["--openai", *api, "--inputs_addr", SAMPLE, "--response_addr", tmp_path / "answers.json", "--allow_partial"]
-    assert evaluate_responses.main(list(map(str, [*words, "--score_addr", tmp_path / "scores.json"]))) == 0
-    entries = read_json(tmp_path / "scores.json")["per_question_scores"]
-    args = flags("--objective", "grpo", *api).replaced(output_dir=str(tmp_path / "training"))
-    reward = JudgeReward(TASK, records, choose_reward_judge(args, TASK), end_of_turn=2)
-    ids, texts = list(answers), [TASK.output.write(text) for text in answers.values()]
-    asked = len(server.requests)
-    assert reward(ids, texts, [[5, 2]] * 3) == [entry["score"] for entry in entries]
-    again = len(server.requests)
-    assert again - asked == asked >= sum(len(record["rubric_aspects"]) for record in records)  # the same tries
-    assert reward([*ids, ids[0]], [*texts, "no object"], [[5, 2]] * 4)[3] == 0.0 and len(server.requests) == again
-    server.reply = lambda request: Reply("no verdict")
-    assert reward(ids[:1], [TASK.output.write("another")], [[5, 2]]) == [None]
-    assert len(list(Path(args.output_dir).glob("completions/*/*.jsonl"))) == 1  # one store, open during all steps
-    server.reply = lambda request: Reply("busy", status=401)
-    with pytest.raises(UserError):
-        reward(ids[:1], [TASK.output.write("a third")], [[5, 2]])
 
 
 # The choice of a model

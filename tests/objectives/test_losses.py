@@ -17,7 +17,6 @@ from utils.generation.fitting import Fitted
 from utils.generator.examples import Example
 from utils.generator.trainer import CausalTrainer, Setup
 from utils.objectives.distillation import DistillationTrainer, forward_kl, reply_logits
-from utils.objectives.grpo import RewardTrainer
 from utils.objectives.lessons import distillation_lessons
 from utils.objectives.pairs import PairTrainer
 from utils.training.base_model import NO_LOSS
@@ -92,22 +91,6 @@ def test_dpo_by_hand(folder, model, tmp_path):
     assert loss.item() == pytest.approx(math.log1p(math.exp(-margin)), rel=1e-3)
     loss.backward()
     assert {name.split(".")[-2] for name, its in model.named_parameters() if its.grad is not None} == {"default"}
-
-
-@pytest.mark.parametrize("rewards", [[1.0, 0.0, 1.0, 0.0], [1.0, None, 0.0, None]])
-def test_grpo_by_hand(folder, model, tmp_path, rewards):
-    """DAPO's loss: over all tokens of judged samples, minus the mean advantage; the ratio is 1 in the first update."""
-    more = {"num_generations": 4, "per_device_train_batch_size": 4, "max_target_length": 6}
-    trainer = trainer_of(RewardTrainer, folder, tmp_path, model, [make_example([5, 6, 7])], lambda **_: rewards, **more)
-    trainer.current_gradient_accumulation_steps = 1
-    torch.manual_seed(0)
-    inputs = trainer._prepare_inputs([{"prompt": "q"}] * 4)
-    mask, advantages = inputs["completion_mask"], inputs["advantages"]
-    assert mask.any(1).tolist() == [advantage != 0 for advantage in advantages.tolist()]
-    deviation = torch.tensor([reward for reward in rewards if reward is not None]).std().item()
-    assert advantages.abs().max().item() == pytest.approx(0.5 / (deviation + 1e-4))
-    loss = trainer.compute_loss(trainer.model, inputs)
-    assert loss.item() == pytest.approx(-(mask.sum(1) * advantages).sum().item() / mask.sum().item(), abs=1e-5)
 
 
 def test_forward_kl_by_hand():

@@ -24,7 +24,7 @@ You play {game}.
 [assistant]
 {said}
 [user]
-Go on."""
+Continue."""
 
 
 async def answer(record, ask):
@@ -84,7 +84,7 @@ def test_turns_and_stops_are_sent(runs):
         system, _, *turns = request["messages"]
         assert system == {"role": "system", "content": "You play chess."}
         assert turns == [{"role": "assistant", "content": "[user]\n{game} <|im_end|>"},
-                         {"role": "user", "content": "Go on."}]  # fmt: skip
+                         {"role": "user", "content": "Continue."}]  # fmt: skip
     runs.write(TURNS.replace('"</end>", ', ""))
     assert runs.run() == len(IDS) and runs.run() == 0  # another stop is another request
 
@@ -137,6 +137,6 @@ async def answer(record, ask):
     for [answer] in json.loads(output.read_text()).values():
         notes = answer["notes"]
         assert notes["cut"] == notes["whole"].partition(notes["word"])[0].strip() and not answer["truncated"]
-        assert not notes["more"].startswith(notes["whole"][:10])  # it goes on, and does not begin again
+        assert not notes["more"].startswith(notes["whole"][:10])  # it continues
     lines = [json.loads(line) for line in output.with_name("answers.json.trace.jsonl").open()]
     assert [line["messages"][-1]["role"] for line in lines[:3]] == ["user", "user", "assistant"]

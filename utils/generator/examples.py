@@ -36,6 +36,7 @@ class Example:
     is_cut: bool  # a text to learn is not whole: it ended at a token limit, or is longer than an output may be
     rejected: Sequence[int] = ()  # dpo: token ids of the worse text
     teacher: Sequence[int] = ()  # distill: token ids of the teacher's prompt
+    advantage: float = 0.0  # grpo: of the sample that the text is part of
 
     @property
     def prompt(self) -> Any:

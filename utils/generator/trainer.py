@@ -42,7 +42,7 @@ class Setup:
     examples: list[Example]
     validation: list[Example]
     recorder: Recorder
-    score: Score  # scores the texts of an evaluation, or with grpo samples (`JudgeReward`)
+    score: Score  # scores the texts of an evaluation
     run: Run
 
     def settings(self) -> dict[str, Any]:

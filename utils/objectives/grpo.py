@@ -1,78 +1,86 @@
-"""GRPO on the rewards of sampled texts, by TRL's trainer with our token ids: prompts are those of baselines.py."""
+"""GRPO on a round of scored samples: the clipped ratio of each token's probability to the one before the round.
 
-import warnings
+With one step per round it is GRPO (arXiv 2402.03300) on samples of the model itself; further steps are clipped as in
+PPO. As in DAPO (arXiv 2503.14476), all tokens of the round have the same weight. There is no dropout, because the
+samples were drawn without it.
+"""
+
+from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
-from datasets import Dataset
-from torch.utils.data import DataLoader
+from accelerate.utils import gather_object
 
-from utils.generator.trainer import Setup
-from utils.training.checkpoints import step_of
-from utils.training.resumable import Resumable
+from utils.cli.progress import Progress
+from utils.generator.examples import Example
+from utils.generator.trainer import CausalTrainer, Setup
+from utils.training.base_model import target_log_probs
+from utils.training.checkpoints import Run
 
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", "TRL currently supports vLLM")  # which is not used here
-    from trl import GRPOConfig, GRPOTrainer
+CLIP = 0.2  # of the ratio, on both sides
 
 
-class RewardTrainer(Resumable, GRPOTrainer):
-    """GRPO (arXiv 2402.03300) with TRL's defaults: DAPO's loss, no KL term, one update per batch of samples.
+def clipped_loss(now: torch.Tensor, before: torch.Tensor, advantages: torch.Tensor, kl: float = 0.0) -> torch.Tensor:
+    """Return each token's loss (N,): -min(r A, clip(r) A), plus `kl` times an estimate of KL(now || before).
 
-    But without dropout: TRL samples in training mode, so the samples would be those of another policy. And a sample
-    without a verdict is left out; TRL gives it no advantage, but counts its tokens in the loss's mean.
+    Args:
+        now, before: log-probabilities (N,) of the tokens by the model, and by the one before the first step.
+        advantages: (N,) of the tokens' samples.
+        kl: the estimate is exp(before - now) - (before - now) - 1 (Schulman's k3), which is never negative.
     """
+    ratio = (now - before).exp()
+    loss = -torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    return loss + kl * ((before - now).exp() - (before - now) - 1) if kl else loss
 
-    length_flag = "--max_input_length"
 
-    def __init__(self, its: Setup):
-        """`its.score` takes ids of questions as `prompts`, their samples as `completions`, and `completion_ids`."""
-        self._prompts = {one.record["id"]: list(one.prompt) for one in its.examples}
-        config = GRPOConfig(
-            **its.settings(),
-            num_generations=its.flags.num_generations,
-            max_completion_length=its.flags.max_target_length,
-            disable_dropout=True,
-        )
-        self._epochs_before = step_of(its.run.checkpoint) // its.flags.save_steps if its.run.checkpoint else 0
-        its.model.generation_config.eos_token_id = its.chat.end_of_turn
-        rows = Dataset.from_dict({"prompt": list(self._prompts)})
-        super().__init__(its.model, its.score, config, rows, processing_class=its.chat.tokenizer)
-        self.follow(its.recorder, [one.length for one in its.examples])
+class ScoreTrainer(CausalTrainer):
+    """Learns from calls with advantages; the log-probabilities before the first step are computed once per start."""
 
-    def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
-        return [self._prompts[prompt] for prompt in prompts], None, {}
+    def __init__(self, setup: Setup):
+        super().__init__(setup)
+        self._kl, self._examples = setup.flags.kl, setup.examples
+        self._number_of = {id(example): number for number, example in enumerate(setup.examples)}
+        tokens = sum(len(example.target) for example in setup.examples)
+        self._tokens_per_step = tokens * setup.flags.epochs / setup.flags.max_steps
+        for module in setup.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
 
-    def _generate_single_turn(
-        self, prompt_ids: list[list[int]], images: Any, fields: dict[str, Any], num_generations: int, *_: Any
-    ) -> tuple[list[list[int]], None]:
-        """Sample a question's texts at once, or a batch's if that is more; TRL would sample those of a whole step."""
-        at_once, texts = max(num_generations, self.args.per_device_train_batch_size), []
-        for start in range(0, len(prompt_ids), at_once):
-            its = prompt_ids[start : start + at_once]
-            texts += super()._generate_single_turn(its, images, fields, num_generations)[0]
-        return texts, None
+    def learn(self, run: Run, told: str) -> dict[str, Any]:
+        # The weights are still those before the first step: a checkpoint is read later.
+        self._before = self._log_probs()
+        return super().learn(run, told)
 
-    def _calculate_rewards(self, *args: Any) -> torch.Tensor:
-        rewards = super()._calculate_rewards(*args)  # (samples of all processes, 1), NaN without a verdict
-        self._is_judged = ~rewards.isnan().all(1)
-        return rewards
+    def _log_probs(self) -> dict[int, list[float]]:
+        """Return the log-probabilities of each example's target, by its number, computed by all processes together."""
+        numbered = list(enumerate(self._examples))
+        mine = numbered[self.accelerator.process_index :: self.accelerator.num_processes]
+        computed: dict[int, list[float]] = {}
+        self.model.eval()
+        progress = closing(Progress(len(mine), "calls, before the first step"))
+        with torch.no_grad(), self.accelerator.autocast(), progress as progress:
+            for number, example in mine:
+                inputs = CausalTrainer.collate([example], 0)
+                inputs = {name: value.to(self.accelerator.device) for name, value in inputs.items()}
+                computed[number] = target_log_probs(self.model, **inputs).tolist()
+                progress.update()
+        self.model.train()
+        return {number: values for part in gather_object([computed]) for number, values in part.items()}
 
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        batch = super()._generate_and_score_completions(inputs)
-        its = self._is_judged[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-        batch["completion_mask"] = batch["completion_mask"] * its[:, None]
-        batch["num_items_in_batch"] = self.accelerator.gather(batch["completion_mask"].sum()).sum()
-        return batch
+    def collate(self, examples: Sequence[Example], pad: int) -> dict[str, torch.Tensor]:
+        """Return a batch as CausalTrainer's, with each target token's `before` and `advantages`, both (N,)."""
+        numbers = [self._number_of[id(example)] for example in examples]
+        before = [value for number in numbers for value in self._before[number]]
+        advantages = [example.advantage for example in examples for _ in example.target]
+        return CausalTrainer.collate(examples, pad) | {
+            "before": torch.tensor(before), "advantages": torch.tensor(advantages),
+        }  # fmt: skip
 
-    def _get_train_sampler(self, *args: Any) -> Any:
-        sampler = super()._get_train_sampler(*args)
-        for _ in range(self._epochs_before):
-            next(iter(sampler))  # a resumed training draws the orders of the epochs before again
-        return sampler
-
-    def get_train_dataloader(self) -> DataLoader:
-        return GRPOTrainer.get_train_dataloader(self)  # its order keeps a question's samples together
-
-    def describe_batch(self, inputs: Any) -> str:
-        return f"of {len(inputs)} samples"
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> torch.Tensor:
+        before, advantages = inputs.pop("before"), inputs.pop("advantages")
+        loss = clipped_loss(target_log_probs(model, **inputs), before, advantages, self._kl).sum()
+        # The gradients are averaged over processes.
+        return loss / self._tokens_per_step * self.accelerator.num_processes

@@ -5,10 +5,9 @@
 | sft | to write a text | the dataset's references, or chosen responses (--target_addr) |
 | dpo | to prefer one text to another | the best and the worst of several responses (--target_addr, --worst_addr) |
 | distill | the distribution of a teacher that sees the rubric, on its own samples (GRASP) | the dataset |
-| grpo | to raise a judge's score of its own samples | the dataset, and a judge behind an API (--evaluator_llm) |
+| grpo | to raise the scores of its own samples | the calls behind them (--trace_addr), and their scores |
 """
 
-import os
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,8 +21,10 @@ from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.generator.examples import Lesson
+from utils.objectives.rounds import ADVANTAGES
 from utils.records.leaks import find_leaks
 from utils.records.responses import are_answered, read_responses, refuse_other_questions
+from utils.runs.trace import TRACE
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Objective:
     weight_decay: float = 0.0
     warmup: float = 0.1  # share of all steps
     schedule: str = "linear"
-    batch: int = 32  # questions per step; with grpo, samples
+    batch: int = 32  # questions per step; with grpo, calls
     is_published: bool = True  # whether a paper says so
     epochs: int | None = 1
     target_tokens: int = 2048
@@ -46,7 +47,7 @@ OBJECTIVES = {
     "dpo": Objective(5e-6, is_published=False),
     # GRASP trains all weights at 5e-6, and a new adapter needs a higher rate.
     "distill": Objective(5e-5, 0.1, schedule="cosine", target_tokens=512),
-    "grpo": Objective(1e-5, batch=64, is_published=False, target_tokens=512),
+    "grpo": Objective(1e-5, batch=64, is_published=False),
 }
 
 
@@ -54,28 +55,36 @@ def add_objective_arguments(parser: cli.FlagParser) -> None:
     # fmt: off
     add = parser.add_argument_group("objective").add_argument
     add("--objective", choices=list(OBJECTIVES), default="sft",
-        help="sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: a judge's scores "
+        help="sft: texts; dpo: pairs of texts; distill: a teacher that sees the rubric; grpo: the scores of samples "
         "(%(default)s)")
     add("--target_addr", metavar="FILE",
         help="responses to learn, such as utils/select_responses.py writes; with distill, the questions to learn from "
-        "(default: the dataset's references; with distill and grpo all questions)")
+        "(default: the dataset's references; with distill all questions)")
     add("--worst_addr", metavar="FILE", help="responses to the same questions that are worse (needed by dpo)")
     add("--prompt", metavar="NAME",
         help="learn another prompt of the benchmark, such as feedback: its text is the note of that name in "
         "--target_addr (default: rag, or none without posts)")
     add("--beta", type=cli.non_negative_float, default=0.1,
         help="dpo: how strongly it stays near the model it started from (%(default)s)")
-    add("--num_generations", type=cli.positive_int, default=8, help="grpo: samples per question (%(default)s)")
-    add("--evaluator_llm", metavar="MODEL", help="grpo: the judge, a model behind an API")
-    add("--base_url", metavar="URL", type=cli.api_address, default=os.environ.get("OPENAI_BASE_URL") or None,
-        help="address of the API (default: OPENAI_BASE_URL, else OpenAI's)")
-    add("--api_key_addr", metavar="FILE", help="file with the API key (default: OPENAI_API_KEY)")
+    add("--trace_addr", metavar="FILE",
+        help="grpo: calls to learn from, a trace of several samples per question (--trace, --num_generated_outputs)")
+    add("--response_addr", metavar="FILE", help="grpo: the samples that were scored (default: the trace's own output)")
+    add("--score_addr", nargs="+", metavar="FILE",
+        help="grpo: the score files of all samples, which utils/select_responses.py --split_dir writes, in any order")
+    add("--role", default="generator", help="grpo: the model in the trace whose calls are learnt (%(default)s)")
+    add("--advantage", choices=ADVANTAGES, default="grpo",
+        help="grpo: a sample's score relative to its question's others, or as in PR2's deleted code, relative to the "
+        "one sample that did not search (%(default)s)")
+    add("--kl", type=cli.non_negative_float, default=0.0,
+        help="grpo: weight of the divergence from the model it started from (%(default)s)")
+    add("--keep_cut", action="store_true",
+        help="grpo: learn from calls that were cut off too, with reward 0 for their sample (off: leave these calls "
+        "out)")
     # fmt: on
-    parser.decides_nothing("--target_addr --worst_addr", "their hashes do")
-    parser.decides_nothing("--evaluator_llm --base_url --api_key_addr", "the judge's identity does")
+    parser.decides_nothing("--target_addr --worst_addr --trace_addr --response_addr --score_addr", "their hashes do")
     for flags, objectives in (
         ("--worst_addr --beta", ("dpo",)),
-        ("--num_generations --evaluator_llm --base_url --api_key_addr", ("grpo",)),
+        ("--trace_addr --response_addr --score_addr --role --advantage --kl --keep_cut", ("grpo",)),
         ("--prompt", ("sft",)),
         ("--target_addr", ("sft", "dpo", "distill")),
     ):
@@ -95,7 +104,7 @@ def uses_references(args: Namespace) -> bool:
 
 def check_objective(args: Namespace) -> None:
     """Raise UserError if flags that the objective needs are missing, or contradict it."""
-    needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("evaluator_llm",)}.get(args.objective, ())
+    needed = {"dpo": ("target_addr", "worst_addr"), "grpo": ("trace_addr", "score_addr")}.get(args.objective, ())
     if missing := [name for name in needed if getattr(args, name) is None]:
         raise UserError(f"--objective {args.objective}: needs --{' and --'.join(missing)}")
     if not uses_references(args) and args.lora_rank is None:
@@ -115,7 +124,7 @@ def needed_fields(args: Namespace) -> list[str]:
     """Return what `read_dataset` is to check besides profile and question."""
     if uses_references(args):
         return ["target"]
-    return {"distill": ["gold_plan"], "grpo": ["score"]}.get(args.objective, [])
+    return ["gold_plan"] if args.objective == "distill" else []
 
 
 def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Prompt) -> tuple[list[Lesson], str]:
@@ -123,9 +132,6 @@ def lessons_of(args: Namespace, task: Task, records: list[Record], prompt: Promp
     if uses_references(args):
         return [Lesson(record, task.values(record), record["target"]) for record in records], ""
     chosen = _read(args.target_addr, task, records)
-    if args.objective == "grpo":
-        lessons = [Lesson(record, task.values(record)) for record in records if task.first_metric.keys(record)]
-        return lessons, _left_out(records, lessons)
     if args.objective == "distill":
         return distillation_lessons(task, [record for record in records if chosen is None or record["id"] in chosen])
     worst = _read(args.worst_addr, task, records) or {}
@@ -203,7 +209,8 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     seen = {"distill": task.gold_plan_needs, "grpo": task.first_metric.needs}.get(args.objective, ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
     fields_seen = {*seen, *before, *(hidden & prompt.placeholders)}
-    for path in filter(None, (args.target_addr, args.worst_addr)):
+    of_round = args.response_addr or (args.trace_addr or "").removesuffix(TRACE)
+    for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them
         fields_seen |= {
@@ -238,7 +245,7 @@ def load_trainer(args: Namespace) -> type | None:
     elif args.objective == "distill":
         from utils.objectives.distillation import DistillationTrainer as Trainer
     elif args.objective == "grpo":
-        from utils.objectives.grpo import RewardTrainer as Trainer
+        from utils.objectives.grpo import ScoreTrainer as Trainer
     else:
         return None
     return Trainer

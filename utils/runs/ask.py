@@ -77,6 +77,7 @@ class Step(NamedTuple):
     role: str
     record: Piece
     messages: Messages  # empty unless the stage is traced
+    stop: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ class Ask:
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
-        self._steps[number] = Step(role, record, call.messages if self._around.is_traced else [])
+        self._steps[number] = Step(role, record, call.messages if self._around.is_traced else [], call.policy.stop)
         return record
 
     async def _result(self, task: asyncio.Task) -> Any:

@@ -29,11 +29,13 @@ FIELDS = ("reason", "reasoning", "finish_reason", "truncated", "attempts", "prom
 
 LONGEST = 1_000  # characters shown of a text
 
+TRACE = ".trace.jsonl"  # the end of a trace's name
+
 Line = dict[str, Any]
 
 
 def trace_path(output: str) -> Path:
-    return Path(f"{output}.trace.jsonl")
+    return Path(f"{output}{TRACE}")
 
 
 class Trace:
@@ -78,6 +80,7 @@ def lines_of(key: Key, ask: Ask) -> Iterator[Line]:
         if isinstance(step, Step):
             record = step.record
             line |= {"role": step.role, "messages": step.messages, "text": record.get("raw"), "value": record["value"]}
+            line |= {"stop": step.stop} if step.stop else {}
             yield line | {name: record[name] for name in FIELDS if name in record}
         else:
             yield line | {"search": step["query"], "ids": step["ids"]}

@@ -117,6 +117,24 @@ def load_encoder_decoder(model_addr: str, source: dict[str, Any], dtype: Any) ->
 def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the cross-entropy (nats) summed over a batch's target tokens, and how many of them are the likeliest.
 
+    The arguments are those of `target_logits`.
+    """
+    logits, targets = target_logits(model, labels, **inputs)
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
+
+
+def target_log_probs(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> torch.Tensor:
+    """Return the log-probability (nats) of each of a batch's N target tokens, one sequence after the other; (N,).
+
+    The arguments are those of `target_logits`.
+    """
+    logits, targets = target_logits(model, labels, **inputs)
+    return -torch.nn.functional.cross_entropy(logits, targets, reduction="none")
+
+
+def target_logits(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits (N, vocabulary), float32, at a batch's N target tokens, and these tokens (N,).
+
     Logits are computed only at each sequence's own targets: for all of 8192 tokens with a vocabulary of 152 thousand
     they would take 5 GB. The model's `logits_to_keep` would take the same positions for all sequences of a batch.
 
@@ -133,8 +151,7 @@ def target_loss(model: Any, labels: torch.Tensor, **inputs: torch.Tensor) -> tup
         logits = model(**inputs, use_cache=False).logits[0].float()  # (N, vocabulary)
     finally:
         hook.remove()
-    targets = labels[has_target]
-    return torch.nn.functional.cross_entropy(logits, targets, reduction="sum"), (logits.argmax(-1) == targets).sum()
+    return logits, labels[has_target]
 
 
 @torch.no_grad()

@@ -1,0 +1,206 @@
+"""--objective grpo: from the scores of sampled answers to the calls behind them."""
+
+import json
+import re
+from statistics import pstdev, stdev
+from types import SimpleNamespace
+
+import made_up_lessons
+import made_up_rounds as rounds
+import pytest
+import torch
+from test_losses import log_probs, make_example, trainer_of
+from tiny_chat import save_tiny_chat
+
+from utils.cli import UserError
+from utils.files.manifest import read_folder_manifest
+from utils.generation.chat import LocalChat
+from utils.generation.fitting import Window
+from utils.objectives.grpo import ScoreTrainer
+from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
+
+SEARCHES = """
+import re
+
+async def answer(record, ask):
+    first = await ask("{question}")
+    wants = re.match(r"Look 1[0-3] steps", first or "")
+    posts = await ask.search(record["question"], k=1) if wants else record.best(1)
+    text = await ask("rag", items=posts)
+    return text and text + (" searched" if wants else "")
+"""
+LEARNING = ["--learning_rate", 5e-3, "--per_device_train_batch_size", 16, "--gradient_accumulation_steps", 1]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rounds")
+    made_up_lessons.write_files(folder)
+    save_tiny_chat(folder / "model")
+    (folder / "key.txt").write_text("sk-test")
+    assert rounds.make_beginner(folder) < 0.3
+    return folder
+
+
+def near(text):
+    return 2 if re.match(r"Look 1[0-3] steps", text) else 0
+
+
+# Advantages
+
+
+def test_an_advantage_is_relative_to_the_question():
+    scores = {0: 1.0, 1: 0.5, 3: 0.0}
+    expected = {number: (score - 0.5) / (pstdev(scores.values()) + 1e-4) for number, score in scores.items()}
+    assert relative_scores(scores) == pytest.approx(expected)
+    assert relative_scores({0: 1.0, 1: 1.0}) == relative_scores({0: 1.0}) == relative_scores({}) == {}
+
+
+def test_pr2s_advantage_by_hand():
+    """Its deleted code's: (s - v - mean) / sd - 2 v / sd_search, where v did not search, and 0 for v."""
+    scores, searched = {0: 0.2, 1: 0.5, 2: 0.9, 3: 0.4}, {0: False, 1: True, 2: True, 3: True}
+    mean, of_all, of_searched = 0.5, stdev([0.2, 0.5, 0.9, 0.4]), stdev([0.5, 0.9, 0.4])
+    by_hand = {i: (scores[i] - 0.2 - mean) / of_all - 2 * 0.2 / of_searched for i in (1, 2, 3)} | {0: 0.0}
+    assert relative_to_no_search(scores, searched) == pytest.approx(by_hand)
+    assert relative_to_no_search(scores, dict.fromkeys(scores, True)) == {}
+    assert relative_to_no_search({0: 0.2, 1: 0.5, 2: 0.5}, searched) == {}
+
+
+# The loss
+
+
+def test_grpo_by_hand(folder, tmp_path):
+    """Three calls of two samples, with clipping and the KL term, against the plain log-probabilities."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    torch.manual_seed(0)
+    model = get_peft_model(base, LoraConfig(r=4, lora_alpha=4, lora_dropout=0.5, task_type="CAUSAL_LM"))
+    calls = [([5, 6, 7], [8, 9], 1.5), ([5, 6], [9, 8, 7, 6], 1.5), ([11, 12], [5], -0.7)]
+    examples = []
+    for prompt, target, advantage in calls:
+        example = make_example(prompt, target)
+        examples.append(type(example)(**{**vars(example), "advantage": advantage}))
+    trainer = trainer_of(ScoreTrainer, folder / "model", tmp_path, model, examples, kl=0.3, epochs=1)
+    before = [[value.item() for value in log_probs(model, *call[:2])] for call in calls]
+    trainer._before = trainer._log_probs()
+    for number, values in enumerate(before):
+        assert trainer._before[number] == pytest.approx(values, abs=1e-4)
+    for name, weights in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weights, std=3.0)
+    losses, clipped = [], 0
+    for (prompt, target, advantage), earlier in zip(calls, before, strict=True):
+        for now, then in zip(log_probs(model, prompt, target), earlier, strict=True):
+            ratio = (now - then).exp()
+            bounded = ratio.clamp(0.8, 1.2)
+            clipped += (ratio * advantage > bounded * advantage).item()
+            kl = (then - now).exp() - (then - now) - 1
+            losses.append(-torch.minimum(ratio * advantage, bounded * advantage) + 0.3 * kl)
+    assert 0 < clipped < len(losses) == 7
+    expected = sum(losses) / 7
+    expected.backward()
+    gradients = {name: weights.grad.clone() for name, weights in model.named_parameters() if weights.grad is not None}
+    model.zero_grad()
+    loss = trainer.compute_loss(model, trainer.collate(examples, 0))
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-3)
+    for name, weights in model.named_parameters():
+        if weights.requires_grad:
+            assert torch.allclose(weights.grad, gradients[name], rtol=1e-2, atol=1e-4), name
+
+
+# Which calls are learnt
+
+
+@pytest.fixture(scope="module")
+def sampled(folder):
+    """A round whose second call is of another model, with a sample of each question that searched."""
+    method = SEARCHES.replace('ask("rag", items=posts)', 'ask("rag", items=posts, model="other")')
+    with rounds.served(folder, None, near) as server:
+        other = f"other=policy@{server.url},api_key_addr={folder / 'key.txt'}"
+        return rounds.sample(folder, server, folder / "sampled", "--model", other, method=method, number=4)
+
+
+def examples_of(folder, trace, scores, **more):
+    args = {"response_addr": None, "trace_addr": str(trace), "score_addr": list(map(str, scores)), "role": "generator",
+            "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
+    chat = LocalChat(str(folder / "beginner"))
+    records = made_up_lessons.records()[30:]
+    return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, 200, 40))
+
+
+def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
+    trace, scores = sampled
+    lines = [json.loads(line) for line in trace.open()]
+    chat = LocalChat(str(folder / "beginner"))
+    for role, other in (("generator", "other"), ("other", "generator")):
+        examples, notes = examples_of(folder, trace, scores, role=role)
+        texts = {(line["id"], line["text"]) for line in lines if line.get("role") == role}
+        for example in examples:
+            [*target, end] = example.target
+            text = chat.tokenizer.decode(target)
+            assert (example.record["id"], text) in texts and end == chat.end_of_turn
+            [line] = [line for line in lines if line.get("role") == role and line["id"] == example.record["id"]
+                      and line["text"] == text][:1]  # fmt: skip
+            assert example.prompt == chat.render(line["messages"]) and other != line["role"]
+        assert len(examples) > 10 and all("questions whose samples" in note or "cut off" in note for note in notes)
+    for key in {example.record["id"] for example in examples}:
+        assert sum(example.advantage for example in examples if example.record["id"] == key) == pytest.approx(0, abs=1)
+    with pytest.raises(UserError, match=r"--role critic: .* has calls of generator, other"):
+        examples_of(folder, trace, scores, role="critic")
+
+
+def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
+    """A call that was cut, a sample without a verdict, and equal scores; --keep_cut gives a cut sample 0."""
+    copy = tmp_path / "round"
+    copy.mkdir()
+    for path in sampled[0].parent.glob("*.json*"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    trace = copy / sampled[0].name
+    lines = [json.loads(line) for line in trace.open()]
+    first = next(line for line in lines if line.get("role") == "generator")
+    first["truncated"] = True
+    rounds.rewrite(trace, "".join(json.dumps(line) + "\n" for line in lines))
+    scores = [copy / path.name for path in sampled[1]]
+    examples, notes = examples_of(folder, trace, scores)
+    kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
+    assert len(kept) != len(examples) or "1 calls that were cut off are left out" not in notes
+    assert not any("cut off" in note for note in notes_kept)
+    content = json.loads(scores[0].read_text())
+    entry = content["per_question_scores"][0]
+    entry["score"] = entry["details"][0]["score"] = None
+    content["num_unscored"] = 1
+    rounds.rewrite(scores[0], json.dumps(content))
+    _, notes = examples_of(folder, trace, scores)
+    assert "1 samples without a verdict are left out" in notes
+
+
+# Rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reward", ["the second call's text", "searching", "shuffled scores"])
+def test_rounds_raise_a_reward(folder, reward):
+    """The judge sees the answer alone; the call that decides it is learnt through the answer's score."""
+    output, adapter, means, searches = folder / reward.replace(" ", "_").replace("'", ""), None, [], []
+    verdict = (lambda text: 2 * ("searched" in text)) if reward == "searching" else near
+    for number in range(5):
+        with rounds.served(folder, adapter, verdict) as server:
+            trace, scores = rounds.sample(folder, server, output / str(number), method=SEARCHES)
+        means.append(rounds.mean_score(scores))
+        lines = [json.loads(line) for line in trace.open()]
+        searches.append(sum("search" in line for line in lines) / 80)
+        if reward == "shuffled scores":
+            rounds.shuffle(scores)
+        adapter, _ = rounds.learn(folder, adapter or folder / "beginner", output / f"adapter{number}", trace, scores,
+                                  *LEARNING)  # fmt: skip
+    if reward == "shuffled scores":
+        assert abs(means[-1] - means[0]) < 0.2 and abs(searches[-1] - searches[0]) < 0.25, (means, searches)
+    else:
+        assert means[-1] > means[0] + 0.25, means
+    if reward == "searching":
+        assert searches[-1] > searches[0] + 0.25, searches
+    made = read_folder_manifest(output / "adapter4")["settings"]
+    assert made["saw_in_training"] and made["objective"] == "grpo"

@@ -1,0 +1,167 @@
+"""A round of reinforcement learning: the calls behind sampled answers, weighted by the samples' scores.
+
+A round is three commands: a method samples several answers per question with --trace, evaluate_responses.py scores each
+sample, and this training learns from every call of one role. A call's own text is learnt; its prompt, with whatever
+other calls and searches put into it, is not.
+"""
+
+import math
+from argparse import Namespace
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev, stdev
+from typing import Any
+
+from utils.benchmarks import tasks
+from utils.benchmarks.task import Record
+from utils.cli import UserError
+from utils.cli.errors import first_five
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import read_manifest
+from utils.generation.fitting import Fitted, Window
+from utils.generator.examples import Example
+from utils.records.responses import read_responses, refuse_other_questions
+from utils.runs.trace import TRACE, Line, read_trace
+from utils.tables.sample_scores import read_sample_scores, split
+
+EPSILON = 1e-4  # added to a standard deviation, as in TRL
+ADVANTAGES = ("grpo", "pr2")
+
+Sample = tuple[str, int]  # question id and number
+
+
+def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
+    """Return each sample's advantage in its question (GRPO, arXiv 2402.03300): (score - mean) / (deviation + 1e-4).
+
+    The deviation is the population's. Empty if all scores are equal, or there is only one.
+    """
+    if len(set(scores.values())) < 2:
+        return {}
+    mean, deviation = fmean(scores.values()), pstdev(scores.values())
+    return {number: (score - mean) / (deviation + EPSILON) for number, score in scores.items()}
+
+
+def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bool]) -> dict[int, float]:
+    """Return each sample's advantage as PR2's public code, deleted since, computes it (arXiv 2602.19317).
+
+    With v the score of the sample that did not search: (s - v - mean) / deviation - 2 v / (deviation of those that
+    searched), with mean and deviation over all; v's own advantage is 0. Deviations are of n - 1. Empty unless exactly
+    one sample did not search, at least two did, and both deviations are above 0.
+    """
+    with_search = {number: score for number, score in scores.items() if searched[number]}
+    without = [score for number, score in scores.items() if not searched[number]]
+    if len(without) != 1 or len(set(with_search.values())) < 2:
+        return {}
+    mean, deviation, of_searched = fmean(scores.values()), stdev(scores.values()), stdev(with_search.values())
+    [bare] = without
+    advantages = {
+        number: (score - bare - mean) / deviation - 2 * bare / of_searched for number, score in with_search.items()
+    }
+    return {number: advantages.get(number, 0.0) for number in scores}
+
+
+def examples_of_round(args: Namespace, records: list[Record], window: Window) -> tuple[list[Example], list[str]]:
+    """Return an example per call to learn from, with its advantage, and lines that say what was left out."""
+    responses_addr = args.response_addr or args.trace_addr.removesuffix(TRACE)
+    responses = read_responses(responses_addr)
+    refuse_other_questions(responses_addr, responses, records)
+    known = {record["id"]: record for record in records}
+    if foreign := sorted(responses.keys() - known.keys()):
+        raise UserError(f"{responses_addr}: questions that are not in {args.inputs_addr}: {first_five(foreign)}")
+    calls = read_calls(args)
+    scores = sample_scores(args, responses_addr, responses, calls)
+    counts = Counter[str]()
+    advantages: dict[Sample, float] = {}
+    for question_id in responses:
+        of_question = {number: score for (key, number), score in scores.items() if key == question_id}
+        searched = {number: any("search" in line for line in calls[question_id, number]) for number in of_question}
+        weighted = (
+            relative_scores(of_question) if args.advantage == "grpo" else relative_to_no_search(of_question, searched)
+        )
+        counts["questions whose samples cannot be told apart"] += not weighted
+        advantages |= {(question_id, number): advantage for number, advantage in weighted.items()}
+    counts["samples without a verdict"] = sum(map(len, responses.values())) - len(scores)
+    examples = []
+    for sample, advantage in advantages.items():
+        for line in calls[sample]:
+            if line.get("role") != args.role or line["text"] is None:
+                continue
+            if line.get("truncated") and not args.keep_cut:
+                counts["calls that were cut off"] += 1
+                continue
+            example = example_of(line, known[sample[0]], window, advantage)
+            counts["calls that are too long"] += example is None
+            examples += [example] if example else []
+    left_out = [f"{count} {what} are left out" for what, count in counts.items() if count]
+    return examples, left_out
+
+
+def hashes_of_round(args: Namespace) -> dict[str, Any]:
+    """Return the hashes of a round's files, for the settings."""
+    responses = args.response_addr or args.trace_addr.removesuffix(TRACE)
+    return {"trace": file_hash(args.trace_addr), "responses": file_hash(responses),
+            "scores": sorted(map(file_hash, args.score_addr))}  # fmt: skip
+
+
+def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
+    """Return the lines of the trace by sample; UserError if none is of --role."""
+    if not args.trace_addr.endswith(TRACE):
+        raise UserError(f"--trace_addr {args.trace_addr}: not the name of a trace, which ends with {TRACE}")
+    output = args.trace_addr.removesuffix(TRACE)
+    calls, roles = {}, set()
+    for line in read_trace(output):
+        calls.setdefault((line["id"], line["sample"]), []).append(line)
+        roles |= {line["role"]} if "role" in line else set()
+    if args.role not in roles:
+        raise UserError(f"--role {args.role}: {args.trace_addr} has calls of {', '.join(sorted(roles)) or 'no role'}")
+    if (read_manifest(output) or {}).get("arguments", {}).get("chat_template_kwargs"):
+        raise UserError(f"{output}: was made with --chat_template_kwargs, which a training does not have")
+    return calls
+
+
+def sample_scores(
+    args: Namespace, responses_addr: str, responses: Mapping[str, list], calls: Mapping[Sample, list[Line]]
+) -> dict[Sample, float]:
+    """Return each sample's reward, higher is better; one without a verdict has none."""
+    files = read_sample_scores(args.score_addr, split(dict(responses)), responses_addr)
+    first = next(iter(files.values()))
+    lower_is_better = tasks()[first["task"]].metrics[first["strategy"]].lower_is_better
+    if lower_is_better and args.keep_cut:
+        raise UserError(f"--keep_cut: {first['strategy']} is an error, so 0 would be a reward; leave it out")
+    rewards: dict[Sample, float] = {}
+    for number, content in enumerate(files.values()):
+        for entry in content["per_question_scores"]:
+            sample = entry["id"], number
+            lines = [line for line in calls.get(sample, ()) if line.get("role") == args.role]
+            if args.keep_cut and any(line.get("truncated") for line in lines):
+                rewards[sample] = 0.0
+            elif entry["score"] is not None and sample in calls:
+                rewards[sample] = -entry["score"] if lower_is_better else entry["score"]
+    return rewards
+
+
+def example_of(line: Line, record: Record, window: Window, advantage: float) -> Example | None:
+    """Return the example of a call; None if it is longer than the window.
+
+    A text that a `stop` may have ended is learnt without its end, which could be that text or the end of the turn.
+    """
+    prompt, target = window.chat.render(line["messages"]), window.chat.render_reply(line["text"])
+    target = target[:-1] if line.get("stop") or line.get("truncated") else target
+    if len(prompt) + len(target) > window.length or not len(target):
+        return None
+    return Example(record, Fitted(prompt, 0, 0), array("i", target), False, advantage=advantage)
+
+
+def describe_round(path: str, examples: Sequence[Example], left_out: Sequence[str]) -> str:
+    """Return a description of what is learnt."""
+    longest = max((example.length for example in examples), default=0)
+    questions = len({example.record["id"] for example in examples})
+    tokens = sum(len(example.target) for example in examples)
+    raised = sum(example.advantage > 0 for example in examples)
+    size = math.sqrt(fmean(example.advantage**2 for example in examples)) if examples else 0.0
+    lines = [
+        f"{path}: {len(examples)} calls of {questions} questions, {tokens} tokens to learn; the longest "
+        f"call {longest} tokens; {raised} calls have an advantage above 0; root mean square {size:.2f}"
+    ]
+    return "\n".join([*lines, *(f"  {note}" for note in left_out)])
