@@ -315,7 +315,7 @@ def test_annotations_of_the_evidence_are_hidden_too():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, pathways"),
+        (None, "no such file, and not one of the included methods: best_of_n, draft_and_revise, intent, pathways"),
         ("async def answer(record, ask:\n", r"mine.py, line 1: SyntaxError"),
         ("import nowhere_at_all\n", "line 1: ModuleNotFoundError: No module named 'nowhere_at_all'"),
         ("def answer(record, ask):\n    return 'a'\n", "has no `async def answer"),
@@ -426,7 +426,7 @@ def test_each_engine_is_open_alone_and_no_more_often_than_calls_depend(runs, mon
     assert list(runs.answers) == IDS
 
 
-def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
+def test_a_history_is_rendered_as_in_the_script(runs, tmp_path, capsys):
     """PersonaMem's history: turns of a conversation instead of texts."""
     folder = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path / "data")]
     assert download_datasets.main(["--dataset", "PersonaMem-32k", *folder]) == 0
@@ -444,6 +444,9 @@ def test_a_history_is_rendered_as_in_the_script(runs, tmp_path):
     assert sorted(json.dumps(one["messages"]) for one in runs.server.requests) == requests
     none = json.loads((tmp_path / "none.json").read_text())
     assert {key: one["output"] for key, [one] in ours.items()} == {key: one["output"] for key, [one] in none.items()}
+    runs.write('async def answer(record, ask):\n    return await ask("{profile}", items=record.best(2))\n')
+    runs.run("--inputs_addr", inputs, "--overwrite", code=1)
+    assert "mine.py, line 2: ValueError: ask: these items are turns of a history" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("length", "is_short"), [("", False), (",max_model_len=2112", True)])

@@ -128,6 +128,8 @@ def _check_filled(prompt: Prompt, filled: Mapping, values: Mapping, items: Seque
         raise ValueError(f"ask: {{{taken[0]}}} is a parameter of ask; give the placeholder another name")
     if not isinstance(items, History) and len(items) and "profile" not in prompt.placeholders:
         raise ValueError("ask: items need {profile}, which is not in the prompt")
+    if isinstance(items, History) and "profile" in prompt.placeholders:
+        raise ValueError("ask: these items are turns of a history, which come before the prompt; leave out {profile}")
     if missing := prompt.placeholders - filled.keys() - {"profile"}:
         raise ValueError(f"ask: no value for {in_braces(missing)} of the prompt")
     if unused := values.keys() - prompt.placeholders:

@@ -1,0 +1,60 @@
+"""Think and search in up to four turns, then answer: PR2 (arXiv 2602.19317) without its training.
+
+In a turn, the model writes thoughts and a query, and gets the best k posts (--set k=3) that it has not seen; or it
+writes that it knows enough. The benchmark's RAG prompt then has all posts found, or the best --num_contexts if there
+are none. With PersonaMem, the posts are turns of a history. What differs from the paper: PR2 learns by GRPO when and
+what to search. Turns are a dialogue without tags, so that any chat API can run it, and the answer's prompt has no
+thoughts. The prompts are ours.
+"""
+
+import re
+from dataclasses import replace
+
+FIRST = """[system]
+You find out what has to be known about a person before something is done for them. You can search what they wrote earlier. Somebody else then does what they ask for; do not do it yourself.
+[user]
+The person asks:
+{question}
+
+In two or three sentences, think about what you need to know about this person. Then end with one line that begins with "Search:" and has a few words to search for."""  # noqa: E501
+NEXT = """
+[assistant]
+{said#}
+[user]
+Found:
+{posts#}
+
+In two or three sentences, think about what this says about the person, and what you still need to know. Then end with one line: "Search:" and a few other words to search for, or only "Enough" if you know enough."""  # noqa: E501
+LAST_LINE = re.compile(r"(?mi)^[\W_]*+(?:search\b[^:\n]{0,20}:[^\w\n]*+(?P<query>\w.*)|enough\b.*)$")
+
+
+def read_turn(text):
+    """Return the text up to the first line that ends a turn, and that line's query, which is None for "Enough"."""
+    line = LAST_LINE.search(text)
+    return line and (text[: line.end()].strip(), line["query"] and line["query"].rstrip(" .\"'”’*_`"))
+
+
+def join(searches, record):
+    """Return the posts of several searches as one list, or as one history in order of time."""
+    if isinstance(searches[0], list):
+        return [text for posts in searches for text in posts]
+    whole = record.best(None)
+    items = [[whole.messages.index(posts.messages[i]) for i in item] for posts in searches for item in posts.items]
+    return replace(whole, fixed=[whole.messages.index(searches[0].messages[i]) for i in searches[0].fixed], items=items)
+
+
+async def answer(record, ask):
+    dialogue, values, searches = FIRST, {}, []
+    for number in (1, 2, 3, 4):
+        said, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)
+        seen = [post_id for posts in searches for post_id in posts.ids]
+        posts = await ask.search(query, int(ask.settings.get("k", 3)), exclude=seen) if query else None
+        if posts is None or not posts.ids:
+            break
+        searches.append(posts)
+        turns = [] if isinstance(posts, list) else posts.messages
+        texts = [turn["content"] for turn in turns if turn["role"] != "system"] or posts
+        values |= {f"said{number}": said, f"posts{number}": "\n\n".join(texts)}
+        dialogue += NEXT.replace("#", str(number))
+    ask.note(num_turns=number)
+    return await ask("rag", items=join(searches, record) if searches else record.best(ask.num_contexts))
