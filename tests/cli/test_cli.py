@@ -126,7 +126,7 @@ DIFFERENT_ON_PURPOSE = {
     "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
-        "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
+        "retrieval/rank_dataset.py", "utils/combine_scores.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
         "utils/human_evaluation.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
@@ -356,6 +356,9 @@ WITHOUT_EFFECT = [
           ("sft", "grpo",
            "--trace_addr t --response_addr r --score_addr s --role critic --advantage pr2 --kl 0.1 --keep_cut"),
           ("grpo", "sft or dpo or distill", "--target_addr t"))),
+    ("utils/combine_scores.py", "", "--contrast_addr f", "without --contrast\n  give --contrast, or leave {} out"),
+    ("utils/combine_scores.py", "", "--length_note n --length_over 3", "without --length\n  leave {} out"),
+    ("utils/combine_scores.py", "", "--form_texts a", "without --form\n  give --form, or leave {} out"),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", ENCODER, NO_ENCODER)
       for ranker in ("bm25", "recency", "random")),
     *(("retrieval/rank_dataset.py", f"--ranker {ranker}", "--use_date --no-use_date",

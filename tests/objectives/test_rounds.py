@@ -1,7 +1,10 @@
 """--objective grpo: from the scores of sampled answers to the calls behind them."""
 
+import gc
 import json
+import os
 import re
+import signal
 from statistics import pstdev, stdev
 from types import SimpleNamespace
 
@@ -9,15 +12,19 @@ import made_up_lessons
 import made_up_rounds as rounds
 import pytest
 import torch
+from safetensors.torch import load_file
 from test_losses import log_probs, make_example, trainer_of
 from tiny_chat import save_tiny_chat
 
+from utils import combine_scores
 from utils.cli import UserError
+from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
 from utils.objectives.grpo import ScoreTrainer
 from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
+from utils.training.resumable import Resumable
 
 SEARCHES = """
 import re
@@ -177,7 +184,85 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     assert "1 samples without a verdict are left out" in notes
 
 
+# Rewards
+
+
+def test_rewards_by_hand(folder, sampled, tmp_path, capsys):
+    """IAP's weights on one response, and PR2's penalty; the training takes the rewards in place of the scores."""
+    responses = {"q": [{"output": "a b c d", "raw": "Intent: x Answer: a b c d", "notes": {"intent": "one two three"}}],
+                 "r": [{"output": "a", "raw": "Answer: a Intent: x"}]}  # fmt: skip
+    scores = [{"id": key, "category": "cooking", "question_sha256": "0", "answered": True, "score": verdict / 2,
+               "details": [{"aspect": "A", "score": verdict}]} for key, verdict in (("q", 2), ("r", 1))]  # fmt: skip
+    files = {"sample": responses, "plain": {"q": [{"output": "a b x y"}], "r": [{"output": None}]}}
+    files["scores"] = {"score": 0.75, "num_unanswered": 0, "per_question_scores": scores}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    made = {"settings": {"responses": file_hash(tmp_path / "sample.json")}}
+    (tmp_path / "scores.json.manifest.json").write_text(
+        json.dumps(made | {"output_sha256": file_hash(tmp_path / "scores.json")})
+    )
+    flags = ["--response_addr", tmp_path / "sample.json", "--score_addr", tmp_path / "scores.json"]
+    flags += [
+        "--output_addr",
+        tmp_path / "rewards.json",
+        "--contrast",
+        -0.1,
+        "--contrast_addr",
+        tmp_path / "plain.json",
+    ]
+    flags += ["--length", -0.01, "--length_note", "intent", "--length_over", 1]
+    flags += ["--form", -0.5, "--form_texts", "Intent:", "Answer:"]
+    rounds.run(combine_scores, *flags)
+    rewards = json.loads((tmp_path / "rewards.json").read_text())["rewards"]
+    assert rewards == pytest.approx({"q": 1 - 0.1 * 0.5 - 0.01 * 2, "r": 0.5 - 0.5})  # LCS "a b": 2 of 4 words in both
+    assert "mean reward 0.4650; means of the terms: score 0.7500, contrast 0.2500" in capsys.readouterr().out
+    trace, files = sampled
+    samples = [path.with_name(path.name.replace("scores", "sample")) for path in files]
+    combined = [tmp_path / path.name for path in files]
+    words = ["--response_addr", *samples, "--score_addr", *files, "--output_addr", *combined, "--score", 2]
+    rounds.run(combine_scores, *words)
+    examples, notes = examples_of(folder, trace, files)
+    again, notes_again = examples_of(folder, trace, combined[::-1])
+    assert notes == notes_again and len(examples) == len(again)
+    for example, other in zip(examples, again, strict=True):
+        assert example.target == other.target and example.advantage == pytest.approx(other.advantage, abs=1e-3)
+    with pytest.raises(UserError, match="combine all, or none"):
+        examples_of(folder, trace, [combined[0], *files[1:]])
+
+
 # Rounds
+
+
+@pytest.mark.parametrize("kills", [[0], [3], [2, 4]])
+def test_a_stopped_training_ends_as_a_whole_one(folder, sampled, tmp_path, monkeypatch, kills):
+    """The ratio's denominators are those before the first step, also after a checkpoint was read."""
+    flags = [
+        "--learning_rate",
+        5e-3,
+        "--per_device_train_batch_size",
+        4,
+        "--gradient_accumulation_steps",
+        1,
+        "--kl",
+        0.1,
+    ]
+    flags += ["--epochs", 2, "--role", "other"]
+    _, whole = rounds.learn(folder, folder / "beginner", tmp_path / "whole", *sampled, *flags)
+    for step in kills:
+
+        def training_step(self, *args, step=step, original=Resumable.training_step, **kwargs):
+            if self.state.global_step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return original(self, *args, **kwargs)
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="stopped after step"):
+            patch.setattr(Resumable, "training_step", training_step)
+            rounds.learn(folder, folder / "beginner", tmp_path / "parts", *sampled, *flags)
+        gc.collect()  # what holds the lock on the log
+    _, log = rounds.learn(folder, folder / "beginner", tmp_path / "parts", *sampled, *flags)
+    assert [entry["loss"] for entry in log if "loss" in entry] == [entry["loss"] for entry in whole if "loss" in entry]
+    weights, others = (load_file(tmp_path / name / "last/adapter_model.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(weights[name], others[name]) for name in weights) and len(log) > 6
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from utils.generation.fitting import Fitted, Window
 from utils.generator.examples import Example
 from utils.records.responses import read_responses, refuse_other_questions
 from utils.runs.trace import TRACE, Line, read_trace
-from utils.tables.sample_scores import read_sample_scores, split
+from utils.tables.sample_scores import are_rewards, in_order, read_rewards, read_sample_scores, split
 
 EPSILON = 1e-4  # added to a standard deviation, as in TRL
 ADVANTAGES = ("grpo", "pr2")
@@ -124,20 +124,24 @@ def sample_scores(
     args: Namespace, responses_addr: str, responses: Mapping[str, list], calls: Mapping[Sample, list[Line]]
 ) -> dict[Sample, float]:
     """Return each sample's reward, higher is better; one without a verdict has none."""
-    files = read_sample_scores(args.score_addr, split(dict(responses)), responses_addr)
-    first = next(iter(files.values()))
-    lower_is_better = tasks()[first["task"]].metrics[first["strategy"]].lower_is_better
+    samples = split(dict(responses))
+    if are_rewards(args.score_addr):
+        scores, lower_is_better = read_rewards(in_order(args.score_addr, samples, responses_addr)), False
+    else:
+        files = list(read_sample_scores(args.score_addr, samples, responses_addr).values())
+        scores = [{entry["id"]: entry["score"] for entry in content["per_question_scores"]} for content in files]
+        metric = tasks()[files[0]["task"]].metrics[files[0]["strategy"]]
+        lower_is_better = metric.lower_is_better
     if lower_is_better and args.keep_cut:
-        raise UserError(f"--keep_cut: {first['strategy']} is an error, so 0 would be a reward; leave it out")
+        raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
     rewards: dict[Sample, float] = {}
-    for number, content in enumerate(files.values()):
-        for entry in content["per_question_scores"]:
-            sample = entry["id"], number
-            lines = [line for line in calls.get(sample, ()) if line.get("role") == args.role]
+    for number, of_sample in enumerate(scores):
+        for question_id, score in of_sample.items():
+            lines = [line for line in calls.get((question_id, number), ()) if line.get("role") == args.role]
             if args.keep_cut and any(line.get("truncated") for line in lines):
-                rewards[sample] = 0.0
-            elif entry["score"] is not None and sample in calls:
-                rewards[sample] = -entry["score"] if lower_is_better else entry["score"]
+                rewards[question_id, number] = 0.0
+            elif score is not None and (question_id, number) in calls:
+                rewards[question_id, number] = -score if lower_is_better else score
     return rewards
 
 

@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from utils.cli import UserError
-from utils.files.manifest import settings_of
+from utils.files.json_files import read_json
+from utils.files.manifest import differences, noted_settings, settings_of
 from utils.records.scores import Scores, read_scores
 from utils.tables.system_scores import check_same_judge, few
+
+COMBINED = "utils/combine_scores.py"
 
 Responses = dict[str, list[dict[str, Any]]]
 
@@ -29,11 +32,16 @@ def encode(responses: Responses) -> bytes:
 
 def read_sample_scores(paths: Sequence[str], samples: list[Responses], response_addr: str) -> dict[str, Scores]:
     """Read the score files in the samples' order; UserError unless each sample has one and all were judged alike."""
-    numbers = {hashlib.sha256(encode(sample)).hexdigest(): number for number, sample in enumerate(samples)}
     scores = {path: read_scores(path) for path in paths}
     check_same_judge(scores)
+    return {path: scores[path] for path in in_order(paths, samples, response_addr)}
+
+
+def in_order(paths: Sequence[str], samples: list[Responses], response_addr: str) -> list[str]:
+    """Return the files with the samples' scores in the samples' order; UserError unless each sample has just one."""
+    numbers = {hashlib.sha256(encode(sample)).hexdigest(): number for number, sample in enumerate(samples)}
     path_of: dict[int, str] = {}
-    for path in scores:
+    for path in paths:
         number = numbers.get(str(settings_of(path).get("responses")))
         if number is None:
             raise UserError(
@@ -45,4 +53,22 @@ def read_sample_scores(paths: Sequence[str], samples: list[Responses], response_
         path_of[number] = path
     if lacking := [str(number) for number in range(len(samples)) if number not in path_of]:
         raise UserError(f"--score_addr: no scores of sample {few(lacking)} of {response_addr}; judge every sample")
-    return {path_of[number]: scores[path_of[number]] for number in range(len(samples))}
+    return [path_of[number] for number in range(len(samples))]
+
+
+def are_rewards(paths: Sequence[str]) -> bool:
+    """Return whether files are rewards of utils/combine_scores.py; UserError if only some are."""
+    are = {path: noted_settings(path).get("script") == COMBINED for path in paths}
+    if len(set(are.values())) > 1:
+        mixed = next(path for path, is_reward in are.items() if not is_reward)
+        raise UserError(f"{mixed}: has no rewards of {COMBINED}, but other files have; combine all, or none")
+    return all(are.values())
+
+
+def read_rewards(paths: Sequence[str]) -> list[dict[str, float | None]]:
+    """Return each file's rewards by question id; UserError if they were combined differently."""
+    first, *others = paths
+    for path in others:
+        if differing := differences(noted_settings(first), noted_settings(path), ("responses", "scores")):
+            raise UserError(f"{path}: was combined otherwise than {first}: {differing}")
+    return [read_json(path)["rewards"] for path in paths]

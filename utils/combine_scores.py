@@ -1,0 +1,129 @@
+"""Combine scores with terms computed from the responses into rewards, for a training with --objective grpo.
+
+  python utils/combine_scores.py --response_addr samples/sample_{0..7}.json --score_addr samples/scores_{0..7}.json \\
+      --output_addr samples/rewards_{0..7}.json --contrast -0.1 --contrast_addr plain.json \\
+      --length -0.01 --length_note intent --length_over 200
+
+A reward is the sum of the score and of the terms, each times its weight (docs/beyond_planpers.md). These weights are
+those of IAP; PR2's penalty for a wrong form is --form -0.5. A response without a score has no reward.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.files.derived_files import add_overwrite_argument, prepare_derived
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, publish, settings_of
+from utils.files.writing import locked
+from utils.records.responses import read_responses
+from utils.records.scores import read_scores
+from utils.scoring.references import rouge
+from utils.tables.sample_scores import COMBINED
+
+Term = Callable[[str, dict[str, Any]], float]  # from a question's id and its response
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--response_addr", nargs="+", required=True, metavar="FILE", help="response files, one per sample")
+    add("--score_addr", nargs="+", required=True, metavar="FILE", help="their score files, in the same order")
+    add("--output_addr", nargs="+", required=True, metavar="FILE", help="output files, one per response file")
+    add("--score", type=float, default=1.0, metavar="WEIGHT", help="weight of the score (%(default)s)")
+    add("--contrast", type=float, default=0.0, metavar="WEIGHT",
+        help="weight of ROUGE-L between the response and the one in --contrast_addr, 0 to 1 (%(default)s)")
+    add("--contrast_addr", metavar="FILE", help="responses to compare with, such as those of the untrained model")
+    add("--length", type=float, default=0.0, metavar="WEIGHT", help="weight of each word over a limit (%(default)s)")
+    add("--length_note", metavar="NAME", help="the note whose words are counted (default: the response's)")
+    add("--length_over", type=cli.non_negative_int, default=0, metavar="N", help="the limit, in words (%(default)s)")
+    add("--form", type=float, default=0.0, metavar="WEIGHT",
+        help="weight of a wrong form: the model's text lacks one of --form_texts, or has them in another order "
+        "(%(default)s)")
+    add("--form_texts", nargs="+", metavar="TEXT", help="texts in the order that is right, such as headings")
+    # fmt: on
+    parser.without_effect("--contrast_addr", lambda args: not args.contrast, "without --contrast", "give --contrast")
+    parser.without_effect("--length_note --length_over", lambda args: not args.length, "without --length")
+    parser.without_effect("--form_texts", lambda args: not args.form, "without --form", "give --form")
+    add_overwrite_argument(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    numbers = [len(args.response_addr), len(args.score_addr), len(args.output_addr)]
+    if len(set(numbers)) > 1:
+        given = "{} --response_addr, {} --score_addr, {} --output_addr".format(*numbers)
+        raise UserError(f"{given}: give the same number of each")
+    for flag in ("contrast_addr", "form_texts"):
+        if vars(args)[flag.partition("_")[0]] and vars(args)[flag] is None:
+            raise UserError(f"--{flag.partition('_')[0]}: needs --{flag}")
+    cli.check_outputs(args.output_addr, [*args.response_addr, *args.score_addr])
+    prepare_derived(args.output_addr, COMBINED, args.overwrite)
+    terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}
+    own = {"length_note": args.length_note, "length_over": args.length_over, "form_texts": args.form_texts}
+    own |= {"contrast_with": args.contrast_addr and file_hash(args.contrast_addr)}
+    for response_addr, score_addr, output_addr in zip(
+        args.response_addr, args.score_addr, args.output_addr, strict=True
+    ):
+        content = combined(response_addr, score_addr, weights, terms)
+        settings = {"script": COMBINED, "responses": file_hash(response_addr), "scores": file_hash(score_addr)}
+        with locked(output_addr):
+            publish(output_addr, content, describe_run(vars(args), settings | {"weights": weights} | own, None))
+        means = ", ".join(f"{name} {mean:.4f}" for name, mean in content["means"].items())
+        print(f"{output_addr}: mean reward {content['reward']:.4f}; means of the terms: {means}")
+    return 0
+
+
+def combined(response_addr: str, score_addr: str, weights: dict[str, float], terms: dict[str, Term]) -> dict[str, Any]:
+    """Return the rewards by question id, with the means of the terms over the responses that have a score."""
+    if settings_of(score_addr).get("responses") != file_hash(response_addr):
+        raise UserError(f"{score_addr}: not the scores of {response_addr}, by the manifest beside it")
+    responses, rewards, rows = read_responses(response_addr), {}, []
+    for entry in read_scores(score_addr)["per_question_scores"]:
+        if entry["score"] is None:
+            rewards[entry["id"]] = None
+            continue
+        response = responses[entry["id"]][0]
+        rows.append({"score": entry["score"]} | {name: term(entry["id"], response) for name, term in terms.items()})
+        rewards[entry["id"]] = sum(weights[name] * value for name, value in rows[-1].items())
+    if not rows:
+        raise UserError(f"{score_addr}: no response has a score")
+    means = {name: fmean(row[name] for row in rows) for name in rows[0]}
+    return {"reward": sum(weights[name] * mean for name, mean in means.items()), "means": means, "rewards": rewards}
+
+
+def terms_of(args: cli.Arguments) -> dict[str, Term]:
+    """Return the terms that have a weight, by name."""
+    others = read_responses(args.contrast_addr) if args.contrast else {}
+
+    def contrast(question_id: str, response: dict[str, Any]) -> float:
+        if question_id not in others:
+            raise UserError(f"{args.contrast_addr}: has no response to {question_id}")
+        return rouge(others[question_id][0]["output"] or "", response["output"] or "", "rougeL")
+
+    def length(_: str, response: dict[str, Any]) -> float:
+        text = (response.get("notes") or {}).get(args.length_note) if args.length_note else response["output"]
+        return max(0, len(str(text or "").split()) - args.length_over)
+
+    def form(_: str, response: dict[str, Any]) -> float:
+        return not in_this_order(args.form_texts, response.get("raw") or "")
+
+    made = {"contrast": contrast, "length": length, "form": form}
+    return {name: term for name, term in made.items() if vars(args)[name]}
+
+
+def in_this_order(texts: Sequence[str], text: str) -> bool:
+    return re.search(".*?".join(map(re.escape, texts)), text, re.DOTALL) is not None
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
