@@ -116,6 +116,7 @@ DERIVED = [
     for name in (
         "compare_evaluators", "export_predictions", "human_evaluation", "import_dataset",
         "make_controls",
+        "combine_scores",
         "make_figures", "make_table", "report", "select_responses",
     )
 ]  # fmt: skip
@@ -126,7 +127,7 @@ DIFFERENT_ON_PURPOSE = {
     "--max_tokens": ["evaluate_responses.py", "utils/build_personamem.py"],  # one is short, the other long
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
-        "retrieval/rank_dataset.py", "utils/combine_scores.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
+        "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
         "utils/human_evaluation.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
