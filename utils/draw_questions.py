@@ -3,8 +3,8 @@
   python utils/draw_questions.py --input_dataset_addr train_ranked.json --num_questions 1000 --round 2 \\
       --output_dataset_addr train_round_2.json
 
-The questions are shuffled once. Each round takes the next ones, and goes on with the first after the last, so that all
-are drawn before any is drawn again. The questions of a ranked dataset stay ranked. A file that exists is left alone.
+All questions are drawn before any is drawn again: they are shuffled once, and each round takes the next ones. After the
+last question comes the first again. Questions of a ranked dataset stay ranked. A file that exists is left alone.
 """
 
 import random

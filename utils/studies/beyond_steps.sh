@@ -68,9 +68,10 @@ from utils.records.datasets import read_dataset
 def main():
     path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
     records = read_dataset(path, ["profile", "gold_plan"])[: int(limit) or None]
-    verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
+    per_answer = sum(len(record["rubric_aspects"]) if strategy == "aspect" else 1 for record in records)
+    verdicts = int(rounds) * int(judged) * per_answer
     answers = int(rounds) * int(answers) * len(records)
-    posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
+    posts = sum(len(post["text"]) for record in records for post in record["profile"][:10]) / 4 / len(records)
     tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
     print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
           f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
@@ -133,15 +134,15 @@ select_round() { # METHOD'S FOLDER: link the best policy
 }
 
 offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo learns pairs of the best and the worst
-    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name its models=() scores=() waits=() pairs=()
+    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled models=() scores=() waits=() pairs=()
     cost "$1" "$N" "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
-        name=$folder/round_$round its=$folder/round_$round/samples
-        [ "$round" -gt 1 ] || its=${model##*/}/train/$category/rag/samples # of the model that both begin with
-        sample "$its" "$before" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
-        choose "$its" "$N" --worst_addr "$OUT/${its}_worst.json"
-        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${its}_worst.json")
-        learn "$name/policy" "${its}_best $before" "$policy" --target_addr "$OUT/${its}_best.json" "${pairs[@]}"
+        name=$folder/round_$round sampled=$folder/round_$round/samples
+        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # of the model that both begin with
+        sample "$sampled" "$before" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
+        choose "$sampled" "$N" --worst_addr "$OUT/${sampled}_worst.json"
+        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
+        learn "$name/policy" "${sampled}_best $before" "$policy" --target_addr "$OUT/${sampled}_best.json" "${pairs[@]}"
         validate "$name" "$1"
         policy=$OUT/$name/policy/last before=$name/policy
     done
@@ -188,11 +189,11 @@ iap() { # the policy writes the intent before the answer, and is to answer other
 }
 
 intent_rewards() { # ROUND'S FOLDER: IAP's rewards take the place of the verdicts
-    local plain=$1/plain waits="$1/plain $1/samples_split $1/samples_scores" weights rewards=("${verdicts[@]/%.json/_reward.json}")
+    local plain=$1/plain weights rewards=("${verdicts[@]/%.json/_reward.json}")
     weights=(--contrast -0.1 --contrast_addr "$OUT/$plain.json" --length -0.01 --length_note intent --length_over 200)
     sample "$plain" "" 1 baselines.py --rag --model_addr "$model"
-    draw "$1/samples_rewards" "$waits" python utils/combine_scores.py --response_addr "${samples[@]}" \
-        --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${weights[@]}"
+    draw "$1/samples_rewards" "$plain $1/samples_split $1/samples_scores" python utils/combine_scores.py \
+        --response_addr "${samples[@]}" --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${weights[@]}"
     verdicts=("${rewards[@]}")
 }
 

@@ -106,9 +106,9 @@ judge_suffix() {
 }
 
 score_files() { # METHOD POSTS SEED: of $model, one for each category
-    local one
-    for one in $CATEGORIES; do
-        echo "$OUT/$(answer_name "$one" "$@")_scores$(judge_suffix).json"
+    local name
+    for name in $CATEGORIES; do
+        echo "$OUT/$(answer_name "$name" "$@")_scores$(judge_suffix).json"
     done
 }
 
