@@ -14,8 +14,11 @@ from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
 
-from utils import download_datasets
+from retrieval import rank_dataset
+from utils import download_datasets, draw_questions
 from utils.benchmarks.lampqa import COMMUNITIES
+from utils.cli import UserError
+from utils.files.manifest import refuse_unranked
 from utils.generation.chat import APIChat
 from utils.records.datasets import read_dataset
 from utils.study_costs import with_stand_ins
@@ -455,6 +458,33 @@ def test_the_upper_bound_is_chosen_by_the_metric_of_the_table(commands_of):
     assert {args["strategy"] for args in of["/train/"] if SAMPLE_FILE.search(args["response_addr"][0])} == {"direct"}
 
 
+def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
+    ids = [record["id"] for record in read_dataset(SAMPLE / "train.json")]
+    ranked, drawn, size = tmp_path / "ranked.json", [], len(ids) // 2 + 1
+    words = ["--input_dataset_addr", str(SAMPLE / "train.json"), "--output_dataset_addr", str(ranked)]
+    assert rank_dataset.main([*words, "--ranker", "recency"]) == 0
+
+    def draw(number, size=size):
+        words = ["--input_dataset_addr", ranked, "--questions_per_round", size, "--round", number]
+        words += ["--output_dataset_addr", tmp_path / f"{number}.json"]
+        assert draw_questions.main(list(map(str, words))) == 0
+
+    for number in (1, 2):
+        draw(number)
+        drawn += [record["id"] for record in read_dataset(tmp_path / f"{number}.json")]
+        refuse_unranked(tmp_path / f"{number}.json", unranked=False)
+    assert len(drawn) == 2 * size and {*drawn} == {*ids} and drawn[:size] != ids[:size]
+    made = (tmp_path / "1.json.manifest.json").read_bytes()
+    draw(1)
+    assert (tmp_path / "1.json.manifest.json").read_bytes() == made
+    with pytest.raises(
+        UserError, match=rf"1\.json: was made with other settings: drawn: questions_per_round: {size}, now 2"
+    ):
+        draw(1, 2)
+    with pytest.raises(UserError, match=f"has {len(ids)}; give no more than that"):
+        draw(3, len(ids) + 1)
+
+
 @pytest.fixture
 def trained(small, tmp_path):
     """The same sample for a policy that is trained here, on few and short texts."""
@@ -536,7 +566,8 @@ def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
 @pytest.mark.slow
 def test_a_planner_learns_from_the_scores_of_its_answers(trained, server, tmp_path):
     """With vLLM and trainings; a study that ends in the middle of a round asks and trains nothing again."""
-    own = {"N": 3, "ROUNDS": 2, "QUESTIONS": 2, "PLANPERS_FLAGS": "--max_tokens_plan 16"}
+    own = {"N": 3, "ROUNDS": 1, "QUESTIONS": 4, "PLANPERS_FLAGS": "--max_tokens_plan 16"}
+    own |= {"SAMPLE_FLAGS": f"{trained['SAMPLE_FLAGS']} --max_tokens_plan 2000", "LEARN_FLAGS": "--kl 0.1"}
     own |= {"TRAIN_FLAGS": f"{trained['TRAIN_FLAGS']} --lora_rank 4"}
     server.reply = lambda request: Reply("no", status=401) if len(server.requests) > 10 else default_reply(request)
     done = study("planner_rl", **trained | own)
@@ -548,7 +579,8 @@ def test_a_planner_learns_from_the_scores_of_its_answers(trained, server, tmp_pa
     after = outputs(tmp_path / "out")
     assert {name: after[name] for name in before} == before
     sent = [json.dumps(request, sort_keys=True) for request in server.requests]
-    assert len(sent[:10] + sent[num_requests:]) == len({*sent[:10], *sent[num_requests:]})
+    answered = sent[:10] + sent[num_requests:]
+    assert len(answered) == len({*answered})
     table = (tmp_path / "out/chat/test/planner_rl_judge.md").read_text()
     assert "- PlanPers (planner by RL): saw narrative, rubric_aspects in training." in table
     again = study("planner_rl", **trained | own)

@@ -211,7 +211,7 @@ reinforce() { # METHOD ANSWERS POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS ea
         name=$folder/round_$round from=train_round_$round
         [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
             python utils/draw_questions.py --input_dataset_addr "$OUT/ranked/${category}_train.json" \
-            --num_questions "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$from.json"
+            --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$from.json"
         answering "$1" "$policy"
         sample "$name/samples" "$before" "$N" "${flags[@]}" --model_addr "$by" --trace "${sampling[@]}"
         judge_samples "$name/samples" "$N"
