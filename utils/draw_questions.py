@@ -38,15 +38,10 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    source, path = args.input_dataset_addr, Path(args.output_dataset_addr)
+    source, path, size = args.input_dataset_addr, Path(args.output_dataset_addr), args.questions_per_round
     cli.check_outputs([str(path)], [source])
     made = read_manifest(source) or {"settings": {}}
-    drawn = {
-        "from": file_hash(source),
-        "questions_per_round": args.questions_per_round,
-        "round": args.round,
-        "seed": args.seed,
-    }
+    drawn = {"from": file_hash(source), "questions_per_round": size, "round": args.round, "seed": args.seed}
     settings = made["settings"] | {"drawn": drawn}
     if is_made_alike(path, settings, args.overwrite):
         print(f"{path}: already finished, left alone")
@@ -54,13 +49,11 @@ def main(argv: list[str] | None = None) -> int:
     check_could_write(path)
     dataset = DatasetFile(source)
     ids = [record["id"] for record in dataset.scan()]
-    if args.questions_per_round > len(ids):
-        raise UserError(
-            f"--questions_per_round {args.questions_per_round}: {source} has {len(ids)}; give no more than that"
-        )
+    if size > len(ids):
+        raise UserError(f"--questions_per_round {size}: {source} has {len(ids)}; give no more than that")
     random.Random(args.seed).shuffle(ids)
-    start = (args.round - 1) * args.questions_per_round
-    chosen = {ids[place % len(ids)] for place in range(start, start + args.questions_per_round)}
+    start = (args.round - 1) * size
+    chosen = {ids[place % len(ids)] for place in range(start, start + size)}
     numbers = [number for number, question_id in enumerate(dataset.ids) if question_id in chosen]
     figures = {"dataset": made["dataset"]} if "dataset" in made else {}
     with locked(path):
