@@ -1,12 +1,14 @@
 """--trace: every call and search behind an output."""
 
 import json
+import resource
 import shutil
+import subprocess
+import sys
 
 import pytest
 from api_server import Reply
-from method_runs import IDS, SAMPLE
-from test_search import SEARCHES, reply
+from method_runs import IDS, ROOT, SAMPLE, SEARCHES
 
 import baselines
 import evaluate_responses
@@ -14,13 +16,6 @@ import planpers
 from utils import report, show_answers
 from utils.cli import UserError
 from utils.runs.trace import read_trace
-
-
-@pytest.fixture
-def searching(runs):
-    runs.write(SEARCHES)
-    runs.server.reply = reply
-    return runs
 
 
 def lines_by_question(path):
@@ -68,6 +63,18 @@ def test_a_trace_is_made_from_the_store_and_by_shards(searching):
     searching.output.write_text(searching.output.read_text() + "\n")
     with pytest.raises(UserError, match=r"not the trace of .* as it is now"):
         next(read_trace(str(searching.output)))
+
+
+def test_a_full_disk_names_the_trace(runs):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+
+    runs.server.reply = lambda request: Reply("A text")
+    runs.write('async def answer(record, ask):\n    return await ask("{profile}", items=record.best(99) * 9)\n')
+    command = [sys.executable, "baselines.py", *runs.flags("--trace")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
+    assert done.returncode == 2 and "answers.json.trace.jsonl: File too large" in done.stderr
+    assert not runs.output.exists()
 
 
 def test_planpers_and_rag_have_traces(runs, tmp_path):
