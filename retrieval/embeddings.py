@@ -1,10 +1,9 @@
 """Embeddings that are kept on disk, so that each text is embedded once.
 
   embeddings/
-    contriever-msmarco-1f2e3d4c/             one folder per encoder
-      encoder.json                           what its embeddings depend on, and their dimension D
-      20261124T015000-node7-4711-9c2e.f32    one file per writing process: rows of D float32 numbers
-      20261124T015000-node7-4711-9c2e.sha    the hashes of the rows' texts
+    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder, by all that its embeddings depend on
+      20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers
+      20261124T015000-node7-4711-9c2e.768.sha    the hashes of the rows' texts
 
 Files only grow, so several processes and nodes can share a folder. A row counts once its hash is written, which happens
 after the row is.
@@ -29,7 +28,6 @@ from utils.files.writing import (
     open_appending,
     own_name,
     sync,
-    write_atomically,
     write_line,
 )
 
@@ -47,38 +45,23 @@ class Embeddings:
             described: everything that an embedding depends on besides its text.
             also: further such folders, which are only read.
         """
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model_name).name) or "encoder"
         self.folder = folder / f"{name}-{digest}"
-        self._described = described
-        self._roots, self._pattern = (folder, *also), f"*-{digest}"
+        self._roots, self._pattern = (folder, *also), f"*-{digest}/*.sha"
         self._own: tuple[IO[bytes], IO[bytes]] | None = None  # the rows and hashes that this process adds
-        self._size = 0  # bytes of a row
 
     @cached_property
     def _places(self) -> dict[bytes, tuple[Path, int]]:
         """By a text's hash, the file of its row, and the row's number there."""
         places: dict[bytes, tuple[Path, int]] = {}
-        for folder in (folder for root in self._roots for folder in sorted(root.glob(self._pattern))):
-            self._size = self._dimension(folder) * NUMBER
-            for path in sorted(folder.glob("*.sha")):
-                hashes, rows = path.read_bytes(), path.with_suffix(".f32")
-                number = len(hashes) // HASH
-                if number and (not rows.is_file() or rows.stat().st_size < number * self._size):
-                    raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
-                places |= {hashes[row * HASH : (row + 1) * HASH]: (rows, row) for row in range(number)}
+        for path in (path for root in self._roots for path in sorted(root.glob(self._pattern))):
+            hashes, rows = path.read_bytes(), path.with_suffix(".f32")
+            number = len(hashes) // HASH
+            if number and (not rows.is_file() or rows.stat().st_size < number * _row_size(rows)):
+                raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
+            places.update((hashes[row * HASH : (row + 1) * HASH], (rows, row)) for row in range(number))
         return places
-
-    def _dimension(self, folder: Path) -> int:
-        path = folder / "encoder.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            dimension = int(content.pop("dimension"))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            raise UserError(f"{path}: is missing or damaged; delete {folder}") from None
-        if content != self._described:
-            raise UserError(f"{path}: describes another encoder; delete {folder}")
-        return dimension
 
     def find(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the kept embeddings, float32 (D,), by text; UserError if one is not usable."""
@@ -86,14 +69,12 @@ class Embeddings:
         for text in texts:
             if (place := self._places.get(_hash(text))) is not None:
                 wanted[place[0]].append((text, place[1]))
-        for path, texts_and_rows in wanted.items():
+        for path, numbers in wanted.items():
+            size = _row_size(path)
             with path.open("rb", buffering=0) as file:
-                for text, number in texts_and_rows:
-                    row = np.frombuffer(os.pread(file.fileno(), self._size, number * self._size), dtype=np.float32)
-                    if len(row) * NUMBER != self._size or not usable_rows(row[None]).all():
-                        problem = f"row {number + 1} is damaged; delete it and the .sha file beside it"
-                        raise UserError(f"{path}: {problem}")
-                    rows[text] = row
+                rows |= {text: np.frombuffer(os.pread(file.fileno(), size, row * size), "<f4") for text, row in numbers}
+            if not usable_rows(np.stack([rows[text] for text, _ in numbers])).all():
+                raise UserError(f"{path}: is damaged; delete it and the .sha file beside it")
         return rows
 
     def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
@@ -103,33 +84,23 @@ class Embeddings:
         if not new:
             return
         if self._own is None:
-            self._begin(rows.shape[1])
+            name = f"{own_name()}.{rows.shape[1]}"
+            with as_user_error(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
         rows_file, hashes_file = self._own
         path, first = Path(rows_file.name), hashes_file.tell() // HASH
         try:
-            write_line(rows_file, rows[new].astype(np.float32, copy=False).tobytes(), path)
+            write_line(rows_file, rows[new].astype("<f4", copy=False).tobytes(), path)
             write_line(hashes_file, b"".join(hashes[place] for place in new), path.with_suffix(".sha"))
         except OSError:
             self._own = None  # it may end within a row, so later ones go to another file
             raise
         self._places.update({hashes[place]: (path, first + number) for number, place in enumerate(new)})
 
-    def _begin(self, dimension: int) -> None:
-        """Make this process's own files."""
-        path = self.folder / "encoder.json"
-        if self._size not in (0, dimension * NUMBER):
-            raise UserError(f"{path}: is damaged: its dimension is not the encoder's; delete {self.folder}")
-        self._size = dimension * NUMBER
-        with as_user_error(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                write_atomically(path, json.dumps({**self._described, "dimension": dimension}, indent=2) + "\n")
-        name = own_name()
-        self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
-
     def check_writable(self) -> None:
         """Raise UserError if nothing could be added. Creates nothing."""
-        check_could_write(self.folder / "encoder.json")
+        check_could_write(self.folder / "rows.f32")
 
     def close(self) -> None:
         for file in self._own or ():
@@ -137,6 +108,11 @@ class Embeddings:
                 sync(file)
         self._own = None
         vars(self).pop("_places", None)
+
+
+def _row_size(path: Path) -> int:
+    """Return the bytes of a row in a file, by the dimension in its name."""
+    return int(path.suffixes[-2][1:]) * NUMBER
 
 
 def usable_rows(embeddings: np.ndarray) -> np.ndarray:
