@@ -6,6 +6,7 @@ For a question itself, the order is that of `rank_dataset.py` with the same rank
 import argparse
 import asyncio
 import hashlib
+import json
 from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,7 @@ from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import FlagParser
 from utils.files.manifest import noted_settings, read_manifest
-from utils.generation.completions import NotStoredError
+from utils.generation.completions import KEY_DIGITS, NotStoredError
 from utils.generation.store import ModelStore, models_of_server
 from utils.models.devices import has_gpu
 
@@ -66,17 +67,13 @@ class Searched:
 
     @cached_property
     def _digest(self) -> "hashlib._Hash":
-        digest = hashlib.sha256()
-        for text in self.texts:
-            encoded = text.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-        return digest
+        return hashlib.sha256(json.dumps(self.texts).encode())
 
     def key(self, query: str) -> str:
         """Return the key of an order in the store."""
         digest = self._digest.copy()
-        digest.update(query.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[:32]
+        digest.update(json.dumps(query).encode())
+        return digest.hexdigest()[:KEY_DIGITS]
 
     @cached_property
     def index(self) -> "BM25Index":
@@ -96,7 +93,8 @@ class Search:
         """UserError if there is no such encoder, and the store has no orders by it.
 
         Args:
-            dataset: the path of the records' file; if it was ranked with dates, its items are searched with them.
+            dataset: the path of the records' file. If it was ranked with dates, its items are searched with them; if it
+                was ranked without texts, the file that was ranked decides.
         """
         from retrieval.embeddings import Embeddings
 

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -316,24 +315,6 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
     with pytest.raises(UserError, match=r"embeddings/.*: cannot be written"):
         runs.run(*dense)
     assert runs.server.requests == []
-
-
-def test_a_full_disk(runs):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
-
-    runs.write("""
-async def answer(record, ask):
-    try:
-        for number in range(9):
-            posts = await ask.search(f"{record['question']} {number}")
-    finally:
-        return "made up"
-""")
-    command = [sys.executable, "baselines.py", *runs.flags()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
-    assert done.returncode == 2 and "completions/search-bm25" in done.stderr and "Traceback" not in done.stderr
-    assert not runs.output.exists()
 
 
 @pytest.mark.parametrize(

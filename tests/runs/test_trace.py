@@ -1,14 +1,12 @@
 """--trace: every call and search behind an output."""
 
 import json
-import resource
 import shutil
-import subprocess
-import sys
 
 import pytest
 from api_server import Reply
-from method_runs import IDS, ROOT, SAMPLE, SEARCHES
+from method_runs import IDS, SAMPLE, SEARCHES
+from tiny_t5 import save_tiny_t5
 
 import baselines
 import evaluate_responses
@@ -65,18 +63,6 @@ def test_a_trace_is_made_from_the_store_and_by_shards(searching):
         next(read_trace(str(searching.output)))
 
 
-def test_a_full_disk_names_the_trace(runs):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-
-    runs.server.reply = lambda request: Reply("A text")
-    runs.write('async def answer(record, ask):\n    return await ask("{profile}", items=record.best(99) * 9)\n')
-    command = [sys.executable, "baselines.py", *runs.flags("--trace")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
-    assert done.returncode == 2 and "answers.json.trace.jsonl: File too large" in done.stderr
-    assert not runs.output.exists()
-
-
 def test_planpers_and_rag_have_traces(runs, tmp_path):
     flags = runs.flags("--trace")
     del flags[flags.index("--method") : flags.index("--method") + 2]
@@ -90,6 +76,13 @@ def test_planpers_and_rag_have_traces(runs, tmp_path):
         trace = lines_by_question(gold)
         assert list(trace) == IDS and all(len(lines) == 1 for lines in trace.values())
     assert lines_by_question(f"{gold}.plans.json") == {}
+
+
+def test_an_encoder_decoder_reads_only_the_last_message(tmp_path):
+    output, model = tmp_path / "answers.json", save_tiny_t5(tmp_path / "t5")
+    flags = ["--model_addr", str(model), "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--unranked"]
+    baselines.main([*flags, "--rag", "--trace", "--max_tokens", "4", "--limit", "2"])
+    assert [[message["role"] for message in line["messages"]] for line in read_trace(str(output))] == [["user"]] * 2
 
 
 def test_answers_and_report_show_the_steps(searching, tmp_path, capsys):
