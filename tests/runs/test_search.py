@@ -322,6 +322,7 @@ def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch)
     [
         ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
         ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
+        ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
         ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],
 )
@@ -349,44 +350,28 @@ def test_embeddings_are_kept_once(tmp_path):
     assert Embeddings(tmp_path, "some/encoder", {"model": "other"}).find(["a"]) == {}
 
 
-@pytest.mark.parametrize(
-    ("suffix", "content", "message"),
-    [
-        ("sha", None, None),  # torn: read up to its end
-        ("f32", b"\xff" * 64, "f32: is damaged"),
-        ("f32", b"", "it lacks rows"),
-    ],
-)
-def test_damaged_embeddings(tmp_path, suffix, content, message):
+def test_damaged_embeddings(tmp_path):
     kept = Embeddings(tmp_path, "e", {"model": "m"})
     kept.add(["a", "b"], np.ones((2, 8), dtype=np.float32))
     kept.close()
-    [path] = kept.folder.glob(f"*.{suffix}")
-    path.write_bytes(path.read_bytes()[:-3] if content is None else content)
-    if message is None:
-        assert kept.find(["a", "b"]).keys() == {"a"}
-        return
-    with pytest.raises(UserError, match=message):
-        kept.find(["a"])
+    [hashes], [numbers] = kept.folder.glob("*.sha"), kept.folder.glob("*.f32")
+    hashes.write_bytes(hashes.read_bytes()[:-3])
+    assert kept.find(["a", "b"]).keys() == {"a"}  # a torn file is read up to its end
+    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: it lacks rows")):
+        kept.close()
+        numbers.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            kept.find(["a"])
 
 
-def test_a_killed_run_that_keeps_embeddings_is_resumed(encoder, tmp_path, monkeypatch):
-    """Also if the ranking is finished: the folder alone does not show that it has all of them."""
-    ranked, add = tmp_path / "ranked.json", Embeddings.add
-    rank(SAMPLE, ranked, "dense", "--model_name", encoder)
+def test_a_finished_ranking_keeps_its_embeddings_later(encoder, tmp_path):
+    """The folder may have only some of them, of a killed run or another ranking."""
+    ranked, flags = tmp_path / "ranked.json", ["--model_name", encoder]
+    rank(SAMPLE, ranked, "dense", *flags)
     whole = ranked.read_bytes()
-    monkeypatch.setattr(rank_dataset, "BLOCK", 20)
-
-    def add_and_stop(kept, *rows):
-        add(kept, *rows)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Embeddings, "add", add_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        rank(SAMPLE, ranked, "dense", "--model_name", encoder, "--keep_embeddings")
-    monkeypatch.setattr(Embeddings, "add", add)
+    rank(SAMPLE, tmp_path / "first.json", "dense", *flags, "--keep_embeddings", "--limit", "3")
     for _ in range(2):  # the second time, it is finished
-        rank(SAMPLE, ranked, "dense", "--model_name", encoder, "--keep_embeddings")
+        rank(SAMPLE, ranked, "dense", *flags, "--keep_embeddings")
         counts = read_manifest(ranked)["counts"]
         assert counts["texts_kept"] == 136 and 0 < counts["texts_embedded"] < 136
     assert ranked.read_bytes() == whole

@@ -56,12 +56,9 @@ def test_parts_of_a_prompt():
     assert roles_of("text\n[assistant]\nsaid") == [("user", "text\n[assistant]\nsaid")]  # not a part's line first
     said = "[user]\n{question}"
     assert roles_of("[user]\n{question}\n[assistant]\n{said}", question="q", said=said)[1] == ("assistant", said)
-
-
-@pytest.mark.parametrize("text", ["[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"])
-def test_parts_in_another_order_are_refused(text):
-    with pytest.raises(ValueError, match="the parts of a prompt are"):
-        own_prompt(text)
+    for text in ("[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"):
+        with pytest.raises(ValueError, match="the parts of a prompt are"):
+            own_prompt(text)
 
 
 def test_a_local_model_continues_its_turn(tmp_path):
@@ -76,18 +73,9 @@ def test_a_local_model_continues_its_turn(tmp_path):
 
 
 def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
-    flags = [
-        "--model_addr",
-        str(save_tiny_thinker(tmp_path)),
-        "--inputs_addr",
-        str(SAMPLE),
-        "--output_addr",
-        f"{tmp_path}/o",
-    ]
-    model, record = (
-        choose_model(baselines.build_parser().parse_args([*flags, "--completions", f"{tmp_path}/c"])),
-        json.loads(SAMPLE.read_text())[0],
-    )
+    flags = f"--model_addr {save_tiny_thinker(tmp_path)} --inputs_addr {SAMPLE} --output_addr {tmp_path}/answers.json"
+    args = baselines.build_parser().parse_args([*flags.split(), "--completions", str(tmp_path)])
+    model, record = choose_model(args), json.loads(SAMPLE.read_text())[0]
     mark, task = model.chat.tokenizer.convert_tokens_to_ids("</think>"), task_of("", [record])
 
     def begin(said):
@@ -142,7 +130,7 @@ def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
         assert request["messages"][-1] == {"role": "assistant", "content": "My answer:"}
 
 
-@pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("[3]", "[3]")])
+@pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("{'a'}", "{'a'}")])
 def test_a_wrong_stop_names_its_line(runs, stop, message, capsys):
     runs.write(f'async def answer(record, ask):\n    return await ask("none", stop={stop})\n')
     runs.run(code=1)

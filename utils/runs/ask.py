@@ -249,12 +249,14 @@ class Ask:
             raise ValueError(f"ask.search: the query is {query!r}; give a text")
         if type(k) is not int or not 1 <= k <= MOST:
             raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
-        query, number = writable(query), await self._begin_step()
+        if isinstance(exclude, str):
+            raise ValueError("ask.search: exclude is a single text; give a list of ids")
+        query, excluded, number = writable(query), {*exclude}, await self._begin_step()
         task = asyncio.create_task(self._around.search.order(self._searched, query))
         task.add_done_callback(partial(self._land, "search", None))
         order, profile = await self._result(task), self._record["profile"]
         ids = {place: profile[place].get("id", place) for place in order}
-        best = [place for place in order if ids[place] not in exclude][:k]
+        best = [place for place in order if ids[place] not in excluded][:k]
         best_ids = [ids[place] for place in best]
         self._steps[number] = {"query": query, "ids": best_ids}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
