@@ -204,6 +204,8 @@ class Search:
         """Return the usable embeddings (D,) by text; those that are not kept are embedded together with others."""
         rows = self._kept.find(texts)
         lacking = [text for text in texts if text not in rows]
+        if not lacking:
+            return rows
         self._waiting |= dict.fromkeys(lacking)
         async with self._turn:
             while any(text in self._waiting for text in lacking):

@@ -76,6 +76,11 @@ def test_planpers_and_rag_have_traces(runs, tmp_path):
         trace = lines_by_question(gold)
         assert list(trace) == IDS and all(len(lines) == 1 for lines in trace.values())
     assert lines_by_question(f"{gold}.plans.json") == {}
+    flags[flags.index(str(gold))] = str(tmp_path / "own.json")
+    (tmp_path / "own.json.trace.jsonl").write_text("another program's")
+    with pytest.raises(UserError, match="was not written by this script"):
+        planpers.main([*flags, "--gold_plan"])
+    assert not (tmp_path / "own.json.plans.json").exists()  # refused before the first stage
 
 
 def test_an_encoder_decoder_reads_only_the_last_message(tmp_path):

@@ -36,13 +36,16 @@ def trace_path(output: str) -> Path:
     return Path(f"{output}.trace.jsonl")
 
 
+def check_trace(output: Output) -> None:
+    """Raise UserError if the trace cannot be written, or would replace a file that is none."""
+    prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
+
+
 class Trace:
     """The lines of an output, in a temporary file until they are published."""
 
     def __init__(self, output: Output):
-        """UserError if the trace cannot be written, or would replace a file that is none."""
         self._output, self._places = output, dict[Key, tuple[int, int]]()
-        prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
         self._file = tempfile.TemporaryFile(buffering=0, dir=Path(output.path).absolute().parent)  # noqa: SIM115
 
     def add(self, key: Key, ask: Ask) -> None:
