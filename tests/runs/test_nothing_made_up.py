@@ -202,7 +202,7 @@ async def answer(record, ask):
 """)
     assert runs.run("--limit", 2, code=1) == 40
     errors = capsys.readouterr().err
-    assert "more than 20 calls: does it have an endless loop?" in errors and "calls 40" in errors
+    assert "more than 20 calls and searches: does it have an endless loop?" in errors and "calls 40" in errors
 
 
 # The same on every run
@@ -212,8 +212,8 @@ CHAINS = """
 import asyncio
 
 async def chain(record, ask, first, second):
-    found = await ask("First {first}: {question}", first=first, model=first)
-    return await ask("Then {found}", found=found, model=second)
+    first_text = await ask("First {first}: {question}", first=first, model=first)
+    return await ask("Then {first_text}", first_text=first_text, model=second)
 
 async def answer(record, ask):
     parts = await asyncio.gather(chain(record, ask, "generator", "critic"), chain(record, ask, "critic", "generator"))

@@ -178,8 +178,8 @@ def test_odd_queries_at_once(runs, dense):
 import asyncio
 QUERIES = ["", "x " * 99_999, "\\ud800 cat", "{question}"]
 async def answer(record, ask):
-    found = await asyncio.gather(*(ask.search(query, k=100) for query in [*QUERIES, record["question"], "", ""]))
-    return f"{[len(posts) for posts in found]}"
+    results = await asyncio.gather(*(ask.search(query, k=100) for query in [*QUERIES, record["question"], "", ""]))
+    return f"{[len(posts) for posts in results]}"
 """)
     runs.run(*dense)
     for record in json.loads(SAMPLE.read_text()):
@@ -344,9 +344,9 @@ def test_embeddings_are_kept_once(tmp_path):
     kept.close()
     again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, also=[tmp_path])
     again.add(["x"], rows[:1])
-    found = again.find(["x", "d", "c", "a", "unknown", "e"])
-    assert found.keys() == {"x", "d", "a", "e"}  # c is NaN
-    assert (found["d"] == rows[3]).all() and (found["e"] == rows[1]).all() and (found["x"] == rows[0]).all()
+    kept_rows = again.find(["x", "d", "c", "a", "unknown", "e"])
+    assert kept_rows.keys() == {"x", "d", "a", "e"}  # c is NaN
+    assert (kept_rows["d"] == rows[3]).all() and (kept_rows["e"] == rows[1]).all() and (kept_rows["x"] == rows[0]).all()
     assert Embeddings(tmp_path, "some/encoder", {"model": "other"}).find(["a"]) == {}
 
 

@@ -27,8 +27,8 @@ def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may
     searching.run("--trace", "--num_generated_outputs", 2)
     trace = lines_by_question(searching.output)
     assert list(trace) == IDS
-    asked = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
-    assert sorted(map(json.dumps, asked)) == sorted(
+    prompts = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
+    assert sorted(map(json.dumps, prompts)) == sorted(
         json.dumps(request["messages"]) for request in searching.server.requests
     )
     for question_id, lines in trace.items():
