@@ -40,6 +40,7 @@ ENGINE = (("--tensor_parallel_size", 1), ("--gpu_memory_utilization", 0.9))
 TOKENS = {"answers": 400, "plans": 50, "verdicts": 15}  # written per request
 ANSWER = "This is a plain line of the text that takes the place of an answer. " * 25  # of 16 tokens each
 ANSWERS = "answers of 400 tokens"  # a folder of files with them
+TRACES = (".trace.jsonl", ".plans.json.trace.jsonl")
 UNKNOWN = "nothing, because its output is unknown"
 # docs/speed_and_hardware.md: operations per second for prompts, in training, and for ranking by bytes per weight.
 PROMPTS, TRAINING, RANKING = 0.5 * 312e12, 0.4 * 312e12, {4: 0.85 * 19.5e12, 2: 0.5 * 312e12}
@@ -100,7 +101,7 @@ def count_step(args: cli.Arguments, command: list[str], steps: dict[str, Step], 
         rows = [] if code else json.loads(path.read_text(encoding="utf-8"))
     is_unknown = bool(code) or not is_whole
     stand_ins = dict.fromkeys(path for flag in MAKES for path in flags.get(flag, ()))
-    if is_whole and (not code or "--output_dir" in flags):  # a training that failed still has a base model
+    if (is_whole and not code) or "--output_dir" in flags:  # a training that is not counted still has a base model
         stand_ins |= stand_ins_of(flags, path.parent / ANSWERS / path.name)
     step = {"waits": (args.waits or "").split(), "flags": flags, "rows": rows}
     steps[args.step] = step | {"is_unknown": is_unknown and not args.drawn}
@@ -139,8 +140,11 @@ def flags_of(command: list[str]) -> Flags:
     return flags
 
 
-def stand_ins_of(flags: Flags, answers: Path) -> dict[str, str]:
-    """Return the stand-ins for what a command makes, by path; `answers` is the file to write if it answers."""
+def stand_ins_of(flags: Flags, answers: Path) -> dict[str, str | None]:
+    """Return the stand-ins for what a command makes, by path, None where there is none.
+
+    `answers` is the file to write if it answers.
+    """
     stand_ins = {
         path: flags[source][0] for flag, source in MAKES.items() if source in flags for path in flags.get(flag, ())
     }
@@ -151,6 +155,8 @@ def stand_ins_of(flags: Flags, answers: Path) -> dict[str, str]:
         answers.parent.mkdir(exist_ok=True)
         answers.write_text(json.dumps({question_id: [answer] for question_id in ids}), encoding="utf-8")
         stand_ins[flags["--output_addr"][0]] = str(answers)
+        traces = TRACES if "--trace" in flags else ()
+        stand_ins |= {f"{flags['--output_addr'][0]}{end}": None for end in traces}
     return stand_ins
 
 

@@ -128,11 +128,12 @@ DIFFERENT_ON_PURPOSE = {
     "--dtype": ["retrieval/rank_dataset.py"],  # an encoder's type changes the order of posts
     "--seed": [  # no text is sampled there
         "retrieval/rank_dataset.py", "utils/make_controls.py", "train_planner.py", "utils/train_generator.py",
-        "utils/human_evaluation.py",
+        "utils/human_evaluation.py", "utils/draw_questions.py",
     ],
     "--cache_dir": ["utils/download_datasets.py"],  # the default that the paper's README gives it
     "--overwrite": [  # commands without a model store no completions; tables and figures have no settings
         *DERIVED, "train_planner.py", "utils/download_datasets.py", "utils/train_generator.py",
+        "utils/draw_questions.py",
     ],
     "--per_device_train_batch_size": ["utils/train_generator.py"],  # another paper's settings
     "--gradient_accumulation_steps": ["utils/train_generator.py"],

@@ -15,7 +15,7 @@ from tiny_chat import save_tiny_chat
 import baselines
 import evaluate_responses
 from prompts import load_prompt
-from utils import make_table, select_model, train_generator
+from utils import make_table, select_model, select_responses, train_generator
 from utils.benchmarks import tasks
 from utils.cli import UserError
 from utils.objectives.lessons import lessons_of, seen_in_training
@@ -49,18 +49,76 @@ def texts_of(requests):
 # What a method sees
 
 
+def reply(request):
+    """Search once and then answer, or write an intent and an answer, as the included methods ask."""
+    last = request["messages"][-1]["content"]
+    if "Search:" in last:
+        return Reply("Search: puppets" if len(request["messages"]) == 2 else "Enough")
+    return Reply("Intent: a sound\nAnswer: Felt.") if "Intent:" in last else default_reply(request)
+
+
 @pytest.mark.parametrize(
-    "name", ["best_of_n", "draft_and_revise", "pathways", "summarize_then_answer", "vac", "teacher"]
+    "name",
+    [
+        "best_of_n",
+        "draft_and_revise",
+        "intent",
+        "pathways",
+        "search_then_answer",
+        "summarize_then_answer",
+        "vac",
+        "teacher",
+    ],
 )
 def test_no_request_at_test_time_holds_what_only_the_scorer_may_see(runs, name, capsys):
     """Without --show_fields, methods that make training data fail instead."""
-    runs.name = name
+    runs.name, runs.server.reply = name, reply
     makes_data = name in ("vac", "teacher")
     runs.run(code=int(makes_data))
-    asked = "\n".join(texts_of(runs.server.requests))
-    assert all(record["question"] in asked for record in RECORDS) or name == "teacher"
-    assert [one for record in RECORDS for one in sentences(record) if one in asked] == []
+    sent = "\n".join(texts_of(runs.server.requests))
+    assert all(record["question"] in sent for record in RECORDS) or name == "teacher"
+    assert [text for record in RECORDS for text in sentences(record) if text in sent] == []
     assert makes_data == ("HiddenFieldError" in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "learning"),
+    [("search_then_answer", ["--set", "bare=first"], ["--advantage", "pr2"]), ("intent", [], ["--kl", 0.01])],
+)
+def test_a_round_shows_the_judge_alone_what_only_the_scorer_may_see(runs, tmp_path, capsys, name, sampling, learning):
+    """Of PR2 and of IAP, whose public code would put the narrative into the policy's prompt."""
+    records, samples, data = json.loads(SAMPLE.read_text())[:4], tmp_path / "samples", tmp_path / "planted.json"
+    for record in records:
+        record["narrative"] += " CANARY"
+        record["rubric_aspects"] = [
+            {field: f"{text} CANARY" for field, text in aspect.items()} for aspect in record["rubric_aspects"]
+        ]
+    data.write_text(json.dumps(records))
+    drawn = lambda request: default_reply(request).text.strip(".")[-6:]  # noqa: E731
+    runs.name = name
+    runs.server.reply = lambda request: Reply(reply(request).text.replace("Felt.", f"Felt {drawn(request)}."))
+    runs.run("--inputs_addr", data, "--num_generated_outputs", 3, "--temperature", 1, "--trace", *sampling)
+    assert select_responses.main(["--response_addr", str(runs.output), "--split_dir", str(samples)]) == 0
+    files = [[f"{samples}/{kind}_{number}.json" for number in range(3)] for kind in ("sample", "scores")]
+    judging = [
+        "--openai",
+        "--base_url",
+        runs.server.url,
+        "--api_key_addr",
+        f"{tmp_path}/key.txt",
+        "--evaluator_llm",
+        "j",
+    ]
+    judging += ["--inputs_addr", str(data), "--response_addr", *files[0], "--score_addr", *files[1]]
+    assert evaluate_responses.main(judging) == 0
+    trace = Path(f"{runs.output}.trace.jsonl")
+    train_dry(tmp_path, "--inputs_addr", data, "--objective", "grpo", "--trace_addr", trace, "--score_addr", *files[1],
+              *learning)  # fmt: skip
+    assert " calls of " in capsys.readouterr().out and "CANARY" not in trace.read_text()
+    runs.run("--inputs_addr", data, output=tmp_path / "test.json")
+    texts = texts_of(runs.server.requests)
+    assert {"CANARY" in text for text in texts if "match_score" in text} == {True}
+    assert not any("CANARY" in text for text in texts if "match_score" not in text)
 
 
 def test_a_trained_policy_asks_as_rag_does(runs):
@@ -77,19 +135,19 @@ def test_vac_shows_the_narrative_to_the_feedback_model_alone(runs):
         with_narrative = [text for text in texts if record["narrative"] in text]
         assert len(with_narrative) == 2 and all("Your feedback:" in text for text in with_narrative)
     outputs = runs.answers[RECORDS[0]["id"]]
-    assert len(outputs) == 2 and len({one["notes"]["answer"] for one in outputs}) == 2  # an API samples each
+    assert len(outputs) == 2 and len({output["notes"]["answer"] for output in outputs}) == 2  # an API samples each
 
 
 def test_a_feedback_model_learns_from_the_prompt_that_was_asked(runs, tmp_path):
     runs.name = "vac"
     runs.run("--show_fields", "narrative", "--limit", 3)
-    asked = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
+    sent = [request["messages"] for request in runs.server.requests if "Your feedback:" in str(request)]
     args, prompt = flags("--target_addr", runs.output, "--prompt", "feedback"), load_prompt("lampqa/feedback")
-    lessons, told = lessons_of(args, TASK, RECORDS, prompt)
-    assert len(lessons) == 3 and told == f"{len(RECORDS) - 3} questions with nothing to learn are left out"
+    lessons, left_out = lessons_of(args, TASK, RECORDS, prompt)
+    assert len(lessons) == 3 and left_out == f"{len(RECORDS) - 3} questions with nothing to learn are left out"
     for lesson in lessons:
         posts = TASK.join(TASK.best_items(lesson.record, 10))
-        assert prompt.messages(profile=posts, **lesson.values) in asked
+        assert prompt.messages(profile=posts, **lesson.values) in sent
         assert lesson.target == runs.answers[lesson.record["id"]][0]["notes"]["feedback"]
     assert seen_in_training(args, TASK, prompt) == ["narrative"]
     assert seen_in_training(args, TASK, load_prompt("lampqa/rag")) == ["narrative"]  # of a policy, by its revisions
@@ -117,13 +175,13 @@ def test_a_methods_answers_note_what_its_models_saw_in_training():
     role = lambda *saw: SimpleNamespace(identity="m", saw_in_training=list(saw))  # noqa: E731
     words = ["--inputs_addr", str(SAMPLE), "--output_addr", "o", "--model_addr", "m", "--method", "vac"]
     roles = {"generator": role(), "feedback": role("rubric_aspects")}
-    settings_of = lambda *more, its=roles: settings_of_method(  # noqa: E731
-        baselines.build_parser().parse_args([*words, *more]), TASK, its
+    settings_of = lambda *more, models=roles: settings_of_method(  # noqa: E731
+        baselines.build_parser().parse_args([*words, *more]), TASK, models
     )
     assert settings_of()["saw"] == {"when": "training", "fields": ["rubric_aspects"]}
     shown = {"when": "test", "fields": ["narrative"], "models_saw": ["rubric_aspects"]}
     assert settings_of("--show_fields", "narrative")["saw"] == shown
-    assert "saw" not in settings_of(its={"generator": role()})
+    assert "saw" not in settings_of(models={"generator": role()})
 
 
 def test_a_table_says_who_saw_the_rubric_and_when(runs, server, tmp_path, capsys):
@@ -152,8 +210,8 @@ def test_pairs_and_left_out_questions(tmp_path):
     for name, content in (("best", best), ("worst", worst)):
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     args = flags("--objective", "dpo", "--target_addr", tmp_path / "best.json", "--worst_addr", tmp_path / "worst.json")
-    lessons, told = lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
-    assert [lesson.record["id"] for lesson in lessons] == ids[1:4] and told.startswith(f"{len(ids) - 3} questions")
+    lessons, left_out = lessons_of(args, TASK, RECORDS, load_prompt("lampqa/rag"))
+    assert [lesson.record["id"] for lesson in lessons] == ids[1:4] and left_out.startswith(f"{len(ids) - 3} questions")
     assert json.loads(lessons[0].target) == {"personalized_answer": f"best {ids[1]}"}
     assert json.loads(lessons[0].rejected) == {"personalized_answer": f"worst {ids[1]}"}
     assert TASK.output.parse(lessons[0].target, False).value == f"best {ids[1]}"
@@ -192,7 +250,7 @@ def test_feedback_that_was_cut_is_not_learnt_as_a_whole_one(runs, server, tmp_pa
     server.reply = lambda request: Reply(default_reply(request).text, how(request))
     runs.name = "vac"
     runs.run("--show_fields", "narrative", "--limit", 3)
-    assert [its[0].get("cut_notes") for its in runs.answers.values()] == [["feedback"], None, None]
+    assert [outputs[0].get("cut_notes") for outputs in runs.answers.values()] == [["feedback"], None, None]
     for more, num_cut in ((["--prompt", "feedback"], 1), ([], 0)):
         train_dry(tmp_path, "--target_addr", runs.output, *more)
         printed = capsys.readouterr().out
@@ -247,8 +305,8 @@ def test_a_dry_run_says_what_a_training_needs(tmp_path, capsys):
 
 
 def test_a_training_at_rate_0_is_refused(tmp_path):
-    told = r"0 in every step: --learning_rate 0.0, steps: 1, of warm-up: 0\n  give a higher rate, less warm-up or"
-    with pytest.raises(UserError, match=told):
+    problem = r"0 in every step: --learning_rate 0.0, steps: 1, of warm-up: 0\n  give a higher rate, less warm-up or"
+    with pytest.raises(UserError, match=problem):
         train_dry(tmp_path, "--objective", "distill", "--learning_rate", 0)
 
 
@@ -257,11 +315,11 @@ def test_a_training_at_rate_0_is_refused(tmp_path):
 
 def write_scores(folder, name, verdict, ids="abc", but=(), category="cooking"):
     """A model's folder, and the score file of a question with one aspect per id; verdicts on some are others."""
-    its = {"category": category, "question_sha256": "0", "answered": True}
+    common = {"category": category, "question_sha256": "0", "answered": True}
     verdicts = dict.fromkeys(ids, verdict) | dict(but)
     entries = [
-        {"id": key, **its, "score": one if one is None else one / 2, "details": [{"aspect": "A", "score": one}]}
-        for key, one in verdicts.items()
+        {"id": key, **common, "score": score and score / 2, "details": [{"aspect": "A", "score": score}]}
+        for key, score in verdicts.items()
     ]
     content = {"score": verdict / 2, "num_unanswered": 0, "per_question_scores": entries}
     (folder / f"{name}.json").write_text(json.dumps(content))

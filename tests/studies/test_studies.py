@@ -14,8 +14,11 @@ from hollow_models import save_hollow_qwen
 from test_readme import parser_of as make_parser
 from tiny_chat import save_tiny_chat
 
-from utils import download_datasets
+from retrieval import rank_dataset
+from utils import download_datasets, draw_questions
 from utils.benchmarks.lampqa import COMMUNITIES
+from utils.cli import UserError
+from utils.files.manifest import refuse_unranked
 from utils.generation.chat import APIChat
 from utils.records.datasets import read_dataset
 from utils.study_costs import with_stand_ins
@@ -29,9 +32,10 @@ STUDIES = sorted(path.stem for path in FOLDER.glob("*.sh") if path.name not in S
 PRINT = "#!/bin/sh\n{ printf '%s\\0' \"$@\"; printf '\\1'; } >> $WORDS\n"
 FAKES = {"python": PRINT, "accelerate": PRINT, "sbatch": f"{PRINT}echo $(tr -dc '\\1' < $WORDS | wc -c)\n"}
 READ = ("inputs_addr", "input_dataset_addr", "validation_addr", "response_addr", "system", "model_addr",
-        "planner_model", "evaluator", "agreement_addr", "target_addr")  # fmt: skip
+        "planner_model", "evaluator", "agreement_addr", "target_addr", "trace_addr", "contrast_addr")  # fmt: skip
 MADE = ("output_addr", "output_dataset_addr", "output_dir", "score_addr", "link_addr", "split_dir")
 SAMPLE_FILE = re.compile(r"/sample_\d+\.json$")  # in a --split_dir
+TRACE_END = re.compile(r"(\.plans\.json)?\.trace\.jsonl$")  # after the name of the answers
 
 
 def study(name, timeout=1200, **variables):
@@ -79,7 +83,7 @@ def files(args, names):
     paths = {path for name in names for path in paths_in(args.get(name))}
     if (folder := args.get("output_dir")) in paths:
         paths = paths - {folder} | {f"{folder}/best", f"{folder}/last"}
-    return {SAMPLE_FILE.sub("", path) for path in paths}
+    return {TRACE_END.sub("", SAMPLE_FILE.sub("", path)) for path in paths}
 
 
 # The commands: with 3 categories and models; 3 is of the tables and figures of each model or judge.
@@ -88,7 +92,10 @@ COUNTS = {
     "figure2": 9 + 3 + 54 + 3 + 6, "figure16": 6 + 3 + 54 + 3 + 6, "figure3": 9 + 3 + 6 + 3 + 2,
     "figure4": 9 + 3 + 6 + 12 + 4 + 2,
     "offline_rl": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "vac": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
-    "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1, "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 4 + 8 + 1) + 1,
+    "grasp": 3 * (3 + 7 + 1 + 3 + 1) + 1,
+    "pr2": 3 * (3 + 3 * 7 + 1 + 3 + 1) + 1, "iap": 3 * (3 + 3 * 9 + 1 + 3 + 1) + 1,
+    "planner_rl": 3 * (3 + 1 + 3 * 7 + 1 + 4 + 1) + 1,
+    "beyond": 3 * (3 + 1 + 22 + 28 + 8 + 22 + 3 * 8 + 1 + 3 * 6 + 1 + 4 + 11 + 1) + 1,
     "lamp": 56 + 14 * 9 + 28 + 2, "longlamp": 32 + 8 * 9 + 24 + 2, "lamp_flant5": 14 * (10 + 8 * 2 + 2) + 2,
 }  # fmt: skip
 
@@ -108,7 +115,7 @@ def test_every_command_is_one_its_script_takes_and_reads_what_was_made_before(co
         if script.startswith(("train_planner", "utils/train")):
             assert words[:5] == ["launch", "--multi_gpu", "--num_processes", "4", "--main_process_port"]
             step = 4 * args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-            assert step == (64 if name == "lamp_flant5" else 32)
+            assert step == (64 if name == "lamp_flant5" or args.get("objective") == "grpo" else 32)
         elif is_local and name != "lamp_flant5":  # an encoder-decoder runs on one
             assert args["data_parallel_size"] == 4
     assert len(commands) == COUNTS[name]
@@ -359,7 +366,7 @@ def test_every_job_waits_for_those_that_make_what_it_reads(commands_of, tmp_path
         assert {makers[path] for path in files(args, READ) if path in makers} <= ids
         needs_none = (args.get("openai") and not args.get("planner_model")) or script.startswith("utils/make")
         needs_none = needs_none or (script == "evaluate_responses.py" and args["evaluator_llm"] is None)
-        needs_none = needs_none or script.startswith("utils/select")
+        needs_none = needs_none or script.startswith(("utils/select", "utils/combine", "utils/draw"))
         needs_none = needs_none or args.get("ranker") in ("random", "bm25-okapi", "recency")
         gpus = [word for word in options if word.startswith("--gres=")]
         assert gpus[-1] == ("--gres=none" if needs_none or "compare_evaluators" in script else "--gres=gpu:a100:1")
@@ -436,8 +443,8 @@ def test_the_upper_bound_has_one_row_however_many_seeds(commands_of, tmp_path):
     made = {path for args in commands for path in files(args, MADE)}
     assert {path for path in files(commands[-1], READ) if path.startswith(str(tmp_path))} <= made
     assert [name for name, *_ in commands[-1]["system"]][-3:] == [
-        "GRASP, seed 0",
-        "GRASP, seed 1",
+        "PlanPers (planner by RL), seed 0",
+        "PlanPers (planner by RL), seed 1",
         "Best of 16 by the rubric",
     ]
     assert ["GRASP", "GRASP, seed 0", "GRASP, seed 1"] in commands[-1]["seeds"]
@@ -449,6 +456,33 @@ def test_the_upper_bound_is_chosen_by_the_metric_of_the_table(commands_of):
     of = {name: [args for args in judged if name in args["response_addr"][0]] for name in ("/rubric", "/train/")}
     assert {args["strategy"] for args in of["/rubric"]} == {"aspect"}
     assert {args["strategy"] for args in of["/train/"] if SAMPLE_FILE.search(args["response_addr"][0])} == {"direct"}
+
+
+def test_all_questions_are_drawn_before_any_is_drawn_again(tmp_path):
+    ids = [record["id"] for record in read_dataset(SAMPLE / "train.json")]
+    ranked, drawn, size = tmp_path / "ranked.json", [], len(ids) // 2 + 1
+    words = ["--input_dataset_addr", str(SAMPLE / "train.json"), "--output_dataset_addr", str(ranked)]
+    assert rank_dataset.main([*words, "--ranker", "recency"]) == 0
+
+    def draw(number, size=size):
+        words = ["--input_dataset_addr", ranked, "--questions_per_round", size, "--round", number]
+        words += ["--output_dataset_addr", tmp_path / f"{number}.json"]
+        assert draw_questions.main(list(map(str, words))) == 0
+
+    for number in (1, 2):
+        draw(number)
+        drawn += [record["id"] for record in read_dataset(tmp_path / f"{number}.json")]
+        refuse_unranked(tmp_path / f"{number}.json", unranked=False)
+    assert len(drawn) == 2 * size and {*drawn} == {*ids} and drawn[:size] != ids[:size]
+    made = (tmp_path / "1.json.manifest.json").read_bytes()
+    draw(1)
+    assert (tmp_path / "1.json.manifest.json").read_bytes() == made
+    with pytest.raises(
+        UserError, match=rf"1\.json: was made with other settings: drawn: questions_per_round: {size}, now 2"
+    ):
+        draw(1, 2)
+    with pytest.raises(UserError, match=f"has {len(ids)}; give no more than that"):
+        draw(3, len(ids) + 1)
 
 
 @pytest.fixture
@@ -486,6 +520,22 @@ def test_a_dry_run_says_what_a_method_after_planpers_costs(trained, tmp_path):
     assert table[f"chat/test/{SOCIETY}/vac"][0] == "4" and "?" not in {cell for row in table.values() for cell in row}
 
 
+@pytest.mark.parametrize(("name", "answers", "requests"), [("iap", 3 + 1, ">=6"), ("planner_rl", 2 * 3, "12")])
+def test_a_dry_run_counts_a_round_of_reinforcement_learning(trained, tmp_path, name, answers, requests):
+    """All but the training, whose texts do not exist yet."""
+    done = study(name, DRY_RUN=1, N=3, ROUNDS=1, QUESTIONS=2, **trained)
+    assert done.returncode == 0 and "error" not in done.stderr, done.stderr
+    records = json.loads((tmp_path / f"data/{SOCIETY}_train.json").read_text())[:2]
+    verdicts = 3 * sum(len(record["rubric_aspects"]) for record in records)
+    assert f"{SOCIETY}_train.json: up to {2 * answers} answers and {verdicts} verdicts" in done.stdout
+    assert not (tmp_path / "out").exists()
+    table, folder = cells(done.stdout), f"chat/train/{SOCIETY}/{name}/round_1"
+    of_round = {step.removeprefix(f"{folder}/"): row[0] for step, row in table.items() if folder in step}
+    assert of_round["samples"] == requests and of_round["samples_scores"] == str(verdicts)
+    assert of_round.get("plain") == ("2" if name == "iap" else None)
+    assert [step for step, row in table.items() if "?" in row] == [f"{folder}/policy"]
+
+
 def test_a_dry_run_without_the_data_names_each_mistake_and_goes_on(trained, tmp_path):
     done = study("grasp", DRY_RUN=1, **trained | {"DATA": tmp_path / "nothing"})
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -510,3 +560,28 @@ def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
     assert again.returncode == 0, again.stderr
     assert len(server.requests) == num_requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/chat/test/grasp_judge.md").read_text() == table
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+def test_a_planner_learns_from_the_scores_of_its_answers(trained, server, tmp_path):
+    """With vLLM and trainings; a study that ends in the middle of a round asks and trains nothing again."""
+    own = {"N": 3, "ROUNDS": 1, "QUESTIONS": 4, "PLANPERS_FLAGS": "--max_tokens_plan 16"}
+    own |= {"SAMPLE_FLAGS": f"{trained['SAMPLE_FLAGS']} --max_tokens_plan 2000", "LEARN_FLAGS": "--kl 0.1"}
+    own |= {"TRAIN_FLAGS": f"{trained['TRAIN_FLAGS']} --lora_rank 4"}
+    server.reply = lambda request: Reply("no", status=401) if len(server.requests) > 10 else default_reply(request)
+    done = study("planner_rl", **trained | own)
+    assert done.returncode == 2 and "/round_1/samples_scores ended with exit code 2" in done.stderr, done.stderr
+    before, num_requests = outputs(tmp_path / "out"), len(server.requests)
+    server.reply = usable_reply
+    done = study("planner_rl", **trained | own)
+    assert done.returncode == 0, done.stderr
+    after = outputs(tmp_path / "out")
+    assert {name: after[name] for name in before} == before
+    sent = [json.dumps(request, sort_keys=True) for request in server.requests]
+    answered = sent[:10] + sent[num_requests:]
+    assert len(answered) == len({*answered})
+    table = (tmp_path / "out/chat/test/planner_rl_judge.md").read_text()
+    assert "- PlanPers (planner by RL): saw narrative, rubric_aspects in training." in table
+    again = study("planner_rl", **trained | own)
+    assert again.returncode == 0 and outputs(tmp_path / "out") == after and len(server.requests) == len(sent)

@@ -44,6 +44,8 @@ def join(searches, record):
 
 
 async def answer(record, ask):
+    if ask.settings.get("bare") == "first" and ask.key[1] == 0:
+        return await ask("rag", items=record.best(ask.num_contexts))
     dialogue, values, searches = FIRST, {}, []
     for number in (1, 2, 3, 4):
         said, query = await ask(dialogue, parse=read_turn, max_tokens=512, **values) or (None, None)

@@ -114,7 +114,7 @@ def stages_of_plans(
     for dataset, plans_addr, plans in zip(datasets, addrs, given, strict=True):
         path = f"{dataset.output_addr}.plans.json"
         collect = partial(collect_responses, dataset.records, field="aspects")
-        own = settings | settings_of_plans(args, dataset, plans_addr)
+        own = settings | settings_of_plans(args, dataset, plans_addr, planner)
         output = Output(path, own, [*dataset.questions], collect, "plans", args, plans, dataset=dataset.path)
         output.read = lambda _, path=path: parsing.plans_by_key(read_plans(path), lead_in)
         stages.append(
@@ -158,7 +158,9 @@ def stage_of_answers(args: Arguments, dataset: Dataset, method: Method, model: M
     )
 
 
-def settings_of_plans(args: Arguments, dataset: Dataset, plans_addr: str | None) -> dict[str, Any]:
+def settings_of_plans(
+    args: Arguments, dataset: Dataset, plans_addr: str | None, planner: Model | None
+) -> dict[str, Any]:
     """Return the settings that depend on a dataset: its hash, the given plans, and the scorer's fields behind them."""
     settings = {"inputs": file_hash(dataset.path), "given_plans": None}
     if plans_addr:
@@ -166,6 +168,8 @@ def settings_of_plans(args: Arguments, dataset: Dataset, plans_addr: str | None)
         saw = noted_settings(plans_addr).get("saw")
     elif args.gold_plan or trained_variables(args.planner_model or "") is not None:
         saw = {"when": "test" if args.gold_plan else "training", "fields": [*dataset.task.gold_plan_needs]}
+    elif planner and planner.saw_in_training:  # by utils/train_generator.py
+        saw = {"when": "training", "fields": planner.saw_in_training}
     else:
         saw = None
     return settings | ({"saw": saw} if saw else {})

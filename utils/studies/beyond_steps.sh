@@ -4,19 +4,24 @@
 #   N=16           samples per training question
 #   ROUNDS=3       of sampling and training; the best one by validation score answers the test set
 #   LIMIT=1000     use the first questions of each training set only (default: all)
+#   QUESTIONS=1000 per round of reinforcement learning, which has no LIMIT: drawn at random, all before any is repeated
 #   STRATEGY=direct   one verdict per training sample instead of one per aspect: cheaper, not the papers' (default: aspect)
-#   LORA=16        rank of the adapters
+#   LORA=16        rank of the adapters; for planner_rl also of the planner that it starts from
 #   SAMPLE_FLAGS, LEARN_FLAGS   further flags of the commands that sample, and of utils/train_generator.py
 #   PAPER='Qwen 2.5 7B'   the model with published numbers, which the table shows too (default: none)
 #
 #   $OUT/<model>/train/<category>/<method>/round_<n>/, and best, which links to the method's best policy
+#   $OUT/ranked/<category>_train_round_<n>.json, the questions of a round of reinforcement learning
 #   $OUT/<model>/train/<category>/rag/samples.json and their scores, which offline RL and DPO share in round 1
 MODELS=${MODELS-Qwen/Qwen2.5-7B-Instruct} OPENAI_MODELS='' # what is trained must be here
 source utils/studies/lampqa_steps.sh || exit 2
 N=${N-16} ROUNDS=${ROUNDS-3} LIMIT=${LIMIT-} STRATEGY=${STRATEGY-aspect} LORA=${LORA-16}
+QUESTIONS=${QUESTIONS-1000}
 
 titles+=([offline_rl]="Offline RL" [dpo]=DPO [vac]=VAC [grasp]=GRASP [rubric_best]="Best of $N by the rubric")
-from=train # the split that is sampled and judged
+titles+=([pr2]=PR2 [iap]=IAP [planner_rl]="PlanPers (planner by RL)")
+from=train    # the split that is sampled and judged
+per_update=32 # texts that an update of a training learns from
 
 compare() { # STUDY METHOD...: train and answer by these methods, and a table of them
     local study=$1 method split
@@ -26,9 +31,9 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
         for model in $MODELS; do
             for method in "${@:2}"; do
                 case $method in
-                    planpers) [ -n "${jobs[planner/$category]-}" ] || train ;;
+                    planpers) train_once ;;
                     offline_rl | dpo) offline_rl "$method" ;;
-                    vac | grasp | rubric_best) "$method" ;;
+                    vac | grasp | rubric_best | pr2 | iap | planner_rl) "$method" ;;
                 esac
                 [ "$method" = rubric_best ] || answer "$method"
             done
@@ -50,6 +55,10 @@ compare() { # STUDY METHOD...: train and answer by these methods, and a table of
     done
 }
 
+train_once() {
+    [ -n "${jobs[planner/$category]-}" ] || train
+}
+
 cost() { # METHOD ANSWERS JUDGED ROUNDS: of the training, per question and round; only in a dry run
     [ -n "${DRY_RUN-}" ] || return 0
     python - "$DATA/${category}_train.json" "${LIMIT:-0}" "$STRATEGY" "$@" <<'END' || mistakes=1
@@ -59,9 +68,10 @@ from utils.records.datasets import read_dataset
 def main():
     path, limit, strategy, method, answers, judged, rounds = sys.argv[1:]
     records = read_dataset(path, ["profile", "gold_plan"])[: int(limit) or None]
-    verdicts = int(rounds) * int(judged) * sum(len(one["rubric_aspects"]) if strategy == "aspect" else 1 for one in records)
+    per_answer = sum(len(record["rubric_aspects"]) if strategy == "aspect" else 1 for record in records)
+    verdicts = int(rounds) * int(judged) * per_answer
     answers = int(rounds) * int(answers) * len(records)
-    posts = sum(len(post["text"]) for one in records for post in one["profile"][:10]) / 4 / len(records)
+    posts = sum(len(post["text"]) for record in records for post in record["profile"][:10]) / 4 / len(records)
     tokens = answers * (posts + 400) + verdicts * 1600  # guesses: 4 characters a token, 400 of instructions, 1600 a verdict
     print(f"{method} on {path}: up to {answers:,} answers and {verdicts:,} verdicts for training, "
           f"about {tokens / 1e6:,.0f} million tokens of prompts (a guess)")
@@ -70,39 +80,47 @@ cli.run_script(main)
 END
 }
 
-sample() { # NAME "WAITS" POLICY SAMPLES FLAGS...: answers to the questions of $from
+sample() { # NAME "WAITS" SAMPLES SCRIPT FLAGS...: answers to the questions of $from
     engine
-    GPUS=$gpus step "$1" "ranked/${category}_$from $2" python baselines.py --model_addr "$3" --num_generated_outputs "$4" \
+    GPUS=$gpus step "$1" "ranked/${category}_$from $2" python "${@:4}" --num_generated_outputs "$3" \
         --inputs_addr "$OUT/ranked/${category}_$from.json" --output_addr "$OUT/$1.json" ${LIMIT:+--limit "$LIMIT"} \
-        "${engine[@]}" "${@:5}" ${SAMPLE_FLAGS-}
+        "${engine[@]}" ${SAMPLE_FLAGS-}
 }
 
-choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
-    local i number files=() scores=()
+judge_samples() { # NAME SAMPLES: sets `samples` and `verdicts`, the file of each sample and that of its scores
+    local i number
+    samples=() verdicts=()
     for ((i = 0; i < $2; i++)); do
         number=$(printf "%0$((${#2} - ($2 == 10 || $2 == 100)))d" "$i")
-        files+=("$OUT/$1/sample_$number.json") scores+=("$OUT/$1/scores_$number.json")
+        samples+=("$OUT/$1/sample_$number.json") verdicts+=("$OUT/$1/scores_$number.json")
     done
     draw "$1_split" "$1" python utils/select_responses.py --response_addr "$OUT/$1.json" --split_dir "$OUT/$1"
     engine ${JUDGE_FLAGS-}
     GPUS=$gpus step "$1_scores" "$1_split" python evaluate_responses.py --evaluator_llm "$JUDGE" --strategy "$STRATEGY" \
-        --inputs_addr "$DATA/${category}_$from.json" --allow_partial --response_addr "${files[@]}" \
-        --score_addr "${scores[@]}" "${engine[@]}" ${JUDGE_FLAGS-}
+        --inputs_addr "$DATA/${category}_${from%_round_*}.json" --allow_partial --response_addr "${samples[@]}" \
+        --score_addr "${verdicts[@]}" "${engine[@]}" ${JUDGE_FLAGS-}
+}
+
+choose() { # NAME SAMPLES FLAGS...: judge samples; NAME_best.json and NAME_worst.json are by question
+    local samples verdicts
+    judge_samples "$1" "$2"
     draw "$1_best" "$1 $1_scores" python utils/select_responses.py --response_addr "$OUT/$1.json" \
-        --score_addr "${scores[@]}" --output_addr "$OUT/$1_best.json" "${@:3}"
+        --score_addr "${verdicts[@]}" --output_addr "$OUT/$1_best.json" "${@:3}"
 }
 
 learn() { # NAME "WAITS" MODEL FLAGS...: an adapter, from MODEL or the adapter MODEL
-    training 32 1
-    step "$1" "ranked/${category}_train $2" "${training[@]}" utils/train_generator.py --model_addr "$3" --lora_rank "$LORA" \
-        --inputs_addr "$OUT/ranked/${category}_train.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${LEARN_FLAGS-}
+    training "$per_update" 1
+    step "$1" "ranked/${category}_$from $2" "${training[@]}" utils/train_generator.py --model_addr "$3" --lora_rank "$LORA" \
+        --inputs_addr "$OUT/ranked/${category}_$from.json" --output_dir "$OUT/$1" "${batch[@]}" "${@:4}" ${LEARN_FLAGS-}
 }
 
-validate() { # ROUND'S FOLDER: its policy's score on the validation set
+validate() { # ROUND'S FOLDER METHOD: its policy's score on the validation set
+    local flags by
+    answering "$2" "$OUT/$1/policy/last"
     engine
-    GPUS=$gpus step "$1/validation" "ranked/${category}_validation $1/policy" python baselines.py --rag \
-        --model_addr "$OUT/$1/policy/last" --inputs_addr "$OUT/ranked/${category}_validation.json" \
-        --output_addr "$OUT/$1/validation.json" "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
+    GPUS=$gpus step "$1/validation" "ranked/${category}_validation $1/policy" python "${flags[@]}" --model_addr "$by" \
+        --inputs_addr "$OUT/ranked/${category}_validation.json" --output_addr "$OUT/$1/validation.json" \
+        "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
     engine ${JUDGE_FLAGS-}
     GPUS=$gpus step "$1/validation_scores" "$1/validation" python evaluate_responses.py --evaluator_llm "$JUDGE" \
         --inputs_addr "$DATA/${category}_validation.json" --response_addr "$OUT/$1/validation.json" \
@@ -116,16 +134,16 @@ select_round() { # METHOD'S FOLDER: link the best policy
 }
 
 offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo learns pairs of the best and the worst
-    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name its models=() scores=() waits=() pairs=()
+    local folder=${model##*/}/train/$category/$1 policy=$model before='' round name sampled models=() scores=() waits=() pairs=()
     cost "$1" "$N" "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
-        name=$folder/round_$round its=$folder/round_$round/samples
-        [ "$round" -gt 1 ] || its=${model##*/}/train/$category/rag/samples # of the model that both begin with
-        sample "$its" "$before" "$policy" "$N" --rag --temperature 1
-        choose "$its" "$N" --worst_addr "$OUT/${its}_worst.json"
-        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${its}_worst.json")
-        learn "$name/policy" "${its}_best $before" "$policy" --target_addr "$OUT/${its}_best.json" "${pairs[@]}"
-        validate "$name"
+        name=$folder/round_$round sampled=$folder/round_$round/samples
+        [ "$round" -gt 1 ] || sampled=${model##*/}/train/$category/rag/samples # of the model that both begin with
+        sample "$sampled" "$before" "$N" baselines.py --rag --model_addr "$policy" --temperature 1
+        choose "$sampled" "$N" --worst_addr "$OUT/${sampled}_worst.json"
+        [ "$1" = offline_rl ] || pairs=(--objective dpo --worst_addr "$OUT/${sampled}_worst.json")
+        learn "$name/policy" "${sampled}_best $before" "$policy" --target_addr "$OUT/${sampled}_best.json" "${pairs[@]}"
+        validate "$name" "$1"
         policy=$OUT/$name/policy/last before=$name/policy
     done
     select_round "$folder"
@@ -133,17 +151,17 @@ offline_rl() { # METHOD: sample, score, select, train (VAC's baseline); dpo lear
 
 vac() { # a feedback model, which sees the narrative, and the policy are trained by turns
     local folder=${model##*/}/train/$category/vac policy=$model feedback=$model before='' round name models=() scores=() waits=()
-    local method=(--method vac --show_fields narrative --set feedback=feedback)
+    local method=(baselines.py --method vac --show_fields narrative --set feedback=feedback)
     cost vac $((2 * N + 3)) "$N" "$ROUNDS"
     for ((round = 1; round <= ROUNDS; round++)); do
         name=$folder/round_$round
-        sample "$name/samples" "$before" "$policy" "$N" "${method[@]}" --model feedback="$feedback"
+        sample "$name/samples" "$before" "$N" "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
         choose "$name/samples" "$N" --worst_addr "$OUT/$name/samples_worst.json"
         learn "$name/feedback" "$name/samples_best $before" "$feedback" --prompt feedback --target_addr "$OUT/$name/samples_best.json"
         feedback=$OUT/$name/feedback/last
-        sample "$name/revisions" "$name/feedback $before" "$policy" 1 "${method[@]}" --model feedback="$feedback"
+        sample "$name/revisions" "$name/feedback $before" 1 "${method[@]}" --model_addr "$policy" --model feedback="$feedback"
         learn "$name/policy" "$name/revisions $before" "$policy" --target_addr "$OUT/$name/revisions.json"
-        validate "$name"
+        validate "$name" vac
         policy=$OUT/$name/policy/last before="$name/policy $name/feedback"
     done
     select_round "$folder"
@@ -152,17 +170,66 @@ vac() { # a feedback model, which sees the narrative, and the policy are trained
 grasp() { # distill a teacher that sees the rubric, on questions that it answers well
     local name=${model##*/}/train/$category/grasp/round_1 models=() scores=() waits=()
     cost grasp 1 1 1
-    sample "$name/teacher" "" "$model" 1 --method teacher --show_fields rubric_aspects --temperature 0.1 --max_tokens 1024
+    sample "$name/teacher" "" 1 baselines.py --method teacher --show_fields rubric_aspects --model_addr "$model" \
+        --temperature 0.1 --max_tokens 1024
     choose "$name/teacher" 1 --min_score "${TAU-0.6}"
     learn "$name/policy" "$name/teacher_best" "$model" --objective distill --target_addr "$OUT/$name/teacher_best.json"
-    validate "$name"
+    validate "$name" grasp
     select_round "${name%/round_1}"
+}
+
+pr2() { # the policy decides what to search; the first sample of each question answers without a search
+    local sampling=(--set bare=first --temperature 1 --top_p 0.95) learning=(--advantage pr2)
+    reinforce pr2 $((5 * N - 4)) "$model"
+}
+
+iap() { # the policy writes the intent before the answer, and is to answer otherwise than the untrained model
+    local sampling=(--temperature 0.8 --top_p 0.95 --max_tokens 1024) learning=(--kl 0.01)
+    reinforce iap $((N + 1)) "$model"
+}
+
+intent_rewards() { # ROUND'S FOLDER: IAP's rewards take the place of the verdicts
+    local plain=$1/plain weights rewards=("${verdicts[@]/%.json/_reward.json}")
+    weights=(--contrast -0.1 --contrast_addr "$OUT/$plain.json" --length -0.01 --length_note intent --length_over 200)
+    sample "$plain" "" 1 baselines.py --rag --model_addr "$model"
+    draw "$1/samples_rewards" "$plain $1/samples_split $1/samples_scores" python utils/combine_scores.py \
+        --response_addr "${samples[@]}" --score_addr "${verdicts[@]}" --output_addr "${rewards[@]}" "${weights[@]}"
+    verdicts=("${rewards[@]}")
+}
+
+planner_rl() { # the planner learns from the scores of the answers; the generator stays as it is
+    local sampling=(--temperature 1) learning=(--role planner)
+    train_once
+    reinforce planner_rl $((2 * N)) "$OUT/planner/$category/best" "planner/$category"
+}
+
+reinforce() { # METHOD ANSWERS POLICY ["WAITS"]: rounds of GRPO on $QUESTIONS each; ANSWERS is per question, of its cost
+    local folder=${model##*/}/train/$category/$1 policy=$3 before=${4-} round name flags by models=() scores=() waits=()
+    local samples verdicts trace LIMIT=$QUESTIONS per_update=64 from judged
+    cost "$1" "$2" "$N" "$ROUNDS"
+    for ((round = 1; round <= ROUNDS; round++)); do
+        name=$folder/round_$round from=train_round_$round
+        [ -n "${jobs[ranked/${category}_$from]-}" ] || draw "ranked/${category}_$from" "ranked/${category}_train" \
+            python utils/draw_questions.py --input_dataset_addr "$OUT/ranked/${category}_train.json" \
+            --questions_per_round "$QUESTIONS" --round "$round" --output_dataset_addr "$OUT/ranked/${category}_$from.json"
+        answering "$1" "$policy"
+        sample "$name/samples" "$before" "$N" "${flags[@]}" --model_addr "$by" --trace "${sampling[@]}"
+        judge_samples "$name/samples" "$N"
+        judged=$name/samples_scores trace=$name/samples.json.trace.jsonl
+        [ "$1" != planner_rl ] || trace=$name/samples.json.plans.json.trace.jsonl
+        [ "$1" != iap ] || { intent_rewards "$name" && judged=$name/samples_rewards; }
+        learn "$name/policy" "$name/samples $judged $before" "$policy" --objective grpo --trace_addr "$OUT/$trace" \
+            --response_addr "$OUT/$name/samples.json" --score_addr "${verdicts[@]}" "${learning[@]}"
+        validate "$name" "$1"
+        policy=$OUT/$name/policy/last before=$name/policy
+    done
+    select_round "$folder"
 }
 
 rubric_best() { # the upper bound: the best of N answers to the test questions by the judge and metric of the table
     local from=$SPLIT LIMIT='' STRATEGY=aspect name
     name=$(answer_name "$category" rubric 10 0)
-    sample "$name" "" "$model" "$N" --rag --temperature 1
+    sample "$name" "" "$N" baselines.py --rag --model_addr "$model" --temperature 1
     choose "$name" "$N"
     answers+=("${name}_best")
 }

@@ -44,7 +44,7 @@ train() { # the planner of a category, with what it reads; $SPLIT is ranked alre
 }
 
 answer() { # METHOD [POSTS]: an output for each seed
-    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category by=$model waits flags seed name
+    local posts=${2-10} ranked=ranked/${category}_$SPLIT planner=planner/$category by=$model waits flags seed name policy
     access "$model"
     case $1 in
         none) waits="" flags=(baselines.py --inputs_addr "$DATA/${category}_$SPLIT.json") ;;
@@ -60,8 +60,9 @@ answer() { # METHOD [POSTS]: an output for each seed
             ;;
         best_of_n | pathways) waits=$ranked flags=(baselines.py --method "$1" --inputs_addr "$OUT/$ranked.json") ;;
         *) # the policy that a study in beyond_steps.sh trained
-            by=$OUT/${model##*/}/train/$category/$1/best waits="$ranked ${model##*/}/train/$category/$1/best"
-            flags=(baselines.py --rag --inputs_addr "$OUT/$ranked.json")
+            policy=${model##*/}/train/$category/$1/best waits="$ranked $policy"
+            answering "$1" "$OUT/$policy"
+            flags+=(--inputs_addr "$OUT/$ranked.json")
             ;;
     esac
     [ "$1" = none ] || flags+=(--num_contexts "$posts")
@@ -71,6 +72,15 @@ answer() { # METHOD [POSTS]: an output for each seed
             --seed "$seed" "${api[@]}" "${engine[@]}" $(answer_flags ${ANSWER_FLAGS-})
         answers+=("$name")
     done
+}
+
+answering() { # METHOD POLICY: sets `flags` and the model `by` which a policy that beyond_steps.sh trains answers
+    flags=(baselines.py --rag) by=$2
+    case $1 in
+        pr2) flags=(baselines.py --method search_then_answer) ;;
+        iap) flags=(baselines.py --method intent) ;;
+        planner_rl) flags=(planpers.py --rag --planner_model "$2") by=$model ;; # the generator stays as it is
+    esac
 }
 
 answer_name() { # CATEGORY METHOD POSTS SEED: without $OUT and .json
@@ -96,9 +106,9 @@ judge_suffix() {
 }
 
 score_files() { # METHOD POSTS SEED: of $model, one for each category
-    local one
-    for one in $CATEGORIES; do
-        echo "$OUT/$(answer_name "$one" "$@")_scores$(judge_suffix).json"
+    local name
+    for name in $CATEGORIES; do
+        echo "$OUT/$(answer_name "$name" "$@")_scores$(judge_suffix).json"
     done
 }
 

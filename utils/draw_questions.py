@@ -1,0 +1,73 @@
+"""Draw the questions of one round of training from a dataset.
+
+  python utils/draw_questions.py --input_dataset_addr train_ranked.json --questions_per_round 1000 --round 2 \\
+      --output_dataset_addr train_round_2.json
+
+All questions are drawn before any is drawn again: they are shuffled once, and each round takes the next ones. After the
+last question comes the first again. Questions of a ranked dataset stay ranked. A file that exists is left alone.
+"""
+
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from utils import cli
+from utils.cli import UserError
+from utils.files.file_hashes import file_hash
+from utils.files.manifest import describe_run, is_made_alike, publish, read_manifest
+from utils.files.writing import check_could_write, locked
+from utils.records.datasets import DatasetFile
+
+
+def build_parser() -> cli.FlagParser:
+    # fmt: off
+    parser = cli.make_parser(__doc__)
+    add = parser.add_argument
+    add("--input_dataset_addr", required=True, metavar="FILE", help="dataset to draw from, ranked or not")
+    add("--output_dataset_addr", required=True, metavar="FILE", help="output file, the drawn questions")
+    add("--questions_per_round", required=True, type=cli.positive_int, metavar="N", help="questions per round")
+    add("--round", type=cli.positive_int, default=1, metavar="N", help="number of the round, from 1 (%(default)s)")
+    add("--seed", type=int, default=0, help="random seed (%(default)s)")
+    add("--overwrite", action="store_true",
+        help="replace a file that was drawn otherwise, or that another program wrote (off)")
+    # fmt: on
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = build_parser().parse_args(argv)
+    source, path = args.input_dataset_addr, Path(args.output_dataset_addr)
+    cli.check_outputs([str(path)], [source])
+    made = read_manifest(source) or {"settings": {}}
+    drawn = {
+        "from": file_hash(source),
+        "questions_per_round": args.questions_per_round,
+        "round": args.round,
+        "seed": args.seed,
+    }
+    settings = made["settings"] | {"drawn": drawn}
+    if is_made_alike(path, settings, args.overwrite):
+        print(f"{path}: already finished, left alone")
+        return 0
+    check_could_write(path)
+    dataset = DatasetFile(source)
+    ids = [record["id"] for record in dataset.scan()]
+    if args.questions_per_round > len(ids):
+        raise UserError(
+            f"--questions_per_round {args.questions_per_round}: {source} has {len(ids)}; give no more than that"
+        )
+    random.Random(args.seed).shuffle(ids)
+    start = (args.round - 1) * args.questions_per_round
+    chosen = {ids[place % len(ids)] for place in range(start, start + args.questions_per_round)}
+    numbers = [number for number, question_id in enumerate(dataset.ids) if question_id in chosen]
+    figures = {"dataset": made["dataset"]} if "dataset" in made else {}
+    with locked(path):
+        publish(path, map(dataset.__getitem__, numbers), describe_run(vars(args), settings, None, **figures))
+    print(f"{path}: {len(numbers)} of {len(ids)} questions")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run_script(main)
