@@ -1,10 +1,9 @@
 """Embeddings that are kept on disk, so that each text is embedded once.
 
   embeddings/
-    contriever-msmarco-1f2e3d4c/             one folder per encoder
-      encoder.json                           what its embeddings depend on, and their dimension D
-      20261124T015000-node7-4711-9c2e.f32    one file per writing process: rows of D float32 numbers
-      20261124T015000-node7-4711-9c2e.sha    the hashes of the rows' texts
+    contriever-msmarco-1f2e3d4c5b6a7980/         one folder per encoder, by all that its embeddings depend on
+      20261124T015000-node7-4711-9c2e.768.f32    one file per writing process: rows of 768 float32 numbers
+      20261124T015000-node7-4711-9c2e.768.sha    the hashes of the rows' texts
 
 Files only grow, so several processes and nodes can share a folder. A row counts once its hash is written, which happens
 after the row is.
@@ -14,10 +13,8 @@ import hashlib
 import json
 import os
 import re
-import secrets
-import socket
-import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -25,32 +22,17 @@ from typing import IO, Any
 import numpy as np
 
 from utils.cli import UserError
-from utils.files.writing import as_user_error, check_could_write, open_appending, sync, write_atomically, write_line
+from utils.files.writing import (
+    as_user_error,
+    check_could_write,
+    open_appending,
+    own_name,
+    sync,
+    write_line,
+)
 
 HASH = 16  # bytes of a text's hash
 NUMBER = 4  # bytes of a float32
-
-
-class _File:
-    """A file of rows, with the sorted hashes of their texts and the number of each hash's row."""
-
-    def __init__(self, path: Path, dimension: int):
-        """`path` is the file of hashes."""
-        hashes = np.frombuffer(path.read_bytes()[: path.stat().st_size // HASH * HASH], dtype=f"S{HASH}")
-        rows_path = path.with_suffix(".f32")
-        self.size = dimension * NUMBER
-        self.rows: IO[bytes] = rows_path.open("rb", buffering=0)
-        if len(hashes) * self.size > rows_path.stat().st_size:
-            raise UserError(f"{rows_path}: is damaged: it lacks rows; delete it and {path.name}")
-        self.numbers = np.argsort(hashes, kind="stable")
-        self.hashes = hashes[self.numbers]
-
-    def find(self, hashes: np.ndarray) -> dict[int, int]:
-        """Return, by place in `hashes`, the number of the row of each text that is kept here."""
-        if not len(self.hashes):
-            return {}
-        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
-        return {int(i): int(self.numbers[places[i]]) for i in np.flatnonzero(self.hashes[places] == hashes)}
 
 
 class Embeddings:
@@ -63,93 +45,74 @@ class Embeddings:
             described: everything that an embedding depends on besides its text.
             also: further such folders, which are only read.
         """
-        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:8]
+        digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(model_name).name) or "encoder"
         self.folder = folder / f"{name}-{digest}"
-        self._described = described
-        self._roots, self._pattern = (folder, *also), f"*-{digest}"
-        self._own: tuple[IO[bytes], IO[bytes]] | None = None  # this process's rows and hashes
-        self._own_rows: dict[bytes, int] = {}  # by hash, the number of a row that this process has written
+        self._roots, self._pattern = (folder, *also), f"*-{digest}/*.sha"
+        self._own: tuple[IO[bytes], IO[bytes]] | None = None  # the rows and hashes that this process adds
 
     @cached_property
-    def _files(self) -> list[_File]:
-        folders = [folder for root in self._roots for folder in sorted(root.glob(self._pattern))]
-        with as_user_error(self.folder):
-            return [_File(path, self._dimension(folder)) for folder in folders for path in sorted(folder.glob("*.sha"))]
+    def _places(self) -> dict[bytes, tuple[Path, int]]:
+        """By a text's hash, the file of its row, and the row's number there."""
+        places: dict[bytes, tuple[Path, int]] = {}
+        for path in (path for root in self._roots for path in sorted(root.glob(self._pattern))):
+            hashes, rows = path.read_bytes(), path.with_suffix(".f32")
+            number = len(hashes) // HASH
+            if number and (not rows.is_file() or rows.stat().st_size < number * _row_size(rows)):
+                raise UserError(f"{rows}: is damaged: it lacks rows; delete it and {path.name}")
+            places.update((hashes[row * HASH : (row + 1) * HASH], (rows, row)) for row in range(number))
+        return places
 
-    def _dimension(self, folder: Path) -> int:
-        path = folder / "encoder.json"
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            dimension = content.pop("dimension")
-        except (OSError, ValueError, KeyError, AttributeError):
-            raise UserError(f"{path}: is missing or damaged; delete {folder}") from None
-        if content != self._described:
-            raise UserError(f"{path}: describes another encoder; delete {folder}")
-        return dimension
-
-    def find(self, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    def find(self, texts: Iterable[str]) -> dict[str, np.ndarray]:
         """Return the kept embeddings, float32 (D,), by text; UserError if one is not usable."""
-        hashes, rows = [_hash(text) for text in texts], {}
-        for place, digest in enumerate(hashes):
-            if digest in self._own_rows:
-                rows[texts[place]] = self._read(self._own[0], self._own_size, self._own_rows[digest])
-        wanted = np.array(hashes, dtype=f"S{HASH}")
-        for file in self._files:
-            for place, number in file.find(wanted).items():
-                if texts[place] not in rows:
-                    rows[texts[place]] = self._read(file.rows, file.size, number)
+        rows, wanted = {}, defaultdict[Path, list[tuple[str, int]]](list)
+        for text in texts:
+            if (place := self._places.get(_hash(text))) is not None:
+                wanted[place[0]].append((text, place[1]))
+        for path, numbers in wanted.items():
+            size = _row_size(path)
+            with path.open("rb", buffering=0) as file:
+                rows |= {text: np.frombuffer(os.pread(file.fileno(), size, row * size), "<f4") for text, row in numbers}
+            if not usable_rows(np.stack([rows[text] for text, _ in numbers])).all():
+                raise UserError(f"{path}: is damaged; delete it and the .sha file beside it")
         return rows
 
-    def _read(self, file: IO[bytes], size: int, number: int) -> np.ndarray:
-        row = np.frombuffer(os.pread(file.fileno(), size, number * size), dtype=np.float32)
-        if len(row) * NUMBER != size or not usable_rows(row[None]).all():
-            raise UserError(f"{file.name}: row {number + 1} is damaged; delete it and the .sha file beside it")
-        return row
-
     def add(self, texts: Sequence[str], rows: np.ndarray) -> None:
-        """Keep the embeddings (N, D) of texts that are new, except those that are not usable."""
-        usable = usable_rows(rows)
+        """Keep the embeddings (N, D) of different texts that are new, except those that are not usable."""
         hashes = [_hash(text) for text in texts]
-        kept = [place for place in np.flatnonzero(usable) if hashes[place] not in self._own_rows]
-        if not kept:
+        new = [place for place in np.flatnonzero(usable_rows(rows)) if hashes[place] not in self._places]
+        if not new:
             return
         if self._own is None:
-            self._begin(rows.shape[1])
+            name = f"{own_name()}.{rows.shape[1]}"
+            with as_user_error(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
         rows_file, hashes_file = self._own
+        path, first = Path(rows_file.name), hashes_file.tell() // HASH
         try:
-            write_line(rows_file, rows[kept].astype(np.float32, copy=False).tobytes(), Path(rows_file.name))
-            write_line(hashes_file, b"".join(hashes[place] for place in kept), Path(hashes_file.name))
+            write_line(rows_file, rows[new].astype("<f4", copy=False).tobytes(), path)
+            write_line(hashes_file, b"".join(hashes[place] for place in new), path.with_suffix(".sha"))
         except OSError:
-            self._own, self._own_rows = None, {}  # it may end within a row, so later ones go to another file
+            self._own = None  # it may end within a row, so later ones go to another file
             raise
-        for place in kept:
-            self._own_rows[hashes[place]] = len(self._own_rows)
-
-    def _begin(self, dimension: int) -> None:
-        """Make this process's own files."""
-        path = self.folder / "encoder.json"
-        with as_user_error(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                write_atomically(path, json.dumps({**self._described, "dimension": dimension}, indent=2) + "\n")
-        host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
-        now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        name = f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
-        self._own = open_appending(self.folder / f"{name}.f32"), open_appending(self.folder / f"{name}.sha")
-        self._own_size = dimension * NUMBER
+        self._places.update({hashes[place]: (path, first + number) for number, place in enumerate(new)})
 
     def check_writable(self) -> None:
         """Raise UserError if nothing could be added. Creates nothing."""
-        check_could_write(self.folder / "encoder.json")
+        check_could_write(self.folder / "rows.f32")
 
     def close(self) -> None:
         for file in self._own or ():
             with file:
                 sync(file)
-        for file in vars(self).pop("_files", ()):
-            file.rows.close()
-        self._own, self._own_rows = None, {}
+        self._own = None
+        vars(self).pop("_places", None)
+
+
+def _row_size(path: Path) -> int:
+    """Return the bytes of a row in a file, by the dimension in its name."""
+    return int(path.suffixes[-2][1:]) * NUMBER
 
 
 def usable_rows(embeddings: np.ndarray) -> np.ndarray:
@@ -160,6 +123,4 @@ def usable_rows(embeddings: np.ndarray) -> np.ndarray:
 
 
 def _hash(text: str) -> bytes:
-    # numpy's byte strings end before trailing zeros, so the last byte is never one.
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:HASH]
-    return digest[:-1] + (digest[-1:] if digest[-1] else b"\1")
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:HASH]

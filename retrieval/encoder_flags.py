@@ -47,13 +47,6 @@ def settings_of_encoder(args: argparse.Namespace, pooling: "Pooling") -> dict[st
     return settings | ({"prefixes": [*pooling.prefixes]} if any(pooling.prefixes) else {})
 
 
-def settings_of_embeddings(args: argparse.Namespace, pooling: "Pooling", dtype: str) -> dict[str, Any]:
-    """Return what a text's embedding depends on; prefixes are part of the text."""
-    model, length = model_fingerprint(args.model_name, args.cache_dir), args.max_length
-    own = {"pooling": pooling.mode, "normalize": pooling.normalize}
-    return {"model": model, "max_length": length, "dtype": dtype, **own}
-
-
 def open_encoder(args: argparse.Namespace, pooling: "Pooling", device: str, dtype: str) -> "Encoder":
     from retrieval.encoder import load_encoder
     from retrieval.pooling import MEAN

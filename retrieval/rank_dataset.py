@@ -29,13 +29,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from retrieval import WITH_ENCODER
+from retrieval import WITH_ENCODER, WITHOUT_TEXTS
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
     find_pooling,
     open_encoder,
-    settings_of_embeddings,
     settings_of_encoder,
 )
 from retrieval.profiles import Source, dates_of, describe_dates, texts_of, with_dates, with_prefixes
@@ -46,7 +45,7 @@ from utils.cli.errors import quote
 from utils.cli.flags import Arguments, FlagParser
 from utils.cli.progress import Progress, announce_file
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import noted_settings
+from utils.files.manifest import noted_settings, read_manifest
 from utils.files.output import Output, Pieces
 from utils.files.writing import write_atomically
 from utils.generation.store import ModelStore
@@ -63,7 +62,6 @@ if TYPE_CHECKING:
     from retrieval.pooling import Pooling
 
 SCRIPT = "retrieval/rank_dataset.py"
-WITHOUT_TEXTS = ("recency", "random")
 BYTES_PER_TOKEN = 4  # of English, about; --dry_run runs no tokenizer over all posts
 BLOCK = 16_384  # texts embedded before their questions' orders are stored
 
@@ -145,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         print_dry_run(args, source, len(keys), ranked.finished)
         return 0
     kept = keep_embeddings(args, pooling, output.parent) if args.keep_embeddings else None
-    if ranked.finished and (kept is None or kept.folder.exists()):
+    if ranked.finished and (kept is None or (kept.folder.exists() and "texts_kept" in read_manifest(output)["counts"])):
         ranked.report_finished()
         return 0
     store = ModelStore(output.parent / "orders", args.ranker, settings)  # an encoder may have several names
@@ -172,7 +170,7 @@ def order_all(
 ) -> str:
     """Fill `ranked` with every profile's order, ranking profiles that the store lacks, and return the device.
 
-    To keep embeddings, all profiles are ranked. `counts` gets the numbers of embedded texts.
+    To keep embeddings, all profiles are ranked. `counts` gets the numbers of embedded and kept texts.
     """
     for key in ranked.keys:
         if (stored := store.get(id_hash(*key))) is not None:
@@ -240,7 +238,7 @@ def keep_embeddings(args: argparse.Namespace, pooling: "Pooling", folder: Path) 
     """Return the embeddings that are kept beside the output; UserError if none could be added."""
     from retrieval.embeddings import Embeddings
 
-    described = settings_of_embeddings(args, pooling, args.dtype)
+    described = settings_of_encoder(args, pooling) | {"max_length": args.max_length, "dtype": args.dtype}
     kept = Embeddings(folder / "embeddings", args.model_name, described)
     kept.check_writable()
     return kept
@@ -303,7 +301,7 @@ def order_by_embeddings(
     Args:
         num_texts: the number of questions and posts of all records, including repeated texts.
         kept: where embeddings are looked up and added; None: nowhere.
-        counts: gets "texts_embedded" and, of these, "texts_cut".
+        counts: gets "texts_embedded" and, of these, "texts_cut"; with `kept`, also "texts_kept".
     """
     import numpy as np
 
@@ -319,6 +317,7 @@ def order_by_embeddings(
             embeddings, num_cut = embed_texts(encoder, lacking, batch_size, progress)
             if kept:
                 kept.add(lacking, embeddings)
+                counts["texts_kept"] = counts.get("texts_kept", 0) + len(row_of)
                 rows = kept_rows | dict(zip(lacking, embeddings, strict=True))
                 embeddings = np.stack([rows[text] for text in row_of])
             counts["texts_embedded"] = counts.get("texts_embedded", 0) + len(lacking)

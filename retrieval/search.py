@@ -7,18 +7,17 @@ import argparse
 import asyncio
 import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from retrieval import WITHOUT_TEXTS
 from retrieval.encoder_flags import (
     ENCODER_FLAGS,
     add_encoder_arguments,
     find_pooling,
     open_encoder,
-    settings_of_embeddings,
     settings_of_encoder,
 )
 from retrieval.profiles import texts_of, with_dates
@@ -26,20 +25,21 @@ from utils.benchmarks.task import Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.cli.flags import FlagParser
-from utils.files.manifest import noted_settings
-from utils.generation.completions import NotStoredError
-from utils.generation.store import ModelStore
+from utils.files.manifest import noted_settings, read_manifest
+from utils.generation.completions import KEY_DIGITS, NotStoredError
+from utils.generation.store import ModelStore, models_of_server
+from utils.models.devices import has_gpu
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from retrieval.embeddings import Embeddings
     from retrieval.encoder import Encoder
     from retrieval.rankers import BM25Index
 
 MOST = 100  # items of an order that are kept
 AT_ONCE = 64  # texts embedded at a time, between which a signal can end the run
 DTYPE = "float32"
+SERVER = "search by {}"  # in the store, what made an encoder's orders, by its name
 
 
 def add_search_arguments(parser: FlagParser) -> None:
@@ -62,23 +62,18 @@ class Searched:
     """A record's profile as it is searched."""
 
     def __init__(self, record: Record, task: Task):
-        self.record, self._task = record, task
+        self.record = record
         self.question, *self.texts = texts_of(task, record)
 
     @cached_property
-    def digest(self) -> "hashlib._Hash":
-        digest = hashlib.sha256()
-        for text in self.texts:
-            encoded = text.encode("utf-8", "surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little"))
-            digest.update(encoded)
-        return digest
+    def _digest(self) -> "hashlib._Hash":
+        return hashlib.sha256(json.dumps(self.texts).encode())
 
     def key(self, query: str) -> str:
         """Return the key of an order in the store."""
-        digest = self.digest.copy()
-        digest.update(query.encode("utf-8", "surrogatepass"))
-        return digest.hexdigest()[:32]
+        digest = self._digest.copy()
+        digest.update(json.dumps(query).encode())
+        return digest.hexdigest()[:KEY_DIGITS]
 
     @cached_property
     def index(self) -> "BM25Index":
@@ -98,55 +93,64 @@ class Search:
         """UserError if there is no such encoder, and the store has no orders by it.
 
         Args:
-            dataset: the path of the records' file; if it was ranked with dates, its items are searched with them.
+            dataset: the path of the records' file. If it was ranked with dates, its items are searched with them; if it
+                was ranked without texts, the file that was ranked decides.
         """
-        made = noted_settings(dataset)
-        use_date = made.get("use_date", made.get("setting") == "time" and task.date_field is not None)
-        self._args, self._task, self._is_dense = args, with_dates(task) if use_date else task, args.search == "dense"
-        self._encoder: Encoder | None = None
-        self._kept: Embeddings | None = None
-        self._under_way: dict[str, asyncio.Task[list[int]]] = {}  # by key
-        self._waiting: dict[str, asyncio.Future[np.ndarray]] = {}  # texts to embed
-        self._embedding: asyncio.Task[None] | None = None
-        self._folder = Path(dataset).parent / "embeddings"
-        described = {"search": args.search} | (self._find_encoder() if self._is_dense else {})
-        self.settings = described | {"use_date": bool(use_date)}
-        self.store = ModelStore(args.completions, f"search-{self._name}", described)
-        self.store.server = self._name
+        from retrieval.embeddings import Embeddings
 
-    @property
-    def _name(self) -> str:
-        return Path(self._args.model_name).name if self._is_dense else "bm25"
+        made = noted_settings(dataset)
+        if made.get("ranker") in WITHOUT_TEXTS:
+            made = noted_settings((read_manifest(dataset) or {}).get("dataset", dataset))
+        use_date = bool(made.get("use_date", made.get("setting") == "time" and task.date_field is not None))
+        self._args, self._is_dense = args, args.search == "dense"
+        self._task = with_dates(task) if use_date else task
+        self._name = Path(args.model_name).name if self._is_dense else "bm25"
+        encoder = self._find_encoder() if self._is_dense else {}
+        self.settings = {"search": args.search, "use_date": use_date} | encoder
+        self.store = ModelStore(args.completions, f"search-{self._name}", {"search": args.search} | encoder)
+        self.store.server = SERVER.format(self._name)
+        folders = (Path(args.completions) / "embeddings", Path(dataset).parent / "embeddings")
+        self._kept = Embeddings(folders[0], self._name, encoder | {"dtype": DTYPE}, folders[1:])
+        self._encoder: Encoder | None = None
+        self._waiting: dict[str, None] = {}  # texts to embed, in the order in which they came
+        self._turn = asyncio.Lock()  # held by the search that embeds
+        self._failure: Exception | None = None  # of the encoder
 
     def _find_encoder(self) -> dict[str, Any]:
         """Return what the orders depend on; with --cached_only, from the store if there is no such encoder here."""
-        length = {"max_length": self._args.max_length}
+        args = self._args
         try:
-            self._pooling = find_pooling(self._args)
-            return settings_of_encoder(self._args, self._pooling) | length
+            self._pooling = find_pooling(args)
+            return settings_of_encoder(args, self._pooling) | {"max_length": args.max_length}
         except UserError:
-            if not self._args.cached_only:
+            if not args.cached_only:
                 raise
-            given = {name: vars(self._args)[name] for name in ("pooling", "normalize")}
-            wanted = length | {name: value for name, value in given.items() if value is not None}
-            for path in sorted(Path(self._args.completions).glob("search-*/model.json")):
-                with suppress(ValueError, AttributeError):
-                    described = json.loads(path.read_text(encoding="utf-8"))
-                    is_same = described.pop("search") == "dense" and self._name in described.pop("servers", ())
-                    if is_same and wanted.items() <= described.items():
-                        return described
-            raise
+            given = {name: vars(args)[name] for name in ("max_length", "pooling", "normalize")}
+            given = {name: value for name, value in given.items() if value is not None}
+            stored = models_of_server(args.completions, SERVER.format(self._name))
+            encoders = [model for model in stored if given.items() <= model.items()]
+            if len(encoders) > 1:
+                problem = f"{args.completions} has orders by {len(encoders)} encoders of the name {self._name}"
+                raise UserError(f"{problem}\n  give the folder of the one to use as --model_name") from None
+            if not encoders:
+                raise
+            return {name: value for name, value in encoders[0].items() if name not in ("search", "servers")}
 
     def check(self) -> None:
-        """Raise UserError if nothing could be stored."""
-        if not self._args.cached_only:
-            self.store.check_writable()
+        """Raise UserError if nothing could be stored, or --search_device lacks a GPU."""
+        if self._args.cached_only:
+            return
+        self.store.check_writable()
+        if self._is_dense:
+            self._kept.check_writable()
+            if self._args.search_device == "cuda" and not has_gpu():
+                raise UserError("--search_device cuda: torch finds no GPU on this machine")
 
     def close(self) -> None:
-        """Close the store and the embeddings; a later search opens them again."""
+        """Close the store and the embeddings; a later search, in another event loop, opens them again."""
         self.store.close()
-        if self._kept is not None:
-            self._kept.close()
+        self._kept.close()
+        self._turn = asyncio.Lock()
 
     def open(self, record: Record) -> Searched:
         return Searched(record, self._task)
@@ -162,78 +166,60 @@ class Search:
             query = searched.question  # as it is ranked: without the instructions of LaMP's inputs
         if not searched.texts:
             return []
-        key = searched.key(query)
+        key, args = searched.key(query), self._args
         if (stored := self.store.get(key)) is not None:
             return stored["order"]
-        if key not in self._under_way:
-            self._under_way[key] = asyncio.create_task(self._make(searched, query, key))
-            self._under_way[key].add_done_callback(lambda _: self._under_way.pop(key))
-        return await asyncio.shield(self._under_way[key])
-
-    async def _make(self, searched: Searched, query: str, key: str) -> list[int]:
         order = (await self._by_embeddings(searched, query) if self._is_dense else searched.index.rank(query))[:MOST]
-        if not self._args.dry_run:
+        is_new = self.store.get(key) is None  # the same search may have been under way
+        if is_new and not (args.dry_run or args.cached_only):
             self.store.add(key, {"id": searched.record["id"], "query": query, "order": order})
         return order
 
     async def _by_embeddings(self, searched: Searched, query: str) -> list[int]:
-        from retrieval.embeddings import usable_rows
+        import numpy as np
+
         from retrieval.rankers import rank_by_embedding
 
+        record_id = quote(searched.record["id"])
         if self._args.dry_run:
             raise NotStoredError
         if self._args.cached_only:
             raise UserError(
-                f"{self.store.folder}: lacks the order of {quote(searched.record['id'])} for {quote(query)}\n"
+                f"{self.store.folder}: lacks the order of {record_id} for {quote(query)}\n"
                 "  run the same command without --cached_only"
             )
         before, between = self._pooling.prefixes
         texts = [before + query, *(between + text for text in searched.texts)]
-        row_of = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        rows = await self._embed(list(row_of))
-        usable = usable_rows(rows)
-        if not usable.all():
-            text = next(text for text, number in row_of.items() if not usable[number])
+        row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        rows = await self._embed(row_of)
+        if unusable := [text for text in row_of if text not in rows]:
             raise UserError(
-                f"id {quote(searched.record['id'])}: {self._args.model_name} returns no usable embedding for the text "
-                f"{quote(text)} (NaN, infinite or all zeros)\n  use an undamaged encoder; finished work is kept"
+                f"id {record_id}: {self._args.model_name} returns no usable embedding for the text "
+                f"{quote(unusable[0])} (NaN, infinite or all zeros)\n  use an undamaged encoder; finished work is kept"
             )
-        return rank_by_embedding(rows, row_of[texts[0]], [row_of[text] for text in texts[1:]])
+        embeddings = np.stack([rows[text] for text in row_of])
+        return rank_by_embedding(embeddings, row_of[texts[0]], [row_of[text] for text in texts[1:]])
 
-    async def _embed(self, texts: Sequence[str]) -> "np.ndarray":
-        """Return the embeddings (N, D) of distinct texts; those that are not kept are embedded together with others."""
-        import numpy as np
-
-        from retrieval.embeddings import Embeddings
-
-        if self._kept is None:
-            described = settings_of_embeddings(self._args, self._pooling, DTYPE)
-            folder = Path(self._args.completions) / "embeddings"
-            self._kept = Embeddings(folder, self._args.model_name, described, [self._folder])
+    async def _embed(self, texts: Collection[str]) -> "dict[str, np.ndarray]":
+        """Return the usable embeddings (D,) by text; those that are not kept are embedded together with others."""
         rows = self._kept.find(texts)
         lacking = [text for text in texts if text not in rows]
-        loop = asyncio.get_running_loop()
-        futures = [self._waiting.setdefault(text, loop.create_future()) for text in lacking]
-        if futures and (self._embedding is None or self._embedding.done()):
-            self._embedding = asyncio.create_task(self._embed_waiting())
-        rows |= dict(zip(lacking, await asyncio.gather(*futures), strict=True))
-        return np.stack([rows[text] for text in texts])
-
-    async def _embed_waiting(self) -> None:
-        """Embed all texts that wait, in the order in which they came, some at a time."""
-        while self._waiting:
-            texts = list(self._waiting)[:AT_ONCE]
-            try:
-                rows = await asyncio.to_thread(self._embed_now, texts)
-                self._kept.add(texts, rows)
-            except Exception as error:
-                for text in texts:
-                    if not (future := self._waiting.pop(text)).done():
-                        future.set_exception(error)
-            else:
-                for text, row in zip(texts, rows, strict=True):
-                    if not (future := self._waiting.pop(text)).done():
-                        future.set_result(row)
+        if not lacking:
+            return rows
+        self._waiting |= dict.fromkeys(lacking)
+        async with self._turn:
+            while any(text in self._waiting for text in lacking):
+                batch = list(self._waiting)[:AT_ONCE]
+                try:
+                    if self._failure is not None:
+                        raise self._failure
+                    self._kept.add(batch, await asyncio.to_thread(self._embed_now, batch))
+                except Exception as error:
+                    self._failure = error
+                    raise
+                for text in batch:
+                    del self._waiting[text]
+        return rows | self._kept.find(lacking)
 
     def _embed_now(self, texts: Sequence[str]) -> "np.ndarray":
         from retrieval.encoder import embed_texts

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+import random
 from pathlib import Path
 
 import pytest
 from api_server import Reply, serve
 
 import baselines
+from utils import download_datasets
 from utils.generation.requests import Completion, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,6 +26,21 @@ async def answer(record, ask):
     return await ask("rag", items=[summary] if summary else record.best(ask.num_contexts))
 '''
 
+SEARCHES = """
+QUERY = "Write a search query ({number}) for the posts of this user.\\n\\n{question}"
+ANSWER = "{question}\\n\\nPosts:\\n\\n{profile}"
+
+
+async def answer(record, ask):
+    seen = []
+    for number in ("one", "two"):
+        query = await ask(QUERY, number=number)
+        posts = await ask.search(query, k=2, exclude=seen)
+        seen += posts.ids
+    return await ask(ANSWER, items=posts)
+"""
+WORDS = ["cat", "chess", "bread", "music", "guitar", "rome", "town", "mat", "history", "play"]
+
 
 def draw(request):
     """Return digits that are the same in every process, unlike Python's hash of a text."""
@@ -36,6 +53,14 @@ def reply(request):
     if "Summarize" in request["messages"][-1]["content"]:
         return Reply(f"The user {drawn} cares about cost.")
     return Reply(json.dumps({"personalized_answer": f"Answer {drawn}."}))
+
+
+def search_reply(request):
+    """Return a query of words that depend on the prompt, or a long answer."""
+    prompt = request["messages"][-1]["content"]
+    if prompt.startswith("Write a search query"):
+        return Reply(" ".join(random.Random(prompt).sample(WORDS, 3)))
+    return Reply(f"An answer to {prompt}")
 
 
 @pytest.fixture
@@ -56,16 +81,16 @@ class Runs:
     def write(self, text):
         (self.folder / "mine.py").write_text(text)
 
-    def flags(self, *more, output=None):
+    def flags(self, *more, output=None, dataset=SAMPLE):
         flags = ["--openai", "--model_addr", "some-model", "--base_url", self.server.url, "--max_concurrency", "4"]
-        flags += ["--api_key_addr", f"{self.folder}/key.txt", "--inputs_addr", str(SAMPLE), "--unranked"]
+        flags += ["--api_key_addr", f"{self.folder}/key.txt", "--inputs_addr", str(dataset), "--unranked"]
         flags += ["--output_addr", str(output or self.output), "--method", self.name]
         return [*flags, *map(str, more)]
 
-    def run(self, *more, code=0, output=None):
+    def run(self, *more, code=0, **addresses):
         """Run it in this process, and return the number of requests."""
         before = len(self.server.requests)
-        assert baselines.main(self.flags(*more, output=output)) == code
+        assert baselines.main(self.flags(*more, **addresses)) == code
         return len(self.server.requests) - before
 
     @property
@@ -76,6 +101,21 @@ class Runs:
 @pytest.fixture
 def runs(tmp_path, server):
     return Runs(tmp_path, server)
+
+
+@pytest.fixture
+def searching(runs):
+    runs.write(SEARCHES)
+    runs.server.reply = search_reply
+    return runs
+
+
+@pytest.fixture
+def personamem(tmp_path):
+    """Return the path of a small dataset of conversations."""
+    source = ["--source_dir", str(ROOT / "tests/data/mini_personamem"), "--output_dir", str(tmp_path)]
+    assert download_datasets.main(["--dataset", "PersonaMem-32k", *source]) == 0
+    return tmp_path / "PersonaMem_32k.json"
 
 
 class Scripted:

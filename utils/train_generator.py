@@ -62,7 +62,7 @@ from utils.objectives.lessons import (
     seen_in_training,
     uses_references,
 )
-from utils.objectives.rounds import describe_round, examples_of_round, hashes_of_round
+from utils.objectives.rounds import describe_round, examples_of_round, hashes_of_round, note_other_model
 from utils.records.datasets import read_dataset
 from utils.scoring.verdicts import no_answer
 from utils.training.checkpoints import Run, Selection
@@ -156,7 +156,8 @@ def main(argv: list[str] | None = None) -> int:
     settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    is_grpo = args.objective == "grpo"
+    if is_grpo := args.objective == "grpo":
+        note_other_model(args, identity)
     settings |= hashes_of_round(args) if is_grpo else {}
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated

@@ -1,3 +1,3 @@
 """Fixtures of the tests of methods."""
 
-from method_runs import runs, server  # noqa: F401
+from method_runs import personamem, runs, searching, server  # noqa: F401

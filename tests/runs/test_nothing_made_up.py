@@ -101,19 +101,39 @@ def test_an_engine_that_raises(runs, monkeypatch, kind):
     assert runs.run() == len(IDS) - 6 and "made up" not in runs.output.read_text()
 
 
-def test_a_full_store_disk(runs):
-    """Simulated with a file size limit, which the store reaches first."""
-    runs.write(catching("a loop over a bare except"))
+SEARCHING = """
+async def answer(record, ask):
+    try:
+        return str([(await ask.search(f"{record['question']} {number}")).ids for number in range(9)])
+    except BaseException:
+        return "made up"
+"""
+LONG = """
+async def answer(record, ask):
+    return await ask("rag", items=record.best(9) * 9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "file"),
+    [
+        (catching("a loop over a bare except"), [], "completions/some-model"),
+        (SEARCHING, [], "completions/search-bm25"),
+        (LONG, ["--trace"], "answers.json.trace.jsonl"),
+    ],
+)
+def test_a_full_disk(runs, method, flags, file):
+    """Simulated with a file size limit, which this file reaches first."""
+    runs.write(method)
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
 
-    command = [sys.executable, "baselines.py", *runs.flags()]
+    command = [sys.executable, "baselines.py", *runs.flags(*flags)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
-    assert done.returncode == 2 and "completions/" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and file in done.stderr and "Traceback" not in done.stderr
     assert not runs.output.exists()
-    before = len(runs.server.requests)
-    assert runs.run() < len(IDS) and before and set(runs.answers) == set(IDS)
+    assert runs.run(*flags) < len(IDS) and set(runs.answers) == set(IDS)
     assert "made up" not in runs.output.read_text()
 
 
@@ -182,7 +202,7 @@ async def answer(record, ask):
 """)
     assert runs.run("--limit", 2, code=1) == 40
     errors = capsys.readouterr().err
-    assert "more than 20 calls: does it have an endless loop?" in errors and "calls 40" in errors
+    assert "more than 20 calls and searches: does it have an endless loop?" in errors and "calls 40" in errors
 
 
 # The same on every run
@@ -192,8 +212,8 @@ CHAINS = """
 import asyncio
 
 async def chain(record, ask, first, second):
-    found = await ask("First {first}: {question}", first=first, model=first)
-    return await ask("Then {found}", found=found, model=second)
+    first_text = await ask("First {first}: {question}", first=first, model=first)
+    return await ask("Then {first_text}", first_text=first_text, model=second)
 
 async def answer(record, ask):
     parts = await asyncio.gather(chain(record, ask, "generator", "critic"), chain(record, ask, "critic", "generator"))

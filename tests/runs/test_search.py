@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -13,15 +12,15 @@ import numpy as np
 import pytest
 from api_server import Reply
 from batch_server import serve_batches
-from lamp_samples import CONFIGS, DATA, LAMP, read_sample
-from method_runs import IDS, ROOT, SAMPLE
+from lamp_samples import CONFIGS, LAMP, read_sample
+from method_runs import IDS, ROOT, SAMPLE, SEARCHES, search_reply
 from tiny_encoder import save_tiny_encoder
 
 import baselines
 from retrieval import rank_dataset
 from retrieval.embeddings import Embeddings
 from retrieval.search import Search
-from utils import batch, download_datasets
+from utils import batch
 from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.files.file_hashes import file_hash
@@ -29,28 +28,12 @@ from utils.files.manifest import read_manifest
 from utils.generation import batches
 from utils.records.datasets import read_dataset
 
-SEARCHES = """
-QUERY = "Write a search query ({number}) for the posts of this user.\\n\\n{question}"
-ANSWER = "{question}\\n\\nPosts:\\n\\n{profile}"
-
-
+ASKS_FIRST = """
 async def answer(record, ask):
-    seen = []
-    for number in ("one", "two"):
-        query = await ask(QUERY, number=number)
-        posts = await ask.search(query, k=2, exclude=seen)
-        seen += posts.ids
-    return await ask(ANSWER, items=posts)
+    text = await ask("{question}")
+    posts = await ask.search("cat")
+    return text
 """
-WORDS = ["cat", "chess", "bread", "music", "guitar", "rome", "town", "mat", "history", "play"]
-
-
-def reply(request):
-    """Return a query of words that depend on the prompt, or a long answer."""
-    prompt = request["messages"][-1]["content"]
-    if prompt.startswith("Write a search query"):
-        return Reply(" ".join(random.Random(prompt).sample(WORDS, 3)))
-    return Reply(f"An answer to {prompt}")
 
 
 @pytest.fixture(scope="module")
@@ -59,56 +42,47 @@ def encoder(tmp_path_factory):
 
 
 @pytest.fixture
-def searching(runs):
-    runs.write(SEARCHES)
-    runs.server.reply = reply
-    return runs
+def dense(encoder):
+    return ["--search", "dense", "--model_name", encoder]
 
 
-def searches_of(runs):
-    return {key: answer["searches"] for key, [answer] in runs.answers.items()}
+def rank(path, ranked, ranker, *flags):
+    addresses = ["--input_dataset_addr", str(path), "--output_dataset_addr", str(ranked)]
+    assert rank_dataset.main([*addresses, "--ranker", ranker, *flags]) == 0
 
 
 # The order
 
 
-def samples(folder):
-    """Yield the path of a dataset of each benchmark."""
-    yield SAMPLE
-    for name in [*LAMP, *CONFIGS]:
-        for setting in ("user", "time") if name == "LaMP-3" else ("user",):
-            path = folder / f"{name}-{setting}.json"
-            path.write_text(json.dumps(read_sample(name)))
-            made = {"settings": {"setting": setting}, "output_sha256": file_hash(path)}
-            path.with_name(f"{path.name}.manifest.json").write_text(json.dumps(made))
-            yield path
-    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(folder)]
-    assert download_datasets.main(["--dataset", "PersonaMem-32k", *source]) == 0
-    yield next(path for path in folder.glob("*ersona*.json") if "manifest" not in path.name)
+def write_sample(path, name, setting):
+    path.write_text(json.dumps(read_sample(name)))
+    made = {"settings": {"setting": setting}, "output_sha256": file_hash(path)}
+    path.with_name(f"{path.name}.manifest.json").write_text(json.dumps(made))
+    return path
 
 
-@pytest.mark.parametrize("kept", [False, True])
-@pytest.mark.parametrize("ranker", ["bm25", "dense"])
-def test_the_question_gives_the_order_of_the_ranked_file(ranker, kept, encoder, tmp_path):
-    if kept and ranker == "bm25":
-        pytest.skip("has no embeddings")
-    number, num_orders = 0, 0
-    for path in samples(tmp_path):
-        for unit in [[], ["--unit", "session"]] if "ersona" in path.name else [[]]:
-            number += 1
-            ranked = tmp_path / f"ranked{number}" / "ranked.json"
-            ranked.parent.mkdir()
-            flags = ["--input_dataset_addr", str(path), "--output_dataset_addr", str(ranked), "--ranker", ranker]
-            flags += ["--model_name", encoder, *(["--keep_embeddings"] if kept else [])] if ranker == "dense" else []
-            assert rank_dataset.main([*flags, *unit]) == 0
-            for dataset in [ranked] if unit or kept else [path, ranked]:
-                store = tmp_path / f"store{number}" / dataset.stem
-                num_orders += check_orders(dataset, ranked, ranker, encoder, store)
-            if kept:
-                assert not (
-                    tmp_path / f"store{number}" / "ranked" / "embeddings"
-                ).exists()  # nothing was embedded again
+@pytest.mark.parametrize(("ranker", "kept"), [("bm25", False), ("dense", False), ("dense", True)])
+def test_the_question_gives_the_order_of_the_ranked_file(ranker, kept, encoder, personamem, tmp_path):
+    datasets = [(SAMPLE, []), (personamem, []), (personamem, ["--unit", "session"])]
+    datasets += [(write_sample(tmp_path / f"{name}.json", name, "user"), []) for name in [*LAMP, *CONFIGS]]
+    datasets.append((write_sample(tmp_path / "LaMP-3-time.json", "LaMP-3", "time"), []))
+    own = ["--model_name", encoder, *(["--keep_embeddings"] if kept else [])] if ranker == "dense" else []
+    num_orders = 0
+    for number, (path, unit) in enumerate(datasets):
+        ranked, store = tmp_path / f"ranked{number}" / "ranked.json", tmp_path / f"store{number}"
+        ranked.parent.mkdir()
+        rank(path, ranked, ranker, *own, *unit)
+        for dataset in [ranked] if unit or kept else [path, ranked]:
+            num_orders += check_orders(dataset, ranked, ranker, encoder, store / dataset.stem)
+        assert not kept or not (store / "ranked" / "embeddings").exists()  # nothing was embedded again
     assert num_orders > 50
+
+
+def test_a_file_ranked_without_texts_is_searched_with_its_datasets_dates(encoder, tmp_path):
+    path, recent, ranked = write_sample(tmp_path / "time.json", "LaMP-3", "time"), tmp_path / "a", tmp_path / "b"
+    rank(path, recent, "recency")
+    rank(recent, ranked, "dense", "--model_name", encoder, "--use_date")
+    assert check_orders(recent, ranked, "dense", encoder, tmp_path / "store") > 3
 
 
 def check_orders(dataset, ranked, ranker, encoder, store):
@@ -118,15 +92,16 @@ def check_orders(dataset, ranked, ranker, encoder, store):
         "--search", ranker, "--completions", str(store), *(["--model_name", encoder] if ranker == "dense" else []),
     ])  # fmt: skip
     records = {record["id"]: record for record in read_dataset(str(dataset), needs=["profile"])}
-    search, task = Search(args, task_of("", [*records.values()]), str(dataset)), task_of("", [*records.values()])
+    task = task_of("", [*records.values()])
+    search = Search(args, task, str(dataset))
 
     async def orders():
         return [await search.order(search.open(record), record["question"]) for record in records.values()]
 
+    best = {record["id"]: record["profile"] for record in read_dataset(str(ranked), ["profile"])}
     for record, order in zip(records.values(), asyncio.run(orders()), strict=True):
-        [best] = [other["profile"] for other in read_dataset(str(ranked), ["profile"]) if other["id"] == record["id"]]
         texts = [task.item_text(record["profile"][place]) for place in order]
-        assert texts == [task.item_text(item) for item in best][:100]
+        assert texts == [task.item_text(item) for item in best[record["id"]]][:100]
     search.close()
     return sum(len(record["profile"]) > 1 for record in records.values())
 
@@ -135,28 +110,20 @@ def check_orders(dataset, ranked, ranker, encoder, store):
 
 
 @pytest.mark.parametrize("search", ["bm25", "dense"])
-def test_a_method_searches_with_queries_of_its_own(search, searching, encoder, capsys):
-    flags = ["--search", search, *(["--model_name", encoder] if search == "dense" else [])]
+def test_a_method_searches_with_queries_of_its_own(search, searching, dense):
+    flags = dense if search == "dense" else []
     assert searching.run(*flags) == 3 * len(IDS)
-    records = {record["id"]: record for record in json.loads(SAMPLE.read_text())}
-    for key, (first, second) in searches_of(searching).items():
-        profile = {post["id"]: post["text"] for post in records[key]["profile"]}
+    for record in json.loads(SAMPLE.read_text()):
+        [answer], profile = searching.answers[record["id"]], {post["id"]: post["text"] for post in record["profile"]}
+        first, second = answer["searches"]
         assert not {*first["ids"]} & {*second["ids"]} and len(first["ids"]) == min(2, len(profile))
-        assert (
-            first["query"]
-            == searching.server.reply({"messages": [{"content": query_prompt("one", records[key])}]}).text
-        )
-        last = next(user for user in searching.server.users() if user.startswith(records[key]["question"]))
+        last = next(user for user in searching.server.users() if user.startswith(record["question"]))
         assert last.split("Posts:\n\n")[1:] in ([], ["\n\n".join(profile[post_id] for post_id in second["ids"])])
-        assert searching.answers[key][0]["posts_shown"] == sorted([*profile].index(i) for i in second["ids"])
+        assert answer["posts_shown"] == sorted([*profile].index(post_id) for post_id in second["ids"])
     settings = read_manifest(searching.output)["settings"]["search"]
     assert settings["search"] == search and ("model" in settings) == (search == "dense")
     whole = searching.output.read_bytes()
     assert searching.run(*flags) == 0 and searching.output.read_bytes() == whole
-
-
-def query_prompt(number, record):
-    return f"Write a search query ({number}) for the posts of this user.\n\n{record['question']}"
 
 
 def test_a_second_query_reaches_the_evidence(runs, tmp_path):
@@ -172,8 +139,7 @@ def test_a_second_query_reaches_the_evidence(runs, tmp_path):
                         "category": "travel.stackexchange.com", "rubric_aspects": [], "profile": posts})  # fmt: skip
     path, ranked = tmp_path / "made.json", tmp_path / "ranked.json"
     path.write_text(json.dumps(records))
-    assert rank_dataset.main(["--input_dataset_addr", str(path), "--output_dataset_addr", str(ranked),
-                              "--ranker", "bm25"]) == 0  # fmt: skip
+    rank(path, ranked, "bm25")
     runs.write("""
 import re
 async def answer(record, ask):
@@ -183,57 +149,61 @@ async def answer(record, ask):
     return await ask("Answer: {profile}", items=more)
 """)
     runs.server.reply = lambda request: Reply(request["messages"][-1]["content"])
-    flags = runs.flags()
-    flags[flags.index(str(SAMPLE))] = str(ranked)
-    assert baselines.main(flags) == 0
-    recall = sum(f"evidence{record['id'][1:]}x" in runs.answers[record["id"]][0]["output"] for record in records) / 30
-    runs.server.reply = lambda request: Reply(json.dumps({"personalized_answer": request["messages"][-1]["content"]}))
-    at = flags.index("--method")
-    assert baselines.main([*flags[:at], *flags[at + 2 :], "--rag", "--num_contexts", "5", "--overwrite"]) == 0
-    of_rag = sum(f"evidence{record['id'][1:]}x" in runs.answers[record["id"]][0]["output"] for record in records) / 30
-    assert recall == 1 and of_rag < 0.3
+    assert runs.run(dataset=ranked) == 60
+    for number in range(30):
+        assert f"evidence{number}x" in runs.answers[f"q{number}"][0]["output"]
+    first_five = [str(record["profile"][:5]) for record in json.loads(ranked.read_text())]  # those of --rag
+    assert sum(f"evidence{number}x" in posts for number, posts in enumerate(first_five)) < 0.3 * 30
 
 
-def test_a_history_is_searched_in_order_of_time(searching, tmp_path):
-    source = ["--source_dir", str(DATA / "mini_personamem"), "--output_dir", str(tmp_path)]
-    assert download_datasets.main(["--dataset", "PersonaMem-32k", *source]) == 0
-    path = next(path for path in tmp_path.glob("*ersona*.json") if "manifest" not in path.name)
-    searching.write("""
+def test_a_history_is_searched_in_order_of_time(runs, personamem):
+    runs.write("""
 async def answer(record, ask):
     turns = await ask.search(record["question"], k=3)
-    ask.note(roles=[turn["role"] for turn in turns.first(9)], ids=[*turns.ids])
+    none = await ask.search("cat", exclude=[item["id"] for item in record["profile"]])
+    ask.note(roles=[turn["role"] for turn in turns.first(9)], ids=[*turns.ids], none=[none.first(9), [*none.ids]])
     return await ask("rag", items=turns)
 """)
-    searching.server.reply = lambda request: Reply("<final_answer>(a)")
-    flags = searching.flags("--seed", "0")
-    flags[flags.index(str(SAMPLE))] = str(path)
-    assert baselines.main(flags) == 0
-    for [answer] in searching.answers.values():
-        assert answer["notes"]["ids"] == answer["searches"][0]["ids"] and len(answer["notes"]["ids"]) == 3
-        assert answer["notes"]["roles"][0] == "system" and len(answer["notes"]["roles"]) >= 4
-        assert answer["posts_shown"] == []
+    runs.server.reply = lambda request: Reply("<final_answer>(a)")
+    runs.run("--seed", "0", dataset=personamem)
+    for [answer] in runs.answers.values():
+        notes = answer["notes"]
+        assert notes["ids"] == answer["searches"][0]["ids"] and len(notes["ids"]) == 3
+        assert notes["roles"][0] == "system" and len(notes["roles"]) >= 4
+        assert notes["none"] == [[], []]  # as record.best(0)
+
+
+def test_odd_queries_at_once(runs, dense):
+    runs.write("""
+import asyncio
+QUERIES = ["", "x " * 99_999, "\\ud800 cat", "{question}"]
+async def answer(record, ask):
+    results = await asyncio.gather(*(ask.search(query, k=100) for query in [*QUERIES, record["question"], "", ""]))
+    return f"{[len(posts) for posts in results]}"
+""")
+    runs.run(*dense)
+    for record in json.loads(SAMPLE.read_text()):
+        assert runs.answers[record["id"]][0]["output"] == str([len(record["profile"])] * 7)
+    assert len(orders_of(runs)) == len({*orders_of(runs)}) == 12 * 5
 
 
 # Nothing twice, and nothing made up
 
 
 def orders_of(runs):
-    lines = [
-        json.loads(line) for path in runs.output.parent.glob("completions/search-*/*.jsonl") for line in path.open()
-    ]
+    paths = runs.output.parent.glob("completions/search-*/*.jsonl")
+    lines = [json.loads(line) for path in paths for line in path.open()]
     return [line["key"] for line in lines if "order" in line]
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_moments(searching, encoder):
-    flags = ["--search", "dense", "--model_name", encoder]
-    searching.run(*flags)
-    whole, dice = searching.output.read_bytes(), random.Random(7)
+def test_killed_at_twenty_moments(searching, dense):
+    searching.run(*dense)
+    whole, dice, kills = searching.output.read_bytes(), random.Random(7), 0
     shutil.rmtree(searching.output.parent)
     searching.server.requests.clear()
     searching.server.delay = 0.1
-    command = [sys.executable, "baselines.py", *searching.flags(*flags)]
-    kills = 0
+    command = [sys.executable, "baselines.py", *searching.flags(*dense)]
     while not searching.output.exists() and kills < 20:
         before = len(searching.server.requests)
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -244,35 +214,48 @@ def test_killed_at_twenty_moments(searching, encoder):
         process.wait()
         kills += 1
     assert kills > 3
-    searching.run(*flags)
+    searching.run(*dense)
     assert searching.output.read_bytes() == whole
     assert len(orders_of(searching)) == len({*orders_of(searching)}) == 2 * 12  # one profile is empty
     assert len(searching.server.requests) <= 3 * len(IDS) + 4 * kills  # those in flight
 
 
-def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path, capsys):
-    flags = ["--search", "dense", "--model_name", str(shutil.copytree(encoder, tmp_path / "elsewhere"))]
+def test_shards_and_a_machine_without_the_encoder(searching, encoder, tmp_path):
+    flags = ["--search", "dense", "--model_name", str(shutil.copytree(encoder, tmp_path / "away" / "encoder"))]
     for shard in (0, 1):
         searching.run(*flags, "--num_shards", 2, "--shard_index", shard)
     assert not searching.output.exists()
     assert searching.run(*flags, "--cached_only") == 0
-    whole = searching.output.read_bytes()
+    whole, store = searching.output.read_bytes(), searching.output.parent / "completions"
     searching.output.unlink()
-    shutil.rmtree(tmp_path / "elsewhere")
+    shutil.rmtree(tmp_path / "away")
+    (store / "search-a-model").mkdir()
+    (store / "search-a-model" / "model.json").write_text('{"model": "search-a-model"}')
     assert searching.run(*flags, "--cached_only") == 0 and searching.output.read_bytes() == whole
-    capsys.readouterr()
     searching.write(SEARCHES.replace("k=2", "k=3").replace("ask.search(query", 'ask.search(f"{query} rome"'))
     with pytest.raises(UserError, match=r"lacks the order of .* for .* rome"):
         searching.run(*flags, "--cached_only")
+    other = save_tiny_encoder(tmp_path / "other" / "encoder", seed=1)
+    searching.run("--search", "dense", "--model_name", other, "--completions", store, output=tmp_path / "other.json")
+    with pytest.raises(UserError, match="has orders by 2 encoders of the name encoder"):
+        searching.run(*flags, "--cached_only")
 
 
-def test_batches(searching, encoder, tmp_path, monkeypatch):
+def test_cached_only_stores_no_order(runs):
+    runs.write(ASKS_FIRST)
+    runs.run()
+    before = orders_of(runs)
+    runs.write(ASKS_FIRST.replace("cat", "chess"))
+    assert runs.run("--cached_only") == 0 and orders_of(runs) == before
+
+
+def test_batches(searching, dense, monkeypatch):
     """The queries are in the first batch, the answers in a later one, and the encoder is not asked again."""
     monkeypatch.setattr(batches, "POLLS", (0.01, 0.02))
     searching.write(SEARCHES.replace('("one", "two")', '("one",)'))
     with serve_batches() as server:
-        server.outcome = lambda number, body: reply(body)
-        flags = searching.flags("--search", "dense", "--model_name", encoder)
+        server.outcome = lambda number, body: search_reply(body)
+        flags = searching.flags(*dense)
         flags[flags.index(searching.server.url)] = server.url
         assert batch.main(["baselines.py", *flags]) == 0
         assert sum(made["request_counts"]["total"] for made in server.batches) >= 2 * len(IDS) - 2
@@ -280,20 +263,15 @@ def test_batches(searching, encoder, tmp_path, monkeypatch):
     assert all(answer["output"].startswith("An answer") for [answer] in searching.answers.values())
 
 
-def test_a_dry_run_counts_what_needs_the_encoder(searching, encoder, capsys):
-    flags = ["--search", "dense", "--model_name", encoder]
-    searching.write('async def answer(record, ask):\n    posts = await ask.search("cat")\n'
-                    '    return await ask("rag", items=posts)\n')  # fmt: skip
-    searching.run(*flags, "--dry_run")
-    with_posts = sum(bool(record["profile"]) for record in json.loads(SAMPLE.read_text()))
-    printed = capsys.readouterr().out
-    assert f"search: {with_posts} queries to embed" in printed
-    assert f"{len(IDS) - with_posts} requests" in printed and not searching.output.parent.exists()
-    searching.run("--dry_run")
-    assert f"{len(IDS)} requests" in capsys.readouterr().out and not searching.output.parent.exists()
+def test_a_dry_run_counts_what_needs_the_encoder(runs, dense, capsys):
+    runs.write('async def answer(record, ask):\n    return await ask("rag", items=await ask.search("cat"))\n')
+    for flags, expected in ((dense, ["search: 12 queries to embed", "1 requests"]), ([], [f"{len(IDS)} requests"])):
+        runs.run(*flags, "--dry_run")
+        printed = capsys.readouterr().out
+        assert all(text in printed for text in expected) and not runs.output.parent.exists()
 
 
-def test_an_unusable_embedding_ends_the_run(searching, tmp_path):
+def test_an_unusable_embedding_ends_the_run(runs, tmp_path):
     import safetensors.torch
 
     folder = save_tiny_encoder(tmp_path / "damaged")
@@ -301,50 +279,57 @@ def test_an_unusable_embedding_ends_the_run(searching, tmp_path):
     place = (folder / "vocab.txt").read_text().split("\n").index("rome")
     weights["embeddings.word_embeddings.weight"][place] = float("nan")
     safetensors.torch.save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    searching.write("""
+    runs.write("""
 async def answer(record, ask):
     try:
-        posts = await ask.search("rome")
-        return await ask("rag", items=posts)
+        return await ask("rag", items=await ask.search("rome"))
     except BaseException:
         return "made up"
 """)
     with pytest.raises(UserError, match="no usable embedding for the text 'rome'"):
-        searching.run("--search", "dense", "--model_name", str(folder))
-    assert not searching.output.exists() and not orders_of(searching)
+        runs.run("--search", "dense", "--model_name", str(folder))
+    assert not runs.output.exists() and not orders_of(runs)
 
 
-def test_a_full_disk(searching):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+def test_an_encoder_that_fails_is_asked_once(searching, dense, monkeypatch):
+    loads = []
 
-    searching.write("""
-async def answer(record, ask):
-    try:
-        for number in range(9):
-            posts = await ask.search(f"{record['question']} {number}")
-    except BaseException:
-        return "made up"
-    finally:
-        return "made up"
-""")
-    command = [sys.executable, "baselines.py", *searching.flags()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, preexec_fn=limit)
-    assert done.returncode == 2 and "completions/search-bm25" in done.stderr and "Traceback" not in done.stderr
-    assert not searching.output.exists()
+    def fail(*_):
+        loads.append(1)
+        raise UserError("too little memory")
+
+    monkeypatch.setattr("retrieval.search.open_encoder", fail)
+    monkeypatch.setattr("retrieval.search.AT_ONCE", 2)
+    with pytest.raises(UserError, match="too little memory"):
+        searching.run(*dense, "--max_concurrency", 16)
+    assert loads == [1]
+
+
+def test_what_a_search_lacks_is_found_before_a_request(runs, dense, monkeypatch):
+    runs.write(ASKS_FIRST)
+    monkeypatch.setattr("retrieval.search.has_gpu", lambda: False)
+    with pytest.raises(UserError, match="--search_device cuda: torch finds no GPU"):
+        runs.run(*dense, "--search_device", "cuda")
+    runs.output.parent.joinpath("completions").mkdir(parents=True)
+    runs.output.parent.joinpath("completions/embeddings").touch()
+    with pytest.raises(UserError, match=r"embeddings/.*: cannot be written"):
+        runs.run(*dense)
+    assert runs.server.requests == []
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("body", "message"),
     [
-        ("ask.search(3)", "ask.search: the query is 3; give a text"),
-        ('ask.search("a", k=0)', "ask.search: k is 0; give a number from 1 to 100"),
+        ("await ask.search(3)", "line 2: ValueError: ask.search: the query is 3; give a text"),
+        ('await ask.search("a", k=0)', "line 2: ValueError: ask.search: k is 0; give a number from 1 to 100"),
+        ('await ask.search("a", exclude="id")', "line 2: ValueError: ask.search: exclude is a single text"),
+        ('[await ask.search("a") for _ in range(10_001)]', "more than 10,000 calls and searches"),
     ],
 )
-def test_a_mistake_in_a_search_names_its_line(searching, call, message, capsys):
-    searching.write(f"async def answer(record, ask):\n    return str(await {call})\n")
-    searching.run(code=1)
-    assert f"mine.py, line 2: ValueError: {message}" in capsys.readouterr().err
+def test_a_mistake_in_a_search_is_reported(runs, body, message, capsys):
+    runs.write(f"async def answer(record, ask):\n    return str({body})\n")
+    runs.run("--limit", 1, code=1)
+    assert message in capsys.readouterr().err
 
 
 # Kept embeddings
@@ -359,23 +344,34 @@ def test_embeddings_are_kept_once(tmp_path):
     kept.close()
     again = Embeddings(tmp_path / "new", "another name", {"model": "m"}, also=[tmp_path])
     again.add(["x"], rows[:1])
-    found = again.find(["x", "d", "c", "a", "unknown", "e"])
-    assert found.keys() == {"x", "d", "a", "e"}  # c is NaN
-    assert (found["d"] == rows[3]).all() and (found["e"] == rows[1]).all() and (found["x"] == rows[0]).all()
+    kept_rows = again.find(["x", "d", "c", "a", "unknown", "e"])
+    assert kept_rows.keys() == {"x", "d", "a", "e"}  # c is NaN
+    assert (kept_rows["d"] == rows[3]).all() and (kept_rows["e"] == rows[1]).all() and (kept_rows["x"] == rows[0]).all()
     assert Embeddings(tmp_path, "some/encoder", {"model": "other"}).find(["a"]) == {}
 
 
-def test_a_torn_file_of_embeddings_is_read_up_to_its_end(tmp_path):
-    rows = np.ones((2, 8), dtype=np.float32)
+def test_damaged_embeddings(tmp_path):
     kept = Embeddings(tmp_path, "e", {"model": "m"})
-    kept.add(["a", "b"], rows)
+    kept.add(["a", "b"], np.ones((2, 8), dtype=np.float32))
     kept.close()
     [hashes], [numbers] = kept.folder.glob("*.sha"), kept.folder.glob("*.f32")
     hashes.write_bytes(hashes.read_bytes()[:-3])
-    assert Embeddings(tmp_path, "e", {"model": "m"}).find(["a", "b"]).keys() == {"a"}
-    numbers.write_bytes(b"\xff" * 64)
-    with pytest.raises(UserError, match=r"row 1 is damaged"):
-        Embeddings(tmp_path, "e", {"model": "m"}).find(["a"])
-    numbers.write_bytes(b"")
-    with pytest.raises(UserError, match="it lacks rows"):
-        Embeddings(tmp_path, "e", {"model": "m"}).find(["a"])
+    assert kept.find(["a", "b"]).keys() == {"a"}  # a torn file is read up to its end
+    for content, message in ((b"\xff" * 64, "f32: is damaged"), (b"", "f32: is damaged: it lacks rows")):
+        kept.close()
+        numbers.write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            kept.find(["a"])
+
+
+def test_a_finished_ranking_keeps_its_embeddings_later(encoder, tmp_path):
+    """The folder may have only some of them, of a killed run or another ranking."""
+    ranked, flags = tmp_path / "ranked.json", ["--model_name", encoder]
+    rank(SAMPLE, ranked, "dense", *flags)
+    whole = ranked.read_bytes()
+    rank(SAMPLE, tmp_path / "first.json", "dense", *flags, "--keep_embeddings", "--limit", "3")
+    for _ in range(2):  # the second time, it is finished
+        rank(SAMPLE, ranked, "dense", *flags, "--keep_embeddings")
+        counts = read_manifest(ranked)["counts"]
+        assert counts["texts_kept"] == 136 and 0 < counts["texts_embedded"] < 136
+    assert ranked.read_bytes() == whole

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 from api_server import Reply
-from method_runs import IDS, SAMPLE
-from test_search import SEARCHES, reply
+from method_runs import IDS, SAMPLE, SEARCHES
+from tiny_t5 import save_tiny_t5
 
 import baselines
 import evaluate_responses
@@ -14,13 +14,6 @@ import planpers
 from utils import report, show_answers
 from utils.cli import UserError
 from utils.runs.trace import read_trace
-
-
-@pytest.fixture
-def searching(runs):
-    runs.write(SEARCHES)
-    runs.server.reply = reply
-    return runs
 
 
 def lines_by_question(path):
@@ -34,8 +27,8 @@ def test_a_trace_has_every_request_in_order_and_nothing_that_only_the_scorer_may
     searching.run("--trace", "--num_generated_outputs", 2)
     trace = lines_by_question(searching.output)
     assert list(trace) == IDS
-    asked = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
-    assert sorted(map(json.dumps, asked)) == sorted(
+    prompts = [line["messages"] for lines in trace.values() for line in lines if "messages" in line]
+    assert sorted(map(json.dumps, prompts)) == sorted(
         json.dumps(request["messages"]) for request in searching.server.requests
     )
     for question_id, lines in trace.items():
@@ -83,6 +76,18 @@ def test_planpers_and_rag_have_traces(runs, tmp_path):
         trace = lines_by_question(gold)
         assert list(trace) == IDS and all(len(lines) == 1 for lines in trace.values())
     assert lines_by_question(f"{gold}.plans.json") == {}
+    flags[flags.index(str(gold))] = str(tmp_path / "own.json")
+    (tmp_path / "own.json.trace.jsonl").write_text("another program's")
+    with pytest.raises(UserError, match="was not written by this script"):
+        planpers.main([*flags, "--gold_plan"])
+    assert not (tmp_path / "own.json.plans.json").exists()  # refused before the first stage
+
+
+def test_an_encoder_decoder_reads_only_the_last_message(tmp_path):
+    output, model = tmp_path / "answers.json", save_tiny_t5(tmp_path / "t5")
+    flags = ["--model_addr", str(model), "--inputs_addr", str(SAMPLE), "--output_addr", str(output), "--unranked"]
+    baselines.main([*flags, "--rag", "--trace", "--max_tokens", "4", "--limit", "2"])
+    assert [[message["role"] for message in line["messages"]] for line in read_trace(str(output))] == [["user"]] * 2
 
 
 def test_answers_and_report_show_the_steps(searching, tmp_path, capsys):

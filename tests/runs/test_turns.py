@@ -5,15 +5,19 @@ import json
 import pytest
 from api_server import Reply
 from method_runs import IDS, ROOT, SAMPLE
+from thinking_chat import save_tiny_thinker
 from tiny_chat import save_tiny_chat
 
 import baselines
 from prompts import own_prompt
+from utils.benchmarks import task_of
 from utils.cli import UserError
 from utils.generation.chat import LocalChat
 from utils.generation.completions import Completions
+from utils.generation.engines import choose_model
 from utils.generation.requests import Sampling
 from utils.generation.store import ModelStore
+from utils.runs.rendering import Prompts, make_call
 
 QUESTIONS = {record["question"] for record in json.loads(SAMPLE.read_text())}
 TURNS = '''
@@ -52,12 +56,9 @@ def test_parts_of_a_prompt():
     assert roles_of("text\n[assistant]\nsaid") == [("user", "text\n[assistant]\nsaid")]  # not a part's line first
     said = "[user]\n{question}"
     assert roles_of("[user]\n{question}\n[assistant]\n{said}", question="q", said=said)[1] == ("assistant", said)
-
-
-@pytest.mark.parametrize("text", ["[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"])
-def test_parts_in_another_order_are_refused(text):
-    with pytest.raises(ValueError, match="the parts of a prompt are"):
-        own_prompt(text)
+    for text in ("[system]\ns", "[assistant]\na\n[user]\nu", "[user]\nu\n[system]\ns"):
+        with pytest.raises(ValueError, match="the parts of a prompt are"):
+            own_prompt(text)
 
 
 def test_a_local_model_continues_its_turn(tmp_path):
@@ -69,6 +70,21 @@ def test_a_local_model_continues_its_turn(tmp_path):
     messages[-1]["content"] = "a<|im_end|>b"
     end = chat.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert list(chat.render(messages)).count(end) == 1  # after the user's turn
+
+
+def test_the_beginning_of_a_turn_may_end_its_thought(tmp_path):
+    flags = f"--model_addr {save_tiny_thinker(tmp_path)} --inputs_addr {SAMPLE} --output_addr {tmp_path}/answers.json"
+    args = baselines.build_parser().parse_args([*flags.split(), "--completions", str(tmp_path)])
+    model, record = choose_model(args), json.loads(SAMPLE.read_text())[0]
+    mark, task = model.chat.tokenizer.convert_tokens_to_ids("</think>"), task_of("", [record])
+
+    def begin(said):
+        text = "[user]\n{question} </think>\n[assistant]\n{said}"
+        return make_call(task, Prompts(task, None), record, ("q", 0), model, text, (), {"said": said})
+
+    for said, opened in (("My answer:", True), ("Brief.</think> My answer:", False), ("</think> <think>", True)):
+        call = begin(said)
+        assert call.policy.opened is opened and call.prompt.count(mark) == said.count("</think>")
 
 
 # Requests
@@ -100,8 +116,11 @@ def test_without_a_stop_the_key_is_as_before(tmp_path):
 
 def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
     runs.write(BEGUN)
-    with pytest.raises(UserError, match="needs a server of sglang or vllm, and this one is not"):
+    with pytest.raises(UserError, match="needs a server of vllm or sglang, and this one is not"):
         runs.run()
+    runs.server.list_models = lambda: (503, {"error": {"message": "busy"}})  # says nothing about the kind of server
+    with pytest.raises(UserError, match="answers 503: busy"):
+        runs.run("--max_retries", 0)
     assert runs.server.requests == []
     runs.server.list_models = lambda: (200, {"data": [{"id": "some-model", "owned_by": "vllm", "root": "m"}]})
     runs.server.reply = lambda request: Reply("A text")
@@ -111,7 +130,7 @@ def test_a_server_that_may_not_continue_is_refused_before_a_request(runs):
         assert request["messages"][-1] == {"role": "assistant", "content": "My answer:"}
 
 
-@pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("[3]", "[3]")])
+@pytest.mark.parametrize(("stop", "message"), [('"x"', "'x'"), ("[]", "[]"), ("['']", "['']"), ("{'a'}", "{'a'}")])
 def test_a_wrong_stop_names_its_line(runs, stop, message, capsys):
     runs.write(f'async def answer(record, ask):\n    return await ask("none", stop={stop})\n')
     runs.run(code=1)
@@ -137,6 +156,6 @@ async def answer(record, ask):
     for [answer] in json.loads(output.read_text()).values():
         notes = answer["notes"]
         assert notes["cut"] == notes["whole"].partition(notes["word"])[0].strip() and not answer["truncated"]
-        assert not notes["more"].startswith(notes["whole"][:10])  # it continues
+        assert not notes["more"].startswith(notes["whole"][:10])  # it continues the text
     lines = [json.loads(line) for line in output.with_name("answers.json.trace.jsonl").open()]
     assert [line["messages"][-1]["role"] for line in lines[:3]] == ["user", "user", "assistant"]

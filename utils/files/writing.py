@@ -99,6 +99,13 @@ def open_appending(path: Path, is_new: bool | None = None) -> IO[bytes]:
     return open(path, "a+b", buffering=0, opener=lambda name, _: os.open(name, flags, 0o666))
 
 
+def own_name() -> str:
+    """Return a name for a file to which only this process appends; names of older files sort first."""
+    host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
+    now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    return f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}"
+
+
 def write_line(file: IO[bytes], line: bytes, path: Path) -> None:
     """Write a line to an unbuffered file, which may take it in parts; an OSError names `path`."""
     try:

@@ -58,7 +58,7 @@ NO_SUCH_PATH = (404, 405)
 ENDS_RUN = (401, 402, *NO_SUCH_PATH)  # statuses about every request
 TOO_LONG = re.compile(r"(?i)too large|(?:prompt|input|request|context) (?:is )?too long|context (?:length|window)")
 # Servers, by `owned_by` in their list of models, that continue an assistant's turn on request.
-CONTINUES, CONTINUE = {"vllm", "sglang"}, {"continue_final_message": True, "add_generation_prompt": False}
+CONTINUES, CONTINUE = ("vllm", "sglang"), {"continue_final_message": True, "add_generation_prompt": False}
 SEVERAL, MANY = 3, 20  # different prompts refused alike before the first answer, or between two: then the run ends
 
 
@@ -120,22 +120,18 @@ class APIEngine:
 
     async def _check_continues(self, model: str, prompt: Rendered) -> None:
         """Raise UserError if a prompt ends with the assistant's turn, and the server may not continue it."""
-        if prompt[-1]["role"] != "assistant":
+        if prompt[-1]["role"] != "assistant" or model in self._continuing:
             return
-        async with self._first:
-            if model not in self._continuing:
-                try:
-                    listed = (await self._client.get("/models", cast_to=Response)).json()["data"]
-                    owners = {str(entry.get("owned_by")) for entry in listed if entry.get("id") == model}
-                except (openai.APIError, ValueError, KeyError, TypeError, AttributeError):
-                    owners = set()
-                if not owners & CONTINUES:
-                    servers = " or ".join(sorted(CONTINUES))
-                    raise UserError(
-                        f"{model}: a prompt that ends with the assistant's turn needs a server of {servers}, and this "
-                        "one is not, by its list of models\n  end the prompt with a [user] part, or use a local model"
-                    )
-                self._continuing.add(model)
+        try:
+            reply = await self._insist(lambda: self._explained(self._client.get("/models", cast_to=Response)))
+            owners = {entry.get("owned_by") for entry in reply.json()["data"] if entry.get("id") == model}
+        except (AbsentError, MalformedError, ValueError, KeyError, TypeError, AttributeError):
+            owners = set()
+        if owners.isdisjoint(CONTINUES):
+            problem = f"needs a server of {' or '.join(CONTINUES)}, and this one is not, by its list of models"
+            remedy = "end the prompt with a [user] part, or use a local model"
+            raise UserError(f"{model}: a prompt that ends with the assistant's turn {problem}\n  {remedy}")
+        self._continuing.add(model)
 
     def _has_answered(self, model: str) -> None:
         self._answering.add(model)

@@ -35,6 +35,7 @@ from utils.models.loading import (
     loading,
     longest_sequence,
 )
+from utils.parsing.thoughts import CLOSING
 
 PAPER_LENGTH = 8192  # tokens of prompt and output together, for every generator (paper, appendix E)
 VERDICT_TOKENS = 512  # most tokens of a judge's output
@@ -156,7 +157,8 @@ class LocalChat(_Counting):
             leaves out the user's text, or does not know one of the `variables` (such variables are ignored with
             `only_known`). Rendering raises it for a text with a token that the model lacks.
 
-    A control token in a message is rendered as characters, so that no text can end its turn.
+    A control token in a message is rendered as characters, so that no text can end its turn. Only the beginning of the
+    assistant's turn may end a thought.
     """
 
     counter = "the model's tokenizer"
@@ -229,7 +231,8 @@ class LocalChat(_Counting):
         begun = ""
         if messages[-1]["role"] == "assistant":
             *messages, last = messages
-            begun = self._as_text(last["content"])
+            parts = re.split(f"({CLOSING.pattern})", last["content"])
+            begun = "".join(part if CLOSING.fullmatch(part) else self._as_text(part) for part in parts)
         with self._blaming_template():
             texts = [{**message, "content": self._as_text(message["content"])} for message in messages]
             return self._apply(fold(texts, *self._form)) + self.behind + begun

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from prompts import History, Prompt
+from prompts import History, Messages, Prompt
 from utils.cli import UserError
 from utils.cli.progress import announce
 from utils.generation.chat import Passages, PlainText, choose_length
 from utils.generation.fitting import Entry, Fitted, Join, Trimmed, Window
 from utils.generation.model import Model, Policy
-from utils.generation.requests import FURTHER, Completion, Sampling
+from utils.generation.requests import FURTHER, Completion, Rendered, Sampling
 from utils.models.devices import fitting
 from utils.models.hub import model_folder
 from utils.models.machine import describe_weights
@@ -41,6 +41,9 @@ class TextWindow(Window):
 
     def fit_trimmed(self, prompt: Prompt, entries: Sequence[Entry], join: Join, **values: str) -> Trimmed:
         return self._fit(entries, lambda window, group: Window.fit_trimmed(window, prompt, group, join, **values))
+
+    def _render(self, messages: Messages) -> tuple[Rendered, Messages] | None:
+        return super()._render(messages[-1:])  # it reads no other
 
     def _fit(self, items: Sequence[Any], fit: Callable[[Window, Sequence[Any]], Fitted | None]) -> Trimmed:
         """Fit a prompt, or each passage of a fused one, into the input.

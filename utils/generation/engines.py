@@ -19,7 +19,7 @@ from utils.generation.completions import Completions
 from utils.generation.encoder_decoder import TextModel, beam_settings, refuse_flags
 from utils.generation.model import Model
 from utils.generation.requests import Engine
-from utils.generation.store import ModelStore, find_model
+from utils.generation.store import ModelStore, models_of_server
 from utils.generation.thinking import NO_PARSER
 from utils.generation.vllm_engine import VLLMEngine
 from utils.models.hub import identify_local_model, model_file, model_fingerprint, suggesting_openai
@@ -45,7 +45,7 @@ def identify_model(args: Namespace, model_addr: str) -> str:
         check_environment(OF_API)
         if args.model_id is not None or (server := server_of(args, model_addr)) is None:
             return args.model_id or model_addr
-        stored = find_model(args.completions, server)
+        stored = next((model["model"] for model in models_of_server(args.completions, server)), None)
         return stored or (None if args.cached_only else _report(args, model_addr)) or server
     with suggesting_openai():
         return identify_local_model(model_addr, args.cache_dir)

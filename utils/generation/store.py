@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import socket
 import time
 import zlib
@@ -30,6 +29,7 @@ from utils.files.writing import (
     check_regular,
     naming,
     open_appending,
+    own_name,
     sync,
     write_atomically,
     write_line,
@@ -129,9 +129,7 @@ class ModelStore:
             self.folder.mkdir(parents=True, exist_ok=True)
             if servers != recorded or not model.exists():
                 write_atomically(model, json.dumps(described, indent=2) + "\n")
-        host = re.sub(r"[^A-Za-z0-9-]+", "-", socket.gethostname())
-        now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        path = self.folder / f"{now}-{host}-{os.getpid()}-{secrets.token_hex(8)}.jsonl"
+        path = self.folder / f"{own_name()}.jsonl"
         self._own = open_appending(path)
         self._own_lines = _Lines(path, self.described)
         self._files.append(self._own_lines)
@@ -216,10 +214,10 @@ class _Lines:
             raise UserError(f"{self.path}: cannot be read: {describe_os_error(error)}") from None
 
 
-def find_model(store: str | Path, server: str) -> str | None:
-    """Return the identity of the model whose completions a store has from `server` ("NAME at ADDRESS"), or None."""
+def models_of_server(store: str | Path, server: str) -> list[dict[str, Any]]:
+    """Return what describes the models whose completions a store has from a server, such as "NAME at ADDRESS"."""
     models = map(_read_model, sorted(Path(store).glob("*/model.json")))
-    return next((model["model"] for model in models if server in model["servers"]), None)
+    return [model for model in models if server in model["servers"]]
 
 
 def _read_model(path: Path) -> dict[str, Any]:

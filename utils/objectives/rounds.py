@@ -6,6 +6,7 @@ other calls and searches put into it, is not.
 """
 
 import math
+import sys
 from argparse import Namespace
 from array import array
 from collections import Counter
@@ -15,10 +16,10 @@ from typing import Any
 
 from utils.benchmarks import tasks
 from utils.benchmarks.task import Record
-from utils.cli import UserError
-from utils.cli.errors import first_five
+from utils.cli import UserError, is_first_process
+from utils.cli.errors import first_five, quote
 from utils.files.file_hashes import file_hash
-from utils.files.manifest import read_manifest
+from utils.files.manifest import noted_settings, read_manifest
 from utils.generation.fitting import Fitted, Window
 from utils.generator.examples import Example
 from utils.records.responses import read_responses, refuse_other_questions
@@ -104,6 +105,15 @@ def hashes_of_round(args: Namespace) -> dict[str, Any]:
             "scores": sorted(map(file_hash, args.score_addr))}  # fmt: skip
 
 
+def note_other_model(args: Namespace, identity: str) -> None:
+    """Print a note if the calls to learn from are another model's, because the ratios then begin at the wrong one."""
+    made = noted_settings(args.trace_addr.removesuffix(TRACE))
+    sampled = (made.get("models") or {}).get(args.role) or made.get("planner" if args.role == "planner" else "model")
+    if sampled not in (None, identity) and is_first_process():
+        what = f"has calls of {sampled}, and the training begins with {identity}"
+        print(f"note: {args.trace_addr}: {what}; samples should be the model's own", file=sys.stderr)
+
+
 def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
     """Return the lines of the trace by sample; UserError if none is of --role."""
     if not args.trace_addr.endswith(TRACE):
@@ -113,6 +123,11 @@ def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
     for line in read_trace(output):
         calls.setdefault((line["id"], line["sample"]), []).append(line)
         roles |= {line["role"]} if "role" in line else set()
+        if line.get("role") == args.role and line.get("reasoning"):
+            raise UserError(
+                f"{args.trace_addr}: id {quote(line['id'])}: a call with thoughts, which a training would not learn\n"
+                "  sample with a model that does not think"
+            )
     if args.role not in roles:
         raise UserError(f"--role {args.role}: {args.trace_addr} has calls of {', '.join(sorted(roles)) or 'no role'}")
     if (read_manifest(output) or {}).get("arguments", {}).get("chat_template_kwargs"):

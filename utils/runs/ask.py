@@ -26,7 +26,7 @@ from utils.parsing import writable
 from utils.records.contexts import first_items
 from utils.runs.rendering import ParserError, Prompts, make_call
 
-MOST_CALLS = 10_000  # per record: an endless loop would pay for thousands in seconds
+MOST_CALLS = 10_000  # and searches, per record: an endless loop would pay for thousands in seconds
 TURNS = 20  # of the event loop in which a method whose call has returned makes its next one
 UNDER_WAY = 8_000_000  # tokens of prompts under way at a time; more long prompts would take gigabytes
 
@@ -111,8 +111,8 @@ class Ask:
         call_hashes: hashes of its calls; each repetition of a call has its own.
         ended: why the record ends for now.
         needs: the role whose engine it waits for, because that engine is not open.
-        lacking: role and call of each completion that the store lacks while its engine is not open.
-        lacking_searches: the number of searches that would need the encoder (--dry_run).
+        lacking: role and call of each completion that the store lacks while its engine is not open; with --dry_run,
+            also "search" and None for each search that would need the encoder.
         failed: the role whose engine or store failed first.
         gave_up: whether the method cancelled a call, or returned while one was under way.
     """
@@ -126,8 +126,7 @@ class Ask:
         self.ended: Exception | None = None
         self.needs: str | None = None
         self.failed: str | None = None
-        self.lacking: list[tuple[str, Call]] = []
-        self.lacking_searches = 0
+        self.lacking: list[tuple[str, Call | None]] = []
         self.gave_up = False
         self._is_over = False  # the method has returned
         self._held: dict[str, None] = {}  # texts that went into its prompts
@@ -242,7 +241,7 @@ class Ask:
         decided by --search; the order for the record's own question is that of rank_dataset.py.
 
         Args:
-            exclude: ids of items to leave out.
+            exclude: ids of items to leave out. Of a longer profile, only the query's best 100 items can be returned.
         """
         await self._unless_over()
         if self._around.search is None:
@@ -251,13 +250,14 @@ class Ask:
             raise ValueError(f"ask.search: the query is {query!r}; give a text")
         if type(k) is not int or not 1 <= k <= MOST:
             raise ValueError(f"ask.search: k is {k!r}; give a number from 1 to {MOST}")
-        query, number = writable(query), len(self._steps)
-        self._steps[number] = None
+        if isinstance(exclude, str):
+            raise ValueError("ask.search: exclude is a single text; give a list of ids")
+        query, excluded, number = writable(query), {*exclude}, await self._begin_step()
         task = asyncio.create_task(self._around.search.order(self._searched, query))
-        task.add_done_callback(self._land_search)
+        task.add_done_callback(partial(self._land, "search", None))
         order, profile = await self._result(task), self._record["profile"]
         ids = {place: profile[place].get("id", place) for place in order}
-        best = [place for place in order if ids[place] not in exclude][:k]
+        best = [place for place in order if ids[place] not in excluded][:k]
         best_ids = [ids[place] for place in best]
         self._steps[number] = {"query": query, "ids": best_ids}
         items = self._around.task.best_items({**self._record, "profile": first_items(profile, best)}, len(best))
@@ -316,8 +316,6 @@ class Ask:
 
     def _numbered(self, call: Call, same: int) -> Call:
         """Return the call with a key of its own if the method has made the same one before."""
-        if len(self.call_hashes) == MOST_CALLS:
-            self.end(MethodError(f"more than {MOST_CALLS:,} calls: does it have an endless loop?"))
         number = self._same[same]
         self._same[same] += 1
         self.call_hashes.add(hash((same, number)))
@@ -328,17 +326,21 @@ class Ask:
         await self._unless_over()
         await self._around.room.wait()
         await self._unless_over()
-        call = make()
-        if self.ended is not None:
-            await self._never()
-        number = len(self._steps)
-        self._steps[number] = None
+        call, number = make(), await self._begin_step()
         task = asyncio.create_task(answer_call(self._around.engines.get(role), self.model(role), call, role))
         self._around.room.take(call.prompt, task)
         task.add_done_callback(partial(self._land, role, call))
         record = await self._result(task)
         self._steps[number] = Step(role, record, call.messages if self._around.is_traced else [], call.policy.stop)
         return record
+
+    async def _begin_step(self) -> int:
+        """Return the number of a new call or search."""
+        if (number := len(self._steps)) == MOST_CALLS:
+            self.end(MethodError(f"more than {MOST_CALLS:,} calls and searches: does it have an endless loop?"))
+            await self._never()
+        self._steps[number] = None
+        return number
 
     async def _result(self, task: asyncio.Task) -> Any:
         """Wait for a call or a search, and return its result."""
@@ -351,7 +353,7 @@ class Ask:
             raise
         except ParserError as error:
             raise error.__cause__ from None
-        except Exception:  # `_land` or `_land_search` has seen it
+        except Exception:  # `_land` has seen it
             await self._never()
         if self.ended is not None:
             await self._never()
@@ -405,7 +407,8 @@ class Ask:
         # A new future each time: a cancelled one is done, and a loop that awaits it would spin.
         await self._loop.create_future()
 
-    def _land(self, role: str, call: Call, task: asyncio.Task) -> None:
+    def _land(self, role: str, call: Call | None, task: asyncio.Task) -> None:
+        """Note the end of a call, or of a search, which has no `Call`."""
         self._under_way.discard(task)
         self._stirred.set()
         if task.cancelled():
@@ -414,19 +417,8 @@ class Ask:
             self.needs = self.needs or role
             self.lacking.append((role, call))
         elif error is None or isinstance(error, ParserError):
-            if call.prompt is not None:  # otherwise, no server was needed
+            if call is not None and call.prompt is not None:  # otherwise, no server was needed
                 self._around.landed(role)
         else:
             self.failed = self.failed or role
-            self.end(error)
-
-    def _land_search(self, task: asyncio.Task) -> None:
-        self._under_way.discard(task)
-        self._stirred.set()
-        if task.cancelled() or (error := task.exception()) is None:
-            return
-        if isinstance(error, NotStoredError):
-            self.needs = self.needs or "search"
-            self.lacking_searches += 1
-        else:
             self.end(error)

@@ -15,6 +15,7 @@ from utils.runs.dry_run import describe_machine, describe_run
 from utils.runs.publishing import report_shard
 from utils.runs.runner import Loop, Run, Servers, make_pieces, models_of
 from utils.runs.stage import Stage
+from utils.runs.trace import check_trace
 
 NUM_ERRORS, LONGEST_ERROR = 5, 500  # of a method: errors to print, and characters of each
 
@@ -52,6 +53,8 @@ def run_stages(stages: Sequence[Stage], args: Arguments, open_api: OpenAPI = ope
         for output in outputs:
             output.open()
             locks.callback(output.close)
+            if vars(args).get("trace") and not output.is_shard:
+                check_trace(output)
         runs = make_pieces(running, args, open_api)
     report_shard(args, [output.path for output in outputs])
     return report(runs)

@@ -114,7 +114,7 @@ def _check(items: Any, parse: Any, own: Mapping[str, Any]) -> None:
         if not isinstance(value, kinds) or value < (flag == "max_tokens"):
             raise ValueError(f"ask: {flag} is {value!r}; give a number")
     stop = own.get("stop", ["text"])
-    if isinstance(stop, str) or not stop or not all(isinstance(text, str) and text for text in stop):
+    if not isinstance(stop, list | tuple) or not stop or not all(isinstance(text, str) and text for text in stop):
         raise ValueError(f"ask: stop is {stop!r}; give a list of texts")
     if inspect.iscoroutinefunction(parse):
         raise ValueError("ask: parse is async; give a plain function of the text")

@@ -336,9 +336,11 @@ class Run:
             self._end(ended)
         elif ask.needs is not None:
             self._needs[key] = ask.needs
-            self.lacking_searches += ask.lacking_searches
             for role, call in ask.lacking if self._is_dry else ():
-                self.lacking[role].add(call)
+                if call is None:
+                    self.lacking_searches += 1
+                else:
+                    self.lacking[role].add(call)
         elif gave_up and may_repeat:  # its calls are in the store now, so timing no longer matters
             return await self._one(key, record, around, may_repeat=False)
         elif gave_up:

@@ -18,7 +18,7 @@ from utils.files.file_hashes import file_hash
 from utils.files.json_files import read_lines
 from utils.files.manifest import describe_run, publishing, settings_of
 from utils.files.output import Key, Output
-from utils.files.writing import open_whole
+from utils.files.writing import open_whole, write_line
 from utils.parsing import writable
 from utils.runs.ask import Ask, Step
 
@@ -38,21 +38,24 @@ def trace_path(output: str) -> Path:
     return Path(f"{output}{TRACE}")
 
 
+def check_trace(output: Output) -> None:
+    """Raise UserError if the trace cannot be written, or would replace a file that is none."""
+    prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
+
+
 class Trace:
     """The lines of an output, in a temporary file until they are published."""
 
     def __init__(self, output: Output):
-        """UserError if the trace cannot be written, or would replace a file that is none."""
         self._output, self._places = output, dict[Key, tuple[int, int]]()
-        prepare_derived([trace_path(output.path)], SCRIPT, output.args.overwrite)
-        self._file = tempfile.TemporaryFile(dir=Path(output.path).absolute().parent)  # noqa: SIM115 (kept for `publish`)
+        self._file = tempfile.TemporaryFile(buffering=0, dir=Path(output.path).absolute().parent)  # noqa: SIM115
 
     def add(self, key: Key, ask: Ask) -> None:
         """Add the lines of a record that has ended."""
         lines = (json.dumps(line, ensure_ascii=False, default=str, skipkeys=True) for line in lines_of(key, ask))
         text = "".join(f"{writable(line)}\n" for line in lines).encode()
         start = self._file.seek(0, 2)
-        self._file.write(text)
+        write_line(self._file, text, trace_path(self._output.path))
         self._places[key] = start, len(text)
 
     def publish(self) -> None:
@@ -92,7 +95,8 @@ def read_trace(output: str) -> Iterator[Line]:
     if not path.is_file():
         raise UserError(f"{path}: no such file; run the command that wrote {output} again, with --trace")
     if settings_of(path).get("trace_of") != file_hash(output):
-        raise UserError(f"{path}: not the trace of {output} as it is now; run its command again, with --trace")
+        problem = f"not the trace of {output} as it is now"
+        raise UserError(f"{path}: {problem}\n  run its command again, with --trace, or delete this file")
     with path.open("rb") as file:
         yield from map(json.loads, read_lines(file))
 

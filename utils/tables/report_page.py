@@ -140,7 +140,7 @@ def describe_answer(
         "level": whole,
         "notes": answer_notes(answer, len(others), task.item_words),
         "noted": json.dumps(answer["notes"], ensure_ascii=False, indent=2) if answer.get("notes") else None,
-        "turns": side.turns.get(question_id),
+        **({"turns": side.turns[question_id]} if question_id in side.turns else {}),
         "plan": titles or [],
         "plan_raw": as_text(plan.get("raw")),
         "posts": None if used is None else [posts.setdefault(task.item_text(post), len(posts)) for post in used],
