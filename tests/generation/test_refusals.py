@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -480,7 +481,14 @@ def test_what_refuses_every_prompt_ends_the_run_at_the_third_one(ask_all):
 def test_what_refuses_every_prompt_later_ends_the_run_and_is_not_stored(ask_all):
     case, run = ask_all
     texts = [f"question {number}?" for number in range(40)]
-    case.server.reply = lambda request: usable(request) if len(case.server.requests) <= 9 else Reply("No.", status=403)
+
+    def reply(request):
+        if len(case.server.requests) <= 9:
+            return usable(request)
+        time.sleep(0.3)  # so that no answer comes after a refusal
+        return Reply("No.", status=403)
+
+    case.server.reply = reply
     with pytest.raises(UserError, match="20 different prompts were refused in a row"):
         run(texts)
     paid = sum(request["messages"] is not None for request in case.server.requests[:9])
