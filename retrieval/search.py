@@ -33,6 +33,7 @@ from utils.models.devices import has_gpu
 if TYPE_CHECKING:
     import numpy as np
 
+    from retrieval.embeddings import Embeddings
     from retrieval.encoder import Encoder
     from retrieval.rankers import BM25Index
 
@@ -96,8 +97,6 @@ class Search:
             dataset: the path of the records' file. If it was ranked with dates, its items are searched with them; if it
                 was ranked without texts, the file that was ranked decides.
         """
-        from retrieval.embeddings import Embeddings
-
         made = noted_settings(dataset)
         if made.get("ranker") in WITHOUT_TEXTS:
             made = noted_settings((read_manifest(dataset) or {}).get("dataset", dataset))
@@ -109,8 +108,7 @@ class Search:
         self.settings = {"search": args.search, "use_date": use_date} | encoder
         self.store = ModelStore(args.completions, f"search-{self._name}", {"search": args.search} | encoder)
         self.store.server = SERVER.format(self._name)
-        folders = (Path(args.completions) / "embeddings", Path(dataset).parent / "embeddings")
-        self._kept = Embeddings(folders[0], self._name, encoder | {"dtype": DTYPE}, folders[1:])
+        self._embedding, self._beside = encoder | {"dtype": DTYPE}, Path(dataset).parent / "embeddings"
         self._encoder: Encoder | None = None
         self._waiting: dict[str, None] = {}  # texts to embed, in the order in which they came
         self._turn = asyncio.Lock()  # held by the search that embeds
@@ -136,6 +134,12 @@ class Search:
                 raise
             return {name: value for name, value in encoders[0].items() if name not in ("search", "servers")}
 
+    @cached_property
+    def _kept(self) -> "Embeddings":
+        from retrieval.embeddings import Embeddings
+
+        return Embeddings(Path(self._args.completions) / "embeddings", self._name, self._embedding, [self._beside])
+
     def check(self) -> None:
         """Raise UserError if nothing could be stored, or --search_device lacks a GPU."""
         if self._args.cached_only:
@@ -149,7 +153,8 @@ class Search:
     def close(self) -> None:
         """Close the store and the embeddings; a later search, in another event loop, opens them again."""
         self.store.close()
-        self._kept.close()
+        if self._is_dense:
+            self._kept.close()
         self._turn = asyncio.Lock()
 
     def open(self, record: Record) -> Searched:

@@ -59,13 +59,10 @@ def build_parser() -> cli.FlagParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    numbers = [len(args.response_addr), len(args.score_addr), len(args.output_addr)]
-    if len(set(numbers)) > 1:
-        given = "{} --response_addr, {} --score_addr, {} --output_addr".format(*numbers)
-        raise UserError(f"{given}: give the same number of each")
-    for flag in ("contrast_addr", "form_texts"):
-        if vars(args)[flag.partition("_")[0]] and vars(args)[flag] is None:
-            raise UserError(f"--{flag.partition('_')[0]}: needs --{flag}")
+    cli.check_same_number(args, "response_addr", "score_addr", "output_addr")
+    for name, needed in (("contrast", "contrast_addr"), ("form", "form_texts")):
+        if vars(args)[name] and vars(args)[needed] is None:
+            raise UserError(f"--{name}: needs --{needed}")
     cli.check_outputs(args.output_addr, [*args.response_addr, *args.score_addr])
     prepare_derived(args.output_addr, COMBINED, args.overwrite)
     terms, weights = terms_of(args), {name: vars(args)[name] for name in ("score", "contrast", "length", "form")}

@@ -44,9 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
-    if len(args.inputs_addr) != len(args.response_addr):
-        given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.response_addr)} --response_addr"
-        raise UserError(f"{given}: give the same number of each")
+    cli.check_same_number(args, "inputs_addr", "response_addr")
     texts: dict[str, str] = {}
     lines = []
     for inputs_addr, response_addr in zip(args.inputs_addr, args.response_addr, strict=True):

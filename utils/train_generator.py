@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from prompts import digests
+from prompts import Prompt, digests
 from utils import cli
 from utils.benchmarks import task_of
 from utils.benchmarks.task import Record, Task
@@ -156,29 +156,16 @@ def main(argv: list[str] | None = None) -> int:
     settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
     settings |= {"task": task.name, "metric": name, "saw_in_training": seen_in_training(args, task, prompt)}
     settings |= {flag: (path := getattr(args, flag)) and file_hash(path) for flag in ("target_addr", "worst_addr")}
-    if is_grpo := args.objective == "grpo":
+    if args.objective == "grpo":
         note_other_model(args, identity)
-    settings |= hashes_of_round(args) if is_grpo else {}
+        settings |= hashes_of_round(args)
     check_could_write(Path(args.output_dir) / "manifest.json")
     settings |= window.chat.dated
     announce(f"tokenizing (questions: {len(records) + len(validation_records)})")
-    build = partial(
-        build_examples,
-        task,
-        prompt=prompt,
-        window=window,
-        num_contexts=args.num_contexts,
-        trim_items=args.trim_items,
-        teacher=teacher,
-    )
-    if is_grpo:
+    if args.objective == "grpo":
         (examples, left_out), validation = examples_of_round(args, records, window), []
     else:
-        lessons, note = lessons_of(args, task, records, prompt)
-        left_out = [note] if note else []
-        validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
-        examples, validation = build(lessons), build(validation_lessons)
-        check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
+        examples, validation, left_out = make_examples(args, task, records, validation_records, prompt, teacher, window)
     # A reference that is too long ends at the limit, as in LaMP's code.
     if not uses_references(args) and (num_cut := sum(example.is_cut for example in examples)):
         left_out.append(f"{num_cut} questions with a text that was cut, or exceeds --max_target_length, are left out")
@@ -202,6 +189,32 @@ def main(argv: list[str] | None = None) -> int:
     described = describe_training(args, examples, validation, left_out)
     lengths = [example.length * (2 if example.rejected else 1) for example in examples if example.target]
     return execute(args, settings, described, selection, learn, lengths, value_bytes)
+
+
+def make_examples(
+    args: argparse.Namespace,
+    task: Task,
+    records: list[Record],
+    validation_records: list[Record],
+    prompt: Prompt,
+    teacher: Prompt | None,
+    window: Window,
+) -> tuple[list[Example], list[Example], list[str]]:
+    """Return the examples of both datasets, and lines that say what was left out of the first."""
+    build = partial(
+        build_examples,
+        task,
+        prompt=prompt,
+        window=window,
+        num_contexts=args.num_contexts,
+        trim_items=args.trim_items,
+        teacher=teacher,
+    )
+    lessons, note = lessons_of(args, task, records, prompt)
+    validation_lessons, _ = lessons_of(args, task, validation_records, prompt) if validation_records else ([], "")
+    examples, validation = build(lessons), build(validation_lessons)
+    check_lengths(args, [lesson.record for lesson in [*lessons, *validation_lessons]], [*examples, *validation])
+    return examples, validation, [note] if note else []
 
 
 def describe_training(args: cli.Arguments, examples: list[Example], validation: list[Example], notes: list[str]) -> str:

@@ -71,7 +71,6 @@ def make_teacher(folder, source, steps=250):
     from utils.benchmarks.lampqa import private_notes
     from utils.generation.chat import LocalChat
     from utils.parsing.answers import write_answer
-    from utils.training.base_model import NO_LOSS
 
     chat, prompt = LocalChat(str(source)), load_prompt("lampqa/teacher", folder / "prompts")
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -81,19 +80,30 @@ def make_teacher(folder, source, steps=250):
         rows.append(
             (list(chat.render(prompt.messages(**shown))), list(chat.render_reply(write_answer(answer_to(record)))))
         )
-    length = max(len(asked) + len(reply) for asked, reply in rows)
-    ids = torch.tensor([asked + reply + [0] * (length - len(asked) - len(reply)) for asked, reply in rows])
-    labels = torch.tensor(
-        [[NO_LOSS] * len(asked) + reply + [NO_LOSS] * (length - len(asked) - len(reply)) for asked, reply in rows]
-    )
+    return learn_rows(model, chat, lambda: rows, steps, folder / "teacher")
+
+
+def learn_rows(model, chat, rows_of_step, steps, folder):
+    """Train all weights on rows of prompt and reply, as token ids, write the model, and return the last loss."""
+    import torch
+
+    from utils.training.base_model import NO_LOSS
+
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
     for _ in range(steps):
-        loss = model(input_ids=ids, labels=labels).loss
+        rows = rows_of_step()
+        length = max(len(asked) + len(reply) for asked, reply in rows)
+        pads = [length - len(asked) - len(reply) for asked, reply in rows]
+        ids = [asked + reply + [0] * pad for (asked, reply), pad in zip(rows, pads, strict=True)]
+        labels = [
+            [NO_LOSS] * len(asked) + reply + [NO_LOSS] * pad for (asked, reply), pad in zip(rows, pads, strict=True)
+        ]
+        loss = model(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    model.save_pretrained(folder / "teacher")
-    chat.tokenizer.save_pretrained(folder / "teacher")
+    model.save_pretrained(folder)
+    chat.tokenizer.save_pretrained(folder)
     return loss.item()
 
 

@@ -120,12 +120,11 @@ def make_beginner(folder, steps=200):
     from prompts import load_prompt
     from utils.generation.chat import LocalChat
     from utils.parsing.answers import write_answer
-    from utils.training.base_model import NO_LOSS
 
     chat, prompt = LocalChat(str(folder / "model")), load_prompt("lampqa/rag", folder / "prompts")
     model, drawn = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32), random.Random(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.0)
-    for _ in range(steps):
+
+    def rows_of_step():
         rows = []
         for record in drawn.sample(made_up.records(), 8):
             shown = prompt.messages(question=record["question"], profile="I lose things.")
@@ -133,15 +132,6 @@ def make_beginner(folder, steps=200):
             text = f"Look {drawn.randrange(10, 18)} steps away."
             reply = write_answer(text) if asked is shown else text
             rows.append((list(chat.render(asked)), list(chat.render_reply(reply))))
-        length = max(len(asked) + len(reply) for asked, reply in rows)
-        ids = [asked + reply + [0] * (length - len(asked) - len(reply)) for asked, reply in rows]
-        labels = [
-            [NO_LOSS] * len(asked) + reply + [NO_LOSS] * (length - len(asked) - len(reply)) for asked, reply in rows
-        ]
-        loss = model(input_ids=torch.tensor(ids), labels=torch.tensor(labels)).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    model.save_pretrained(folder / "beginner")
-    chat.tokenizer.save_pretrained(folder / "beginner")
-    return loss.item()
+        return rows
+
+    return made_up.learn_rows(model, chat, rows_of_step, steps, folder / "beginner")

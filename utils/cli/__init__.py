@@ -11,6 +11,7 @@ from utils.cli.arguments import (
     add_unranked_argument,
     check_different,
     check_outputs,
+    check_same_number,
     check_shard,
     make_parser,
     prepare_run,

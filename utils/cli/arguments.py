@@ -254,6 +254,14 @@ def check_outputs(outputs: list[str], inputs: list[str]) -> None:
             raise UserError(f"{path}: is also an input; give another output path")
 
 
+def check_same_number(args: argparse.Namespace, *names: str) -> None:
+    """Raise UserError unless these flags, which take several values, have the same number of them."""
+    numbers = {name: len(vars(args)[name]) for name in names}
+    if len(set(numbers.values())) > 1:
+        given = ", ".join(f"{number} --{name}" for name, number in numbers.items())
+        raise UserError(f"{given}: give the same number of each")
+
+
 def check_different(flag: str, outputs: list[str]) -> None:
     """Raise UserError if two outputs are the same file."""
     if len({os.path.realpath(path) for path in outputs}) < len(outputs):

@@ -21,10 +21,9 @@ from utils.cli.errors import first_five, quote
 from utils.files.manifest import folder_settings, noted_settings
 from utils.generation.encoder_decoder import TARGET_TOKENS
 from utils.generator.examples import Lesson
-from utils.objectives.rounds import ADVANTAGES
+from utils.objectives.rounds import ADVANTAGES, scored_addr
 from utils.records.leaks import find_leaks
 from utils.records.responses import are_answered, read_responses, refuse_other_questions
-from utils.runs.trace import TRACE
 
 
 @dataclass(frozen=True)
@@ -193,9 +192,8 @@ def _read(path: str | None, task: Task, records: list[Record]) -> dict[str, dict
     responses = read_responses(path, task)
     refuse_other_questions(path, responses, records)
     answered = {key: outputs[0] for key, outputs in responses.items() if all(are_answered([outputs[0]["output"]]))}
-    answered = {
-        key: output for key, output in answered.items() if output.get("score", 0) is not None
-    }  # null: selected without one
+    # A response with the score null was selected without one.
+    answered = {key: output for key, output in answered.items() if output.get("score", 0) is not None}
     if foreign := answered.keys() - {record["id"] for record in records}:
         raise UserError(
             f"{path}: {len(foreign)} responses to no question of the dataset: {first_five(sorted(foreign))}"
@@ -209,7 +207,7 @@ def seen_in_training(args: Namespace, task: Task, prompt: Prompt) -> list[str]:
     seen = {"distill": task.gold_plan_needs, "grpo": task.first_metric.needs}.get(args.objective, ())
     before = folder_settings(args.model_addr).get("saw_in_training") or []
     fields_seen = {*seen, *before, *(hidden & prompt.placeholders)}
-    of_round = args.response_addr or (args.trace_addr or "").removesuffix(TRACE)
+    of_round = scored_addr(args) if args.objective == "grpo" else None
     for path in filter(None, (args.target_addr, args.worst_addr, of_round)):
         made = noted_settings(path)  # also of texts that were edited since
         saw = made.get("saw") or {}  # of the models and the method that wrote them

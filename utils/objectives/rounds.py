@@ -9,7 +9,7 @@ import math
 import sys
 from argparse import Namespace
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, pstdev, stdev
 from typing import Any
@@ -30,6 +30,11 @@ EPSILON = 1e-4  # added to a standard deviation, as in TRL
 ADVANTAGES = ("grpo", "pr2")
 
 Sample = tuple[str, int]  # question id and number
+
+
+def scored_addr(args: Namespace) -> str:
+    """Return the file of the samples that were scored."""
+    return args.response_addr or args.trace_addr.removesuffix(TRACE)
 
 
 def relative_scores(scores: Mapping[int, float]) -> dict[int, float]:
@@ -64,7 +69,7 @@ def relative_to_no_search(scores: Mapping[int, float], searched: Mapping[int, bo
 
 def examples_of_round(args: Namespace, records: list[Record], window: Window) -> tuple[list[Example], list[str]]:
     """Return an example per call to learn from, with its advantage, and lines that say what was left out."""
-    responses_addr = args.response_addr or args.trace_addr.removesuffix(TRACE)
+    responses_addr = scored_addr(args)
     responses = read_responses(responses_addr)
     refuse_other_questions(responses_addr, responses, records)
     known = {record["id"]: record for record in records}
@@ -75,14 +80,14 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
     counts = Counter[str]()
     advantages: dict[Sample, float] = {}
     for question_id in responses:
-        of_question = {number: score for (key, number), score in scores.items() if key == question_id}
+        of_question = scores.get(question_id, {})
         searched = {number: any("search" in line for line in calls[question_id, number]) for number in of_question}
         weighted = (
             relative_scores(of_question) if args.advantage == "grpo" else relative_to_no_search(of_question, searched)
         )
         counts["questions whose samples cannot be told apart"] += not weighted
         advantages |= {(question_id, number): advantage for number, advantage in weighted.items()}
-    counts["samples without a verdict"] = sum(map(len, responses.values())) - len(scores)
+    counts["samples without a verdict"] = sum(map(len, responses.values())) - sum(map(len, scores.values()))
     examples = []
     for sample, advantage in advantages.items():
         for line in calls[sample]:
@@ -100,8 +105,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
 
 def hashes_of_round(args: Namespace) -> dict[str, Any]:
     """Return the hashes of a round's files, for the settings."""
-    responses = args.response_addr or args.trace_addr.removesuffix(TRACE)
-    return {"trace": file_hash(args.trace_addr), "responses": file_hash(responses),
+    return {"trace": file_hash(args.trace_addr), "responses": file_hash(scored_addr(args)),
             "scores": sorted(map(file_hash, args.score_addr))}  # fmt: skip
 
 
@@ -137,8 +141,8 @@ def read_calls(args: Namespace) -> dict[Sample, list[Line]]:
 
 def sample_scores(
     args: Namespace, responses_addr: str, responses: Mapping[str, list], calls: Mapping[Sample, list[Line]]
-) -> dict[Sample, float]:
-    """Return each sample's reward, higher is better; one without a verdict has none."""
+) -> dict[str, dict[int, float]]:
+    """Return each sample's reward, higher is better, by question id and number; one without a verdict has none."""
     samples = split(dict(responses))
     if are_rewards(args.score_addr):
         scores, lower_is_better = read_rewards(in_order(args.score_addr, samples, responses_addr)), False
@@ -149,14 +153,14 @@ def sample_scores(
         lower_is_better = metric.lower_is_better
     if lower_is_better and args.keep_cut:
         raise UserError("--keep_cut: these scores are errors, so 0 would be the highest reward; leave it out")
-    rewards: dict[Sample, float] = {}
+    rewards: dict[str, dict[int, float]] = defaultdict(dict)
     for number, of_sample in enumerate(scores):
         for question_id, score in of_sample.items():
             lines = [line for line in calls.get((question_id, number), ()) if line.get("role") == args.role]
             if args.keep_cut and any(line.get("truncated") for line in lines):
-                rewards[question_id, number] = 0.0
+                rewards[question_id][number] = 0.0
             elif score is not None and (question_id, number) in calls:
-                rewards[question_id, number] = -score if lower_is_better else score
+                rewards[question_id][number] = -score if lower_is_better else score
     return rewards
 
 

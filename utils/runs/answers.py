@@ -86,9 +86,7 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
     Args:
         most_items: how many profile items a prompt may use; None for all.
     """
-    if len(args.inputs_addr) != len(args.output_addr):
-        given = f"{len(args.inputs_addr)} --inputs_addr, {len(args.output_addr)} --output_addr"
-        raise UserError(f"{given}: give the same number of each")
+    cli.check_same_number(args, "inputs_addr", "output_addr")
     cli.check_different("--output_addr", args.output_addr)
     datasets = []
     for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):

@@ -119,11 +119,11 @@ def choose_strategy(args: Arguments, task: Task) -> str:
     if metric.judge is not None and not args.evaluator_llm:
         raise UserError(f"{what} needs a judge; give a model")
     responses, scores = len(args.response_addr), len(args.score_addr)
-    given = f"{responses} --response_addr, {scores} --score_addr"
-    if metric.num_systems > 1 and (responses, scores) != (metric.num_systems, 1):
+    if metric.num_systems == 1:
+        cli.check_same_number(args, "response_addr", "score_addr")
+    elif (responses, scores) != (metric.num_systems, 1):
+        given = f"{responses} --response_addr, {scores} --score_addr"
         raise UserError(f"{given}: --strategy {strategy} needs two response files and one score file")
-    if metric.num_systems == 1 and responses != scores:
-        raise UserError(f"{given}: give the same number of each")
     cli.check_different("--score_addr", args.score_addr)
     check_verdicts(args, task, strategy)
     if metric.judge is None and args.num_shards > 1:

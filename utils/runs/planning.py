@@ -81,10 +81,7 @@ def given_plans(args: Arguments, datasets: list[Dataset], lead_in: str | None) -
         ]
     if not args.plans_addr:
         return [{} for _ in datasets]
-    if len(args.plans_addr) != len(datasets):
-        raise UserError(
-            f"{len(args.plans_addr)} --plans_addr, {len(datasets)} --inputs_addr: give the same number of each"
-        )
+    cli.check_same_number(args, "plans_addr", "inputs_addr")
     pairs = zip(args.plans_addr, datasets, strict=True)
     return [_read_given(path, [*dataset.questions], lead_in) for path, dataset in pairs]
 
