@@ -275,6 +275,22 @@ def test_flags_that_do_not_go_together(tmp_path, words, problem):
         train_generator.main([*words, "--lora_rank", "16"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--target_addr", "{missing}"],
+        ["--objective", "dpo", "--target_addr", str(SAMPLE), "--worst_addr", "{missing}"],
+        ["--objective", "grpo", "--trace_addr", "{missing}", "--score_addr", str(SAMPLE)],
+    ],
+)
+def test_a_missing_file_is_named(tmp_path, words):
+    missing = f"{tmp_path}/missing.trace.jsonl"
+    words = [word.replace("{missing}", missing) for word in words]
+    flags = ["--model_addr", "demo/models/chat", "--inputs_addr", str(SAMPLE), "--unranked", "--lora_rank", "16"]
+    with pytest.raises(UserError, match=f"^{missing}: no such file$"):
+        train_generator.main([*flags, *words, "--output_dir", str(tmp_path / "out")])
+
+
 def test_a_training_on_no_question_is_refused(tmp_path):
     (tmp_path / "nulls.json").write_text(json.dumps({record["id"]: [{"output": None}] for record in RECORDS}))
     problem = rf"test\.json: no question is left to learn from\n  {len(RECORDS)} questions with nothing to learn"

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from utils.cli import UserError
 from utils.cli.progress import LARGE
 from utils.files.writing import check_regular, naming
 
@@ -16,8 +17,10 @@ SETTLED = 2 * 10**9  # nanoseconds: a younger file may change again within one t
 
 
 def file_hash(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hex; UserError if it is a pipe or a device, which may never end."""
+    """Return the SHA-256 of a file in hex; UserError if there is none, or if it may never end, as a pipe."""
     check_regular(Path(path))
+    if not Path(path).exists():
+        raise UserError(f"{path}: no such file")
     with naming(path), open(path, "rb") as file:
         status = os.fstat(file.fileno())
         if status.st_size < LARGE:
