@@ -72,7 +72,7 @@ def prepare(args: cli.Arguments) -> list[Stage]:
     """Return a stage for each dataset."""
     name, number = ("rag", args.num_contexts) if args.rag else ("none", None)
     needs = ["asked", *(["profile"] if args.rag else []), *(["options"] if args.choose else [])]
-    datasets = read_datasets(args, needs, number)
+    datasets = read_datasets(args, needs, number, args.asking)
     task = datasets[0].task
     check_flags(args, task)
     if args.rag and args.num_contexts:

@@ -53,8 +53,9 @@ def build_parser() -> cli.FlagParser:
     add("--inputs_addr", required=True, metavar="FILE", help="the dataset")
     add("--strategy", choices=metric_names(),
         help="metric. LaMP-QA: aspect (a verdict per aspect), direct (a level per response) or pairwise (two systems); "
-        "LaMP and LongLaMP: computed from the reference (default: the benchmark's first, aspect for LaMP-QA; its "
-        "-official variant for an encoder-decoder's labels and ratings)")
+        "LaMP and LongLaMP: computed from the reference; PersonaMem-v2: accuracy, or open (by the majority of three "
+        "verdicts) for answers to --asking open (default: the benchmark's first, aspect for LaMP-QA; its -official "
+        "variant for an encoder-decoder's labels and ratings)")
     add("--reading", choices=["official"],
         help="parse the raw output again, as LaMP's or PersonaMem's public code does: --reading official --strategy f1 "
         "is --strategy f1-official (default: the answer that the run parsed)")
@@ -100,6 +101,8 @@ def prepare(args: cli.Arguments) -> Stage:
     strategy = choose_strategy(args, task)
     task = task.asking(strategy, args.verdicts, args.num_verdicts)
     metric = task.metrics[strategy]
+    if metric.num_samples > 1 and "temperature" not in args.given:
+        args = args.replaced(temperature=1.0)
 
     def requests() -> dict[Key, Request]:
         return requests_to(systems, records)

@@ -4,7 +4,7 @@ Each benchmark has a folder of prompts, and a prompt's name includes the folder:
 shipped file are its placeholders, each exactly once; a user's own file must have the same ones.
 
 If the user's history is a conversation, a line `[history]` before the `[user]` part is replaced by its turns; the
-`[system]` part is then optional.
+`[system]` part is then optional, and another `[system]` part may follow the `[user]` part.
 
 A paragraph that begins with `[after "title"]` is inserted into the other text after the first "title", or at the end
 if there is none: LaMP puts the titles of a user's papers there.
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 
 _NAME = re.compile(r"\{([A-Za-z_]\w*)\}")
 _INSERTED = re.compile(r'\[after "([^"\n]+)"\](.*)', re.DOTALL)
-_TURNS_PARTS = re.compile(r"(?:\[system\]\n(.*)\n)?\[history\]\n\[user\]\n(.*)", re.DOTALL)
+_TURNS_PARTS = re.compile(r"(?:\[system\]\n(.*)\n)?\[history\]\n\[user\]\n(.*?)(?:\n\[system\]\n(.*))?", re.DOTALL)
 _PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*)", re.DOTALL)
 _PART = re.compile(r"^\[(system|user|assistant)\](?:\n|\Z)", re.MULTILINE)  # of a user's own text
 _EXACT_PARTS = re.compile(r"\[system\]\n(.*)\n\[user\]\n(.*?)(?:\n\[assistant\]\n(.*))?\n\[end\]", re.DOTALL)
@@ -69,7 +69,7 @@ class Prompt:
     placeholders: frozenset[str]  # the names of its placeholders
     exact: bool = False  # the file ends with `[end]`, so paragraphs with empty placeholders stay
     lead_in: str | None = None  # the beginning of the planner's target in the public code, from the `[assistant]` part
-    # Further messages: roles ("user" or "assistant") and texts. A last one of the assistant is continued by the model.
+    # Further messages: roles and texts. A last one of the assistant is continued by the model.
     further: tuple[tuple[str, str], ...] = ()
 
     def messages(self, *, turns: Messages = (), **values: str) -> Messages:
@@ -136,14 +136,16 @@ def parse_prompt(name: str, text: str, where: str) -> Prompt:
         begin = "an optional [system] line with its text, a [history] line" if has_turns else None
         begin = begin or "a [system] line with its text"
         raise UserError(f"{where}: must have {begin}, then a [user] line with its text")
-    _check_placeholders(f"{parts[1] or ''}\n{parts[2]}", placeholders, where, exact is not None)
+    last = parts[3] if has_turns else None  # of a [system] part after the user's
+    _check_placeholders(f"{parts[1] or ''}\n{parts[2]}\n{last or ''}", placeholders, where, exact is not None)
     if target is not None:
         _check_placeholders(target, {"plan"}, f"{where}: its [assistant] part", True)
         if not target.endswith("{plan}"):
             raise UserError(f"{where}: its [assistant] part must end with {{plan}}")
     lead_in = target and target.removesuffix("{plan}")
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return Prompt(Path(name).name, parts[1], parts[2], digest, placeholders, exact is not None, lead_in)
+    further = (("system", last),) if last else ()
+    return Prompt(Path(name).name, parts[1], parts[2], digest, placeholders, exact is not None, lead_in, further)
 
 
 def own_prompt(text: str) -> Prompt:

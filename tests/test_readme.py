@@ -125,7 +125,7 @@ def test_api_commands_work_with_the_mock_server(tmp_path):
 def test_it_prints_the_papers_table_2():
     rows = re.findall(r"^\| ([^|]+) \| ([.\d ]+) \| ([.\d ]+) \| ([.\d ]+) \|$", README, re.MULTILINE)
     for column, model in enumerate(("Gemma 2 9B", "Qwen 2.5 7B", "GPT-4o-mini"), 1):
-        paper = read_paper(TASK, model, "2", ["PlanPers"])
+        paper = read_paper(TASK, "aspect", model, "2", ["PlanPers"])
         assert [row[0] for row in rows] == paper.methods
         printed = [float(score) for row in rows for score in row[column].split()]
         assert printed == list(paper.scores.values())

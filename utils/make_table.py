@@ -86,7 +86,8 @@ def read_paper_beside(boards: list[Board], args: argparse.Namespace) -> Paper:
     # A task's only group has the task's name.
     shown = {board.title.removesuffix(OFFICIAL): board.name_of(board.task.name) for board in boards}
     task, names = boards[0].task, boards[0].rows
-    return read_paper(task, args.paper, args.paper_table, names, shown if task.benchmark else None)
+    metric = boards[0].metric_name
+    return read_paper(task, metric, args.paper, args.paper_table, names, shown if task.benchmark else None)
 
 
 def make_tables(

@@ -13,6 +13,7 @@ from api_server import Reply
 from test_personamem import ask, choose, server, small_model, take_log, with_other_secrets  # noqa: F401
 
 import evaluate_responses
+from prompts import load_prompt
 from retrieval import rank_dataset
 from utils import download_datasets, make_table, report
 from utils.benchmarks import tasks
@@ -43,6 +44,7 @@ def row(number):
         columns[f"distance_from_related_snippet_to_query_{size}"] = distance
     columns |= {"who": "self" if number % 4 else "others", "updated": str(number % 5 == 0)}
     query = repr({"role": "user", "content": f'What\'s "it", {number}?'})
+    columns["preference"] = f"Prefers T{number}"
     return columns | {"user_query": query, **dict.fromkeys(SECRET_COLUMNS, "TOLD")}
 
 
@@ -51,7 +53,8 @@ ROWS = [row(number) for number in range(14)]
 
 def save(folder, rows=ROWS, files=None):
     """Write a folder in the published layout with these rows and additional files."""
-    files = {"benchmark/multimodal/benchmark.csv": "not ours", TABLE: "", **(files or {})}
+    files = {"benchmark/multimodal/benchmark.csv": "not ours", "benchmark/multimodal/train.csv": "", **(files or {})}
+    files[TABLE] = ""
     for size, persona in ((size, persona) for size in ("32k", "128k") for persona in "012"):
         content = json.dumps({"metadata": {"persona_id": persona}, "chat_history": history(persona, size)})
         files.setdefault(f"data/chat_history_{size}/p{persona}.json", content)
@@ -67,8 +70,9 @@ def run(command, *flags):
     assert command.main(list(map(str, flags))) == 0
 
 
-def download(source, output, size="32k"):
-    run(download_datasets, "--dataset", f"PersonaMem-v2-{size}", "--source_dir", source, "--output_dir", output)
+def download(source, output, size="32k", *more):
+    flags = ["--dataset", f"PersonaMem-v2-{size}", "--source_dir", source, "--output_dir", output, *more]
+    run(download_datasets, *flags)
     return output / f"PersonaMem-v2_{size}.json"
 
 
@@ -91,6 +95,7 @@ def test_records(dataset, tmp_path):
         assert sorted(record["options"]) == sorted([entry["correct_answer"], *json.loads(entry["incorrect_answers"])])
         assert record["profile"].messages == history(entry["persona_id"], "32k")
         assert (record["group"], record["topic"]) == (entry["pref_type"], entry["topic_query"])
+        assert record["preference"] == entry["preference"]
     assert {record["target"] for record in records} == set(LETTERS) and "TOLD" not in dataset.read_text()
     large = read_json(download(save(tmp_path / "large"), tmp_path, "128k"))
     assert {entry["id"]: entry["options"] for entry in large} == {entry["id"]: entry["options"] for entry in records}
@@ -167,13 +172,14 @@ def test_from_the_files_to_a_table(dataset, server, choose, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("columns", "history", "match"),
     [
-        ({"user_query": "__import__('os').system('touch hacked')"}, None, "0: user_query .* is not a Python dict"),
+        ({"user_query": "{'role': 'user', 'content': 3}"}, None, "0: user_query .* has no text of a user"),
         ({"incorrect_answers": '["a", "b"]'}, None, "0: incorrect_answers .* is not a JSON list of three texts"),
         ({"incorrect_answers": json.dumps(["a", ROWS[0]["correct_answer"] + " ", "c"])}, None, "0: incorrect_.* has"),
         ({"pref_type": "other"}, None, "record 0: pref_type 'other' is not one of stereotypical_pref"),
         ({LINK: "data/chat_history_128k/old/p0.json"}, None, f"0: {LINK}: no file 'data/.*\n  give the complete"),
         ({}, '{"chat_history": [', r"p0\.json: Input data was truncated\n  copy it again"),
-        ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"Invalid enum value 'tool' - at `\$.chat_h"),
+        ({}, '{"chat_history": [{"role": "tool", "content": ""}]}', r"chat_history: Invalid enum value 'tool' - at"),
+        ({}, '{"chat": {}}', r"p0\.json: has no list of messages, such as 'chat_history'"),
     ],
 )
 def test_wrong_files_are_refused(columns, history, match, tmp_path):
@@ -181,3 +187,132 @@ def test_wrong_files_are_refused(columns, history, match, tmp_path):
     with pytest.raises(UserError, match=match):
         download(source, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.json*")) and not Path("hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ('{"role": "user", "content": "It\'s?"}', "It's?"),
+        ("{'role': 'user', 'content': \"It's?\"}", "It's?"),
+        ('"It\'s?"', None),  # JSON of a text, which has no content
+        ("'It is?' or", "It is?' or"),
+        ("__import__('os').system('touch hacked')", "__import__('os').system('touch hacked')"),
+    ],
+)
+def test_a_query_is_json_or_a_literal_or_a_text(query, text, tmp_path):
+    source = save(tmp_path / "source", [{**ROWS[0], "user_query": query}])
+    if text is None:
+        with pytest.raises(UserError, match="has no text of a user"):
+            download(source, tmp_path / "out")
+    else:
+        [record] = read_json(download(source, tmp_path / "out"))
+        assert record["question"] == text and not Path("hacked").exists()
+
+
+def test_a_history_is_a_list_or_the_first_list_of_a_file(dataset, tmp_path):
+    turns = {persona: history(persona, "32k") for persona in "012"}
+    forms = [turns["0"], {"about": {}, "turns": turns["1"], "others": []}, {"others": [], "chat_history": turns["2"]}]
+    files = {f"{LINKED}p{persona}.json": json.dumps(form) for persona, form in enumerate(forms)}
+    path = download(save(tmp_path / "source", files=files), tmp_path / "out")
+    assert path.with_name(CONTEXTS).read_bytes() == dataset.with_name(CONTEXTS).read_bytes()
+
+
+def test_other_tables_are_settings_of_the_download(dataset, tmp_path):
+    """Each table has its own file of questions and of histories."""
+    table = (save(tmp_path / "source") / TABLE).read_text()
+    (tmp_path / "source/benchmark/text/train.csv").write_text(table)
+    download(tmp_path / "source", tmp_path / "out", "32k", "--setting", "train")
+    names = {path.name for path in (tmp_path / "out").iterdir() if "manifest" not in path.name}
+    assert names == {"PersonaMem-v2_train_32k.json", "PersonaMem-v2_train_32k_contexts.jsonl"}
+    train = read_json(tmp_path / "out/PersonaMem-v2_train_32k.json")
+    assert [record | {"profile": 0} for record in train] == [
+        record | {"profile": 0} for record in read_json(dataset)
+    ]  # but for the name of the histories' file
+    with pytest.raises(UserError, match="--setting test: PersonaMem-v2-32k has no such setting; its settings: "):
+        download(tmp_path / "source", tmp_path / "out", "32k", "--setting", "test")
+    with pytest.raises(UserError, match=r"has no file val\.csv"):
+        download(tmp_path / "source", tmp_path / "out", "32k", "--setting", "validation")
+
+
+# The public code's way of asking
+
+
+def test_the_official_way_shows_the_options_after_the_question(dataset, server, tmp_path, capsys):
+    """Options A to D in a system message; a letter that the public rule does not read is not an answer."""
+    records, texts = {record["question"]: record for record in read_json(dataset)}, {}
+
+    def reply(request):
+        asked, options = (message["content"] for message in request["messages"][-2:])
+        [question] = [question for question in records if asked.startswith(question)]
+        texts.setdefault(question, [asked, options])
+        right = records[question]["options"]["abcd".index(records[question]["target"])]
+        letter = next(line[0] for line in options.splitlines() if line[1:] == f". {right}")
+        return Reply(f"I think so.\nFinal Answer: {letter}" if question != first else "Final Answer: [B]")
+
+    first, server.reply = next(iter(records)), reply
+    out, scores = tmp_path / "official.json", tmp_path / "scores.json"
+    more = ["--asking", "official", "--num_generated_outputs", 2, "--max_retries", 0]
+    messages = ask(server, dataset, out, *more)
+    assert {tuple(message["role"] for message in one[-2:]) for one in messages} == {("user", "system")}
+    prompt = load_prompt("personamem/choice_official")
+    for question, record in records.items():
+        shown = "\n".join(f"{letter}. {text}" for letter, text in zip("ABCD", record["options"], strict=True))
+        assert [message["content"] for message in prompt.messages(question=question, options=shown)] == texts[question]
+    run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores)
+    made = read_json(scores)
+    assert (made["num_unanswered"], made["score"]) == (1, 13 / 14) and made["score_over_orders"] == 13 / 14
+    with pytest.raises(UserError, match="was made with --asking official; --strategy open scores answers to"):
+        judging = ["--strategy", "open", "--evaluator_llm", "j", "--openai", "--score_addr", tmp_path / "open.json"]
+        run(evaluate_responses, "--inputs_addr", dataset, "--response_addr", out, *judging)
+    capsys.readouterr()
+    run(make_table, "--system", "Whole history", scores, "--paper", "Qwen3-4B base", "--paper_table", "32k")
+    table = capsys.readouterr().out
+    assert "0.305" in table and "Not asked as" not in table
+    with pytest.raises(UserError, match=r"no such table of PersonaMem-v2-32k's accuracy; the tables are 32k$"):
+        run(make_table, "--system", "Whole history", scores, "--paper", "GPT-4.1", "--paper_table", "32k open")
+
+
+def test_open_answers_are_judged_by_the_majority_of_three(dataset, server, tmp_path, capsys):
+    """The judge sees the end of the history, the preference and the right option; the answerer sees none of these."""
+    records = {record["question"]: record for record in read_json(dataset)}
+    server.reply, out, scores = lambda request: Reply("Well, I do."), tmp_path / "open.json", tmp_path / "scores.json"
+    for messages in ask(server, dataset, out, "--asking", "open"):
+        [record] = [record for question, record in records.items() if messages[-1]["content"].startswith(question)]
+        assert messages[-1] == load_prompt("personamem/open").messages(question=record["question"])[0]
+        assert not any(text in json.dumps(messages) for text in ("Prefers", *record["options"]))
+    planned = ["YNYNYNNYYY"[number % 7 : number % 7 + 3] for number in range(13)] + ["Y??"]  # the last lacks verdicts
+    votes = {question: iter(three) for question, three in zip(records, planned, strict=True)}
+
+    def judge(request):
+        shown = request["messages"][-1]["content"]
+        [question] = [question for question in records if f"asks:\n{question}\n" in shown]
+        example = records[question]["options"]["abcd".index(records[question]["target"])]
+        for text in (records[question]["preference"], example, "system: card of", "Well, I do."):
+            assert text in shown
+        return Reply({"Y": r"So \boxed{Yes}", "N": "No, it is not."}.get(next(votes[question]), "Who knows?"))
+
+    server.reply = judge
+    server.requests.clear()
+    flags = ["--inputs_addr", dataset, "--response_addr", out, "--score_addr", scores, "--strategy", "open"]
+    flags += ["--evaluator_llm", "j", "--openai", "--base_url", server.url, "--max_retries", 0, "--max_concurrency", 1]
+    run(evaluate_responses, *flags)
+    assert len(server.requests) == 42 and {request["temperature"] for request in server.requests} == {1.0}
+    made, expected = read_json(scores), [int(three.count("Y") > 1) for three in planned[:-1]]
+    assert [entry["score"] for entry in made["per_question_scores"]] == [*expected, None]
+    assert (made["num_verdicts"], made["num_missing_verdicts"], made["num_unscored"]) == (3, 2, 1)
+    assert -1 <= made["krippendorff_alpha_interval"] <= 1 and made["score"] == sum(expected) / 13
+    server.reply = lambda request: Reply("yes")
+    run(evaluate_responses, *flags, "--max_retries", 1)  # asks for the two missing ones alone
+    assert len(server.requests) == 44 and read_json(scores)["per_question_scores"][-1]["score"] == 1
+    capsys.readouterr()
+    run(make_table, "--system", "Whole history", scores, "--paper", "Qwen3-4B base", "--paper_table", "32k open")
+    assert "0.383" in capsys.readouterr().out
+    for wrong, match in (
+        (
+            ["--strategy", "accuracy"],
+            "was made with --asking open; --strategy accuracy scores answers to none or --ask",
+        ),
+        ([*flags[6:], "--temperature", 0], "a greedy judge always gives the same verdict"),
+    ):
+        with pytest.raises(UserError, match=match):
+            run(evaluate_responses, *flags[:4], "--score_addr", tmp_path / "other.json", *wrong)

@@ -307,7 +307,7 @@ NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
      "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
-     " --constrained_decoding never --num_generated_outputs 2",
+     " --constrained_decoding never --num_generated_outputs 2 --asking open",
      "with --choose, which generates no text\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
      "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),
@@ -345,8 +345,8 @@ WITHOUT_EFFECT = [
     ("utils/build_personamem.py", "--openai", ENGINE, NO_ENGINE),
     ("train_planner.py", "", "--eval_steps 4 --eval_generate 4",
      "without --validation_addr, because nothing is evaluated\n  give --validation_addr, or leave {} out"),
-    ("utils/train_generator.py", "--objective grpo", "--num_contexts 5 --trim_items --max_target_length 9",
-     "with --objective grpo, whose prompts and texts are in the trace\n  leave {} out"),
+    ("utils/train_generator.py", "--objective grpo", "--num_contexts 5 --trim_items",
+     "with --objective grpo, whose prompts are in the trace\n  leave {} out"),
     ("utils/train_generator.py", "--num_contexts 0", "--fusion decoder --trim_items",
      "with --num_contexts 0: the prompt has no items\n  leave {} out"),
     ("utils/train_generator.py", "", "--patience 3",

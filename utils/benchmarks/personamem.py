@@ -32,7 +32,7 @@ from utils.benchmarks.personamem_results import (
 )
 from utils.benchmarks.published import SharedContexts
 from utils.benchmarks.references import label_metrics
-from utils.benchmarks.task import ALL, Export, Item, Metric, Options, Output, Record, Task, Variant
+from utils.benchmarks.task import ALL, Export, Item, Metric, Options, Output, Parser, Record, Task, Variant
 from utils.benchmarks.task import SIZES as MEASURED
 from utils.cli import UserError
 from utils.cli.errors import quote
@@ -154,21 +154,31 @@ def values(record: Record) -> dict[str, str]:
     return {"question": record["question"], "options": options_text(record["options"])}
 
 
-def vary(record: Record, number: int, seed: int) -> Variant:
+def vary(
+    record: Record,
+    number: int,
+    seed: int,
+    show: Callable[[Sequence[str]], str] = options_text,
+    read: Parser = parse_letter,
+) -> Variant:
     """Return a variant with the options in another order, which depends only on seed, question and output number.
 
     The parser returns the option's letter in the record. The record's field "shown" keeps the order: its first letter
     is the option that was shown as (a).
+
+    Args:
+        show: returns the prompt's text of options.
+        read: the parser of the letter that the model wrote.
     """
     shown = random.Random(f"{seed} {record['id']} {number}").sample(LETTERS, len(LETTERS))
     behind = dict(zip(LETTERS, shown, strict=True))
 
     def parse(text: str, cut: bool = False) -> Parsed:
-        found = parse_letter(text, cut)
+        found = read(text, cut)
         return found if found.value is None else replace(found, value=behind[found.value])
 
     options = [record["options"][LETTERS.index(letter)] for letter in shown]
-    return Variant({**values(record), "options": options_text(options)}, parse, {"shown": "".join(shown)})
+    return Variant({**values(record), "options": show(options)}, parse, {"shown": "".join(shown)})
 
 
 def in_order_of_time(items: Sequence[Item]) -> Sequence[Item]:
@@ -226,6 +236,12 @@ def count_outputs(outputs: Iterable[dict[str, Any]]) -> dict[str, int]:
     return counts
 
 
+def same_as_right(record: Record) -> set[str]:
+    """Return the letters of the options with the right one's text, if the record has options."""
+    texts = dict(zip(LETTERS, (text.split() for text in record.get("options", ())), strict=False))
+    return {letter for letter, text in texts.items() if text == texts[record["target"]]}
+
+
 def official_label(record: Record, response: str) -> str:
     """Return the right letter if the public code counts a model's whole text as right, otherwise "".
 
@@ -243,17 +259,26 @@ def metrics() -> dict[str, Metric]:
     def summarize_official(entries: list[dict[str, Any]]) -> dict[str, Any]:
         return {**accuracy.summarize(entries), "strategy": "accuracy-official"}
 
+    def choice(record: Record, response: str) -> str:
+        """Return the letter of a response; an option with the text of the right one counts as the right one."""
+        letter = accuracy.compute(record, response)
+        return record["target"] if letter in same_as_right(record) else letter
+
     def over_orders(records: Iterable[Record], responses: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        """Return the mean over all answers, each to another order of the options; empty if no question has several."""
-        shares, most = [], 1
+        """Return the mean over all answers, each to another order of the options; not if no question has several.
+
+        Also the number of questions with an option that has the right one's text, if there are any.
+        """
+        shares, most, num_twins = [], 1, 0
         for record in records:
-            answers = [accuracy.compute(record, one["output"] or "") for one in responses[record["id"]]]
+            answers = [choice(record, answer["output"] or "") for answer in responses[record["id"]]]
             shares.append(answers.count(record["target"]) / len(answers))
-            most = max(most, len(answers))
-        return {"num_orders": most, "score_over_orders": sum(shares) / len(shares)} if most > 1 else {}
+            most, num_twins = max(most, len(answers)), num_twins + (len(same_as_right(record)) > 1)
+        counts = {"num_identical_to_right": num_twins} if num_twins else {}
+        return counts | ({"num_orders": most, "score_over_orders": sum(shares) / len(shares)} if most > 1 else {})
 
     accuracy = replace(accuracy, needs=(*accuracy.needs, PERSONA), judge_inputs=judge_inputs, is_share=True)
-    ours = replace(accuracy, summarize=summarize, over_outputs=over_orders)
+    ours = replace(accuracy, summarize=summarize, over_outputs=over_orders, compute=choice)
     official = replace(accuracy, summarize=summarize_official, compute=official_label, reads="raw")
     official = replace(official, is_unreadable=lambda entry: False)  # it only tells whether the letter was right
     return {"accuracy": ours, "accuracy-official": official}

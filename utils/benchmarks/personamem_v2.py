@@ -1,31 +1,45 @@
 """PersonaMem-v2: which of four responses suits a user with implicit preferences (arXiv 2512.06688).
 
-A record has PersonaMem's fields (utils/benchmarks/personamem.py), and is asked and scored in the same way. That is our
-choice: the public code shows options A to D in a system message after the question, and asks for reasoning first. It
-orders the options by Python's `hash`, which differs between processes. Ours depends only on the persona and texts.
+A record has PersonaMem's fields (utils/benchmarks/personamem.py), and the `preference` that the right option follows,
+which only the judge of open answers sees. Without --asking it is asked as PersonaMem is. `--asking official` is the
+public code's way: the options A to D in a system message after the question, and reasoning first; `--asking open` shows
+no options. That code orders the options by Python's `hash`, which differs between processes. Ours depends only on the
+persona and texts.
 """
 
 import hashlib
 import json
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prompts import Messages, Prompt
 from utils.benchmarks import personamem
-from utils.benchmarks.checks import check_field
+from utils.benchmarks.checks import Text, check_field
 from utils.benchmarks.personamem import PERSONA, read_literal
 from utils.benchmarks.personamem_results import LENGTH, TOKENS, text_in
 from utils.benchmarks.published import OnHub, Originals
-from utils.benchmarks.task import Record, Task
+from utils.benchmarks.task import Judge, Metric, Output, Record, Task
 from utils.cli import UserError
 from utils.cli.errors import quote
 from utils.models.hub_datasets import Source
+from utils.parsing import Parsed, nothing, writable
+from utils.parsing.final_words import parse_final_letter, parse_yes_no
 from utils.parsing.letters import LETTERS
+from utils.scoring import direct
+from utils.scoring.verdicts import Verdict, is_answered, origin
 
 BENCHMARK, SIZES = "PersonaMem-v2", ("32k", "128k")
-TABLE, OTHER_TABLES = "benchmark.csv", "multimodal"  # a folder for questions on histories with images
+# By setting: the table's name, the name of our files, and the number of questions in each size.
+TABLES = {
+    "": ("benchmark.csv", BENCHMARK, 5000),
+    "train": ("train.csv", f"{BENCHMARK}_train", 18_549),
+    "validation": ("val.csv", f"{BENCHMARK}_validation", 2061),
+}
+OTHER_TABLES = "multimodal"  # a folder for questions on histories with images
 LINK, MESSAGES = "chat_history_{}_link", "chat_history"
 
 # Values of pref_type in the public code, with short names.
@@ -38,19 +52,24 @@ ANNOTATIONS = (*personamem.ANNOTATIONS, "pref_type", "who", "updated", "conversa
 UPDATED = {"True": "updated", "False": "not updated"}  # values of the column, with names for tables
 READ_COLUMNS = ("user_query", "correct_answer", "incorrect_answers")
 # Columns that reveal the right response. They are never copied to a record, so no prompt can show them.
-SECRET_COLUMNS = ("preference", "topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
+SECRET_COLUMNS = ("topic_preference", "prev_pref", "related_conversation_snippet", "raw_persona_file",
                   "short_persona", "expanded_persona")  # fmt: skip
 
 
 class LinkedHistories(OnHub):
-    """A table of questions on the hub that links to one file per history; `questions` has the count of each size."""
+    """A table of questions on the hub, named `folder`, that links to one file per history.
+
+    `questions` has the count of each size.
+    """
 
     def originals(self, source: Source, split: str) -> Originals:
         """Find the table, in any folder; UserError unless there is exactly one."""
-        paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == TABLE]
+        paths = [path for path in sorted(source.sizes) if PurePosixPath(path).name == self.folder]
         found = [path for path in paths if OTHER_TABLES not in PurePosixPath(path).parts]
         if len(found) != 1:
-            problem = f"{found[0]} and {found[1]} may be from different releases" if found else f"has no file {TABLE}"
+            problem = (
+                f"{found[0]} and {found[1]} may be from different releases" if found else f"has no file {self.folder}"
+            )
             raise UserError(
                 f"{source.name}: {problem}\n  give one copy of {self.name} as published on the hub, {self.at}"
             )
@@ -61,13 +80,12 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     """Return a record from a row of the table; UserError if a column is missing or malformed."""
     link = LINK.format(size)
     if missing := [column for column in (PERSONA, *READ_COLUMNS, "pref_type", link) if column not in row]:
-        raise UserError(f"{where}: no column {missing[0]!r}; give the published {TABLE}")
+        raise UserError(f"{where}: no column {missing[0]!r}; give a published table")
     check_field(row, where, PERSONA)
     check_field(row, where, "correct_answer")
-    query, right = read_literal(row["user_query"]), row["correct_answer"]
-    question = query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
+    question, right = read_query(row["user_query"]), row["correct_answer"]
     if not isinstance(question, str) or not question.strip():
-        raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} is not a Python dict with a user's text")
+        raise UserError(f"{where}: user_query {quote(row['user_query'][:80])} has no text of a user")
     wrong = read_wrong(row["incorrect_answers"], where)
     if any(one.split() == right.split() for one in wrong):
         raise UserError(f"{where}: incorrect_answers has the right answer too, {quote(right[:80])}")
@@ -83,6 +101,17 @@ def convert(size: str, row: dict[str, Any], where: str) -> Record:
     record |= {name: row[column] for name, column in renamed.items() if column in row}
     kept = {column: value for column, value in row.items() if column not in (*READ_COLUMNS, *SECRET_COLUMNS)}
     return {**record, **kept, **record, "profile": {"context": row[link], "end": None}}
+
+
+def read_query(text: str) -> Any:
+    """Return a query's text as the public code reads it: from JSON, else a Python literal, else as it is, unquoted."""
+    try:
+        query = json.loads(text)
+    except (ValueError, RecursionError):
+        query = read_literal(text)
+        if query is None:
+            return text.strip('"').strip("'")
+    return query.get("content") if isinstance(query, dict) and query.get("role") == "user" else None
 
 
 def read_wrong(text: str, where: str) -> list[str]:
@@ -101,19 +130,103 @@ def group_of(record: Record) -> dict[str, str | None]:
     return {**personamem.group_of(record, TYPES), **others}
 
 
+# The public code's way of asking
+
+
+def lettered(options: Sequence[str]) -> str:
+    return "\n".join(f"{letter.upper()}. {option}" for letter, option in zip(LETTERS, options, strict=True))
+
+
+def official_values(record: Record) -> dict[str, str]:
+    return {"question": record["question"], "options": lettered(record["options"])}
+
+
+def read_prose(text: str, cut: bool = False) -> Parsed:
+    prose = writable(text).strip()
+    return Parsed(prose, "strict", None, cut) if prose else nothing("no text")
+
+
+WAYS = {
+    "official": {
+        "prompts": dict.fromkeys(("none", "rag"), "personamem/choice_official"),
+        "values": official_values,
+        "output": Output(r"Final Answer: [A-D]", parse_final_letter),
+        "vary": partial(personamem.vary, show=lettered, read=parse_final_letter),
+    },
+    "open": {
+        "prompts": dict.fromkeys(("none", "rag"), "personamem/open"),
+        "values": lambda record: {"question": record["question"]},
+        "output": Output(None, read_prose),
+        "vary": None,
+        "count_outputs": lambda outputs: {},
+    },
+}
+
+
+# Judging open answers: the majority of three verdicts, Yes or No
+
+
+def snippet(record: Record) -> str:
+    """Return the last five messages of the history, as the judge sees them."""
+    return "\n".join(f"{message['role']}: {message['content']}" for message in record["profile"].messages[-5:])
+
+
+def judge_inputs(record: Record) -> list[Any]:
+    example = record["options"][LETTERS.index(record["target"])]
+    return [snippet(record), record["question"], record["preference"], example]
+
+
+def judge_messages(prompt: Prompt, record: Record, responses: list[str], _: int) -> Messages:
+    names = ("snippet", "question", "preference", "example")
+    return prompt.messages(**dict(zip(names, judge_inputs(record), strict=True)), response=responses[0])
+
+
+def entry(record: Record, verdicts: list[Verdict]) -> dict[str, Any]:
+    """Return a question's entry; its score is 0 or 1 as most of all verdicts say, None if too many are missing."""
+    [verdict] = verdicts
+    votes = verdict.get("drawn", [])
+    score = next((value for value in (0, 1) if votes.count(value) > len(votes) / 2), None)
+    score = score if is_answered(verdict) else 0
+    return {"answered": is_answered(verdict), "score": score, "details": [{"score": score, **origin(verdict)}]}
+
+
+def summarize(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {**direct.summarize(entries), "strategy": "open"}
+
+
+OPEN = Metric(
+    needs=("options", "target", "preference", "profile", PERSONA),
+    judge_inputs=judge_inputs,
+    entry=entry,
+    summarize=summarize,
+    score_of=direct.score_of,
+    num_samples=3,
+    judge=Judge("personamem/open_judge", judge_messages, Output(r"\\boxed\{(Yes|No)\}", parse_yes_no)),
+    ways=("open",),
+    is_share=True,
+)
+
+
 def make_task(size: str) -> Task:
     name, base = f"{BENCHMARK}-{size}", personamem.make_task(size, *personamem.SIZES[size])
-    about = (f"bowen-upenn/{BENCHMARK}", "", BENCHMARK, {"task": name}, {size: 5000}, personamem.COUNTED_BY)
-    own = {"export": None, "read_answer": None, "paper_results": None}  # only the first version has these
+
+    def published() -> dict[str, list[LinkedHistories]]:
+        at, parts = f"bowen-upenn/{BENCHMARK}", {}
+        for setting, (table, files, number) in TABLES.items():
+            identity = {"task": name} | ({"setting": setting} if setting else {})
+            parts[setting] = [LinkedHistories(at, table, files, identity, {size: number}, personamem.COUNTED_BY)]
+        return parts
+
+    own = {"export": None, "read_answer": None}  # only the first version has these
+    own |= {"paper_results": Path(__file__).with_name("personamem_v2_paper.json"), "ways": WAYS}
     own |= {"name": name, "groups": tuple(TYPES), "short": TYPES, "facts": "utils/benchmarks/personamem_v2.py"}
-    own |= {
-        "group_of": group_of,
-        "convert": partial(convert, size),
-        "published": lambda: {"": [LinkedHistories(*about)]},
-    }
+    own |= {"group_of": group_of, "convert": partial(convert, size), "published": published}
+    own |= {"fields": base.fields | {"preference": Text}}
     own |= {"annotations": ANNOTATIONS}
     own |= {"divisions": {**base.divisions, "who": ("self", "others"), "updated": tuple(UPDATED.values())}}
-    return replace(base, **own, metrics={"accuracy": base.metrics["accuracy"]})
+    return replace(
+        base, **own, metrics={"accuracy": replace(base.metrics["accuracy"], ways=(None, "official")), "open": OPEN}
+    )
 
 
 TASKS = list(map(make_task, SIZES))

@@ -45,7 +45,7 @@ class Record(TypedDict, total=False):
 class Output:
     """The form of a model's output: a schema (JSON, or a regular expression) to constrain it, and its parser."""
 
-    schema: dict[str, Any] | str
+    schema: dict[str, Any] | str | None  # None for a free text
     parse: Parser
     write: Callable[[str], str] = str  # returns the training target for an answer
 
@@ -119,6 +119,8 @@ class Metric:
     num_samples: int = 1  # verdicts per part, which are averaged
     by_probability: bool = False  # a verdict is the expected value over the judge's scale
     num_systems: int = 1  # response files that it compares
+    # The ways of asking (`Task.ways`, None for the usual one) whose responses it scores; empty: all.
+    ways: tuple[str | None, ...] = ()
     judge: Judge | None = None  # gives the verdicts; None: `compute` does
     compute: Callable[[Record, str], Any] | None = None  # from a record and a response to the verdict
     reads: str = "output"  # the field of a response that it is computed from; "raw" is the model's whole text
@@ -233,6 +235,8 @@ class Task:
     # Returns a variant of the question for each further answer, from a record, the answer's number (from 1) and --seed.
     # Answer 0 uses `values`. None: all answers have the same prompt.
     vary: Callable[[Record, int, int], Variant] | None = None
+    # Other ways to ask, for --asking: by name, the fields of this class that replace the usual ones.
+    ways: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # Further counts for the last line of baselines.py, from the outputs of a response file.
     count_outputs: Callable[[Iterable[dict[str, Any]]], dict[str, int]] = lambda outputs: {}
     # Returns the titles of the plan; None if there are no plans, and planning is refused.
@@ -281,7 +285,9 @@ class Task:
 
     def asking(self, name: str, verdicts: str | None, num_verdicts: int) -> "Task":
         """Return the task with the metric `name` changed as --verdicts and --num_verdicts say."""
-        metric = replace(self.metrics[name], num_samples=num_verdicts, by_probability=verdicts == "probability")
+        metric = self.metrics[name]
+        number = max(num_verdicts, metric.num_samples)
+        metric = replace(metric, num_samples=number, by_probability=verdicts == "probability")
         return replace(self, metrics={**self.metrics, name: metric})
 
     def metric_names(self, official: bool) -> list[str]:
@@ -294,7 +300,7 @@ class Task:
     @property
     def hidden_fields(self) -> set[str]:
         """The fields that only the scorer may see."""
-        return (self.fields_for(self.metrics) - {self.user_field}) | {*self.annotations}
+        return (self.fields_for(self.metrics) - {self.user_field, *self.asked_needs}) | {*self.annotations}
 
     @property
     def first_metric(self) -> Metric:

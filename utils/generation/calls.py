@@ -215,8 +215,7 @@ def _cut_by_server(prompt: Rendered, reported: int | None) -> dict[str, int]:
 async def _choose(engine: Engine | None, model: Model, call: Call, role: str) -> dict[str, Any]:
     """Return a record with the result of `expected_value`, or with the likeliest option.
 
-    The value is None if another option has the same tokens, or if the model gives an option no likelihood.
-    NotStoredError as in `answer_call`.
+    The value is None if the model gives an option no likelihood. NotStoredError as in `answer_call`.
     """
     continuations = list(call.options.values())
     scored = await model.completions.score(engine, model.addr, call.prompt, continuations, id=call.key[0], role=role)
@@ -227,12 +226,9 @@ async def _choose(engine: Engine | None, model: Model, call: Call, role: str) ->
     elif call.expected_value is not None:
         chosen = call.expected_value({option: scores[option] * len(tokens) for option, tokens in call.options.items()})
     else:
-        # The scores of options with the same tokens differ at most by rounding. Of equal scores, the first wins.
+        # The scores of options with the same tokens differ at most by rounding: the first of these wins.
         best = max(scores, key=scores.get)
-        twins = [option for option, tokens in call.options.items() if tokens == call.options[best]]
-        chosen = {"value": best}
-        if len(twins) > 1:
-            chosen = {"value": None, "reason": f"the likeliest options, {' and '.join(twins)}, are the same text"}
+        chosen = {"value": next(option for option, tokens in call.options.items() if tokens == call.options[best])}
     spent = {"prompt_tokens": scored.prompt_tokens, "cached_tokens": scored.cached_tokens, "completion_tokens": 0}
     return {**chosen, **call.record, "mean_log_probs": scores, "attempts": 1, **spent}
 

@@ -243,10 +243,17 @@ def _sessions_of(messages: Messages) -> list[int]:
 
 
 def write_contexts(histories: Mapping[str, Path], key: str, path: Path) -> None:
-    """Write the messages under `key` of JSON files as contexts; UserError if a message's content is not a text."""
-    form = msgspec.defstruct("History", [(key, _Messages)])
+    """Write the messages of JSON files as contexts; UserError if a message's content is not a text.
+
+    A file is a list of messages, or has it under `key`, or under another name, where the first list counts.
+    """
     with open_whole(path, "wb") as file:
         for context_id, history in sorted(histories.items()):
-            messages = getattr(_decode(history.read_bytes(), form, str(history)), key)
+            messages = _decode(history.read_bytes(), _Messages | dict[str, msgspec.Raw], str(history))
+            if isinstance(messages, dict):
+                lists = [content for content in messages.values() if bytes(content).startswith(b"[")]
+                if key not in messages and not lists:
+                    raise UserError(f"{history}: has no list of messages, such as {key!r}")
+                messages = _decode(messages.get(key, *lists[:1]), _Messages, f"{history}: {key}")
             line = json.dumps({context_id: messages}, ensure_ascii=False)
             file.write(f"{line}\n".encode())

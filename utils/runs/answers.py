@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from prompts import Prompt, digests
 from utils import cli
-from utils.benchmarks import task_of
+from utils.benchmarks import task_of, tasks
 from utils.benchmarks.task import Record, Task
 from utils.cli import Arguments, UserError
 from utils.files.file_hashes import file_hash
@@ -61,6 +61,9 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     add("--choose", choices=["likelihood"],
         help="choose the likeliest option (by mean log-probability per token) instead of generating text; only for "
         "questions with options (off)")
+    add("--asking", choices=list(dict.fromkeys(way for task in tasks().values() for way in task.ways)),
+        help="PersonaMem-v2 only. official: as its public code asks, with its reading of the answer; open: without the "
+        "options, for an answer in prose (default: as PersonaMem asks)")
     add("--trim_items", action="store_true",
         help="if a prompt is too long, trim each post, then the question, as LaMP's code does (off: leave out the "
         "lowest-ranked posts; LaMP and LongLaMP only)")
@@ -72,7 +75,7 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
         "give --rag",
     )
     parser.without_effect(
-        "--temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
+        "--asking --temperature --top_p --top_k --min_p --presence_penalty --max_tokens --seed --max_retries"
         " --constrained_decoding --num_generated_outputs",
         lambda args: args.choose is not None,
         "with --choose, which generates no text",
@@ -80,11 +83,14 @@ def add_answer_arguments(parser: cli.FlagParser) -> None:
     )
 
 
-def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None) -> list[Dataset]:
+def read_datasets(
+    args: Arguments, needs: Sequence[str], most_items: int | None, way: str | None = None
+) -> list[Dataset]:
     """Return the datasets of --inputs_addr. UserError if one is not a dataset or they are from different benchmarks.
 
     Args:
         most_items: how many profile items a prompt may use; None for all.
+        way: one of `Task.ways`, in which the task then asks.
     """
     cli.check_same_number(args, "inputs_addr", "output_addr")
     cli.check_different("--output_addr", args.output_addr)
@@ -92,7 +98,10 @@ def read_datasets(args: Arguments, needs: Sequence[str], most_items: int | None)
     for path, output_addr in zip(args.inputs_addr, args.output_addr, strict=True):
         records = read_questions(path, needs, most_items)
         task = task_of(path, records)
-        if datasets and task is not (first := datasets[0]).task:
+        if way not in (None, *task.ways):
+            raise UserError(f"--asking {way}: {task.name} has one way of asking; leave the flag out")
+        task = replace(task, **task.ways[way]) if way else task
+        if datasets and task.name != (first := datasets[0]).task.name:
             raise UserError(
                 f"{path}: is of {task.name}, but {first.path} is of {first.task.name}; run a command for each"
             )

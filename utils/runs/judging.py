@@ -14,6 +14,7 @@ from utils.benchmarks.task import OFFICIAL, Judge, Metric, Record, Scale, Task
 from utils.cli import Arguments, UserError
 from utils.cli.progress import announce
 from utils.files.file_hashes import file_hash
+from utils.files.manifest import noted_settings
 from utils.files.output import Key, Output, refuse_other_source
 from utils.generation.chat import LocalChat, choose_length, render_all
 from utils.generation.engines import choose_model
@@ -139,7 +140,8 @@ def check_verdicts(args: Arguments, task: Task, strategy: str) -> None:
         raise UserError(f"{flag}: {task.name}'s {strategy} has no verdicts per aspect; leave the flag out")
     if args.verdicts and args.openai:
         raise UserError(f"{flag}: APIs do not return these likelihoods; give a local judge")
-    if args.num_verdicts > 1 and args.temperature == 0:
+    several = args.num_verdicts > 1 or (task.metrics[strategy].num_samples > 1 and "temperature" in args.given)
+    if several and args.temperature == 0:
         raise UserError(f"{flag}: a greedy judge always gives the same verdict; give a --temperature above 0")
 
 
@@ -157,6 +159,7 @@ def read_systems(
     for addresses, score_addr in zip(response_addrs, args.score_addr, strict=True):
         responses, questions = [], selected
         for address in addresses:
+            refuse_other_way(address, strategy, metric)
             responses.append(as_read(read_responses(address, task), metric.reads))
             if not args.allow_partial:
                 refuse_gaps(address)
@@ -174,6 +177,15 @@ def read_systems(
         output.figures = {"judged": addresses, "answers": list(map(origin_of, addresses))}
         systems.append(System(responses, questions, metric, output))
     return systems
+
+
+def refuse_other_way(path: str, strategy: str, metric: Metric) -> None:
+    """Raise UserError if the responses were asked for in a way (--asking) that the metric does not score."""
+    way = noted_settings(path).get("asking", next(iter(metric.ways), None))
+    if metric.ways and way not in metric.ways:
+        ways = " or ".join(f"--asking {name}" if name else "none" for name in metric.ways)
+        asked = f"--asking {way}" if way else "no --asking"
+        raise UserError(f"{path}: was made with {asked}; --strategy {strategy} scores answers to {ways}")
 
 
 def requests_to(systems: list[System], records: list[Record]) -> dict[Key, Request]:

@@ -133,6 +133,9 @@ def wording_note(systems: list[System]) -> str:
         del constrained["judge"]
     if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
         text += " Scores may not be comparable with the paper's."
+    usual = {name.rpartition("/")[2] for name in systems[0].task.prompts.values() if systems[0].task.ways}
+    if names := [name for prompt in usual & answers.keys() for named in answers[prompt].values() for name in named]:
+        text += f" Not asked as the paper's code asks (--asking official): {', '.join(names)}."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
 
@@ -205,6 +208,8 @@ def describe_mean(task: Task, scores: Scores) -> str:
     text = f"score {mean} over {counted(scores['num_scored_questions'], 'question')}{describe_average(task, scores)}"
     if "num_orders" in scores:
         text += f"; {scores['score_over_orders']:.4f} as the mean over {scores['num_orders']} orders of the options"
+    if "num_identical_to_right" in scores:
+        text += f"; {counted(scores['num_identical_to_right'], 'question')} with two options of the right text"
     metric = metric_of(task, scores)[1]
     if scores["num_unanswered"]:
         text += f"; {scores['num_unanswered']} of them without an answer, counted {metric.worst}"
@@ -222,16 +227,17 @@ def describe_mean(task: Task, scores: Scores) -> str:
     if scores.get("mean_entropy") is not None:
         text += f"; mean entropy {scores['mean_entropy']:.2f} bits, {scores['mean_outside']:.1%} outside the verdicts"
     if "num_verdicts" in scores:
-        text += describe_agreement(scores)
+        text += describe_agreement(scores, "majority" if metric.num_samples > 1 else "means")
     if scores.get("questions_without_aspects"):
         text += f"; without aspects, left out: {', '.join(scores['questions_without_aspects'])}"
     return text
 
 
-def describe_agreement(scores: Scores) -> str:
-    """Describe the judge's agreement with itself, and the number of missing verdicts."""
+def describe_agreement(scores: Scores, merged: str) -> str:
+    """Describe how several verdicts were merged, the judge's agreement with itself, and the missing verdicts."""
     alpha, missing = scores["krippendorff_alpha_interval"], scores["num_missing_verdicts"]
-    text = f"; means of {scores['num_verdicts']} verdicts, self-agreement {'none' if alpha is None else f'{alpha:.3f}'}"
+    agreement = "none" if alpha is None else f"{alpha:.3f}"
+    text = f"; {merged} of {scores['num_verdicts']} verdicts, self-agreement {agreement}"
     return text + (f", {counted(missing, 'verdict')} missing" if missing else "")
 
 

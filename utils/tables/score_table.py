@@ -48,20 +48,28 @@ class Paper:
 
 
 def read_paper(
-    task: Task, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
+    task: Task, metric: str, model: str, table: str, names: Collection[str], shown: Mapping[str, str] | None = None
 ) -> Paper:
     """Read a paper's table for a model, to show its numbers beside the systems with the same names.
 
-    `shown` maps the paper's column names to the table's, for a benchmark of several tasks (see `Task.scored_by`).
+    Args:
+        metric: its name, which some tables name.
+        shown: the table's column names by the paper's, for a benchmark of several tasks (see `Task.scored_by`).
     """
     missing = UserError(f"--paper: the paper has no numbers for {task.name}; leave the flag out")
     if task.paper_results is None:
         raise missing
     data = read_json(task.paper_results)
-    # A table of a single task names the task.
-    tables = {name: one for name, one in data["tables"].items() if one.get("task", task.name) == task.name}
+    # A table of a single task or metric names it.
+    wanted = {"task": task.name, "strategy": metric}
+    tables = {
+        name: table
+        for name, table in data["tables"].items()
+        if all(table.get(key, value) == value for key, value in wanted.items())
+    }
     if table not in tables:
-        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}"
+        named = any("strategy" in table for table in data["tables"].values())
+        of = "" if len(tables) == len(data["tables"]) else f" of {task.name}" + (f"'s {metric}" if named else "")
         raise UserError(
             f"--paper_table {quote(table)}: the paper has no such table{of}; the tables are {', '.join(tables)}"
         )
