@@ -99,12 +99,12 @@ def build_parser() -> cli.FlagParser:
         help="tokens of a prompt, or with --fusion decoder of each of its passages (default: "
         f"{INPUT_TOKENS}; with --lora_rank {PAPER_LENGTH} with the answer, or the model's limit if less)")
     add("--max_target_length", type=cli.positive_int,
-        help=f"tokens of an answer; a longer reference or sample is cut, a longer response is left out (default: "
-        f"{TARGET_TOKENS} for references, 2048 for responses, with distill 512)")
+        help=f"tokens of an answer; a longer reference or sample is cut, a longer response or call is left out "
+        f"(default: {TARGET_TOKENS} for references, 2048 for responses and calls, with distill 512)")
     parser.without_effect(
-        "--num_contexts --trim_items --max_target_length",
+        "--num_contexts --trim_items",
         lambda args: args.objective == "grpo",
-        "with --objective grpo, whose prompts and texts are in the trace",
+        "with --objective grpo, whose prompts are in the trace",
     )
     parser.without_effect(
         "--fusion --trim_items", lambda args: args.num_contexts == 0, "with --num_contexts 0: the prompt has no items"
@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     prompt, teacher = choose_prompt(args, task), choose_teacher(args, task)
     args = with_defaults(args, task)
     identity = identify_local_model(args.model_addr, args.cache_dir)
-    window = choose_window(args)
+    window = choose_window(args, task)
     args = args.replaced(max_input_length=window.length - window.max_tokens)
     name = chosen_by(args, task)
     settings = settings_of(args, SCRIPT, identity, digests([prompt, *filter(None, [teacher])]))
@@ -242,7 +242,8 @@ def read_ranked(path: str | None, args: argparse.Namespace) -> list[Record]:
 
 def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -> None:
     """Raise UserError if the task has no references to learn from, or the validation data are of another task."""
-    if task.history is not None or (uses_references(args) and "target" not in task.fields):
+    learns_texts = args.objective != "grpo"  # else the calls of a trace, with all their messages
+    if learns_texts and (task.history is not None or (uses_references(args) and "target" not in task.fields)):
         hint = "" if task.history else "\n  give responses to learn as --target_addr, or another --objective"
         raise UserError(f"{args.inputs_addr}: {task.name} has no references that a text could be learnt from{hint}")
     if validation and task_of(args.validation_addr, validation) is not task:
@@ -251,7 +252,7 @@ def check_task(args: argparse.Namespace, task: Task, validation: list[Record]) -
         raise UserError(f"--trim_items: the posts of {task.name} are whole or left out; leave the flag out")
 
 
-def choose_window(args: argparse.Namespace) -> Window:
+def choose_window(args: argparse.Namespace, task: Task) -> Window:
     """Return the window that examples are built for; UserError if the model is not of the kind to train."""
     check_base(args)
     written = args.max_target_length
@@ -260,7 +261,8 @@ def choose_window(args: argparse.Namespace) -> Window:
         return TextWindow(chat, (args.max_input_length or INPUT_TOKENS) + written, written, args.fusion == "decoder")
     chat = LocalChat(args.model_addr, args.cache_dir)
     wanted = args.max_input_length and args.max_input_length + written
-    return Window(chat, choose_length(chat, wanted, written, PAPER_LENGTH, "--max_target_length"), written)
+    usual = task.prompt_length or PAPER_LENGTH
+    return Window(chat, choose_length(chat, wanted, written, usual, "--max_target_length"), written)
 
 
 def check_lengths(args: argparse.Namespace, records: list[Record], examples: list[Example]) -> None:

@@ -306,8 +306,9 @@ NO_ENCODER = "with a --ranker that needs no encoder\n  give another --ranker, or
 
 WITHOUT_EFFECT = [
     ("baselines.py", "--choose likelihood",
-     "--temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4 --max_retries 2"
-     " --constrained_decoding never --num_generated_outputs 2 --asking open",
+     "--asking open --temperature 1 --top_p 0.5 --top_k 2 --min_p 0.1 --presence_penalty 1 --max_tokens 9 --seed 4"
+     " --max_retries 2"
+     " --constrained_decoding never --num_generated_outputs 2",
      "with --choose, which generates no text\n  leave out --choose, or leave {} out"),
     ("baselines.py", "", "--num_contexts 4 --unranked --trim_items",
      "without --rag, because the prompt has no posts\n  give --rag, or leave {} out"),

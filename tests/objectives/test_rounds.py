@@ -22,8 +22,10 @@ from utils.files.file_hashes import file_hash
 from utils.files.manifest import read_folder_manifest
 from utils.generation.chat import LocalChat
 from utils.generation.fitting import Window
+from utils.generator.trainer import CausalTrainer
 from utils.objectives.grpo import ScoreTrainer
 from utils.objectives.rounds import examples_of_round, relative_scores, relative_to_no_search
+from utils.training.base_model import target_loss
 from utils.training.resumable import Resumable
 
 SEARCHES = """
@@ -118,6 +120,26 @@ def test_grpo_by_hand(folder, tmp_path):
             assert torch.allclose(weights.grad, gradients[name], rtol=1e-2, atol=1e-4), name
 
 
+def test_a_call_keeps_as_much_for_its_gradient_as_a_target_of_sft(folder, tmp_path):
+    """But for a few numbers per token, so that the memory measured for `sft` is that of `grpo`."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
+    example = make_example(list(range(5, 400)), list(range(400, 600)))
+    trainer = trainer_of(ScoreTrainer, folder / "model", tmp_path, model, [example], kl=0.1, epochs=1)
+    trainer._before = trainer._log_probs()
+    sizes = []
+    for compute in (
+        lambda: trainer.compute_loss(model, trainer.collate([example], 0)),
+        lambda: target_loss(model, **CausalTrainer.collate([example], 0))[0],
+    ):
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor, kept=kept: kept.append(tensor), lambda _: None):
+            compute()
+        sizes.append(sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values()))
+    assert sizes[1] > 10**6 and abs(sizes[0] - sizes[1]) < 200 * 100, sizes
+
+
 # Which calls are learnt
 
 
@@ -130,12 +152,12 @@ def sampled(folder):
         return rounds.sample(folder, server, folder / "sampled", "--model", other, method=method, number=4)
 
 
-def examples_of(folder, trace, scores, **more):
+def examples_of(folder, trace, scores, window=(200, 40), **more):
     args = {"response_addr": None, "trace_addr": str(trace), "score_addr": list(map(str, scores)), "role": "generator",
             "advantage": "grpo", "keep_cut": False, "inputs_addr": "ten.json"}  # fmt: skip
     chat = LocalChat(str(folder / "beginner"))
     records = made_up_lessons.records()[30:]
-    return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, 200, 40))
+    return examples_of_round(SimpleNamespace(**args | more), records, Window(chat, *window))
 
 
 def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
@@ -160,7 +182,7 @@ def test_the_calls_of_one_role_are_learnt_with_their_own_texts(folder, sampled):
 
 
 def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
-    """A call that was cut, a sample without a verdict, and equal scores; --keep_cut gives a cut sample 0."""
+    """A call that was cut or is long, a sample without a verdict, equal scores; --keep_cut gives a cut sample 0."""
     copy = tmp_path / "round"
     copy.mkdir()
     for path in sampled[0].parent.glob("*.json*"):
@@ -175,6 +197,9 @@ def test_what_cannot_be_learnt_is_counted(folder, sampled, tmp_path):
     kept, notes_kept = examples_of(folder, trace, scores, keep_cut=True)
     assert len(kept) != len(examples) or "1 calls that were cut off are left out" not in notes
     assert not any("cut off" in note for note in notes_kept)
+    for length, left in ((8, 0), (200, len(kept))):
+        found, notes = examples_of(folder, trace, scores, keep_cut=True, window=(length + 300, length))
+        assert len(found) == left and any(f"{len(kept)} calls that exceed" in note for note in notes) == (left == 0)
     content = json.loads(scores[0].read_text())
     entry = content["per_question_scores"][0]
     entry["score"] = entry["details"][0]["score"] = None

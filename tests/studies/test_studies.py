@@ -560,28 +560,3 @@ def test_grasp_is_run_from_ranking_to_its_row(trained, server, tmp_path):
     assert again.returncode == 0, again.stderr
     assert len(server.requests) == num_requests and outputs(tmp_path / "out") == before
     assert (tmp_path / "out/chat/test/grasp_judge.md").read_text() == table
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_a_planner_learns_from_the_scores_of_its_answers(trained, server, tmp_path):
-    """With vLLM and trainings; a study that ends in the middle of a round asks and trains nothing again."""
-    own = {"N": 3, "ROUNDS": 1, "QUESTIONS": 4, "PLANPERS_FLAGS": "--max_tokens_plan 16"}
-    own |= {"SAMPLE_FLAGS": f"{trained['SAMPLE_FLAGS']} --max_tokens_plan 2000", "LEARN_FLAGS": "--kl 0.1"}
-    own |= {"TRAIN_FLAGS": f"{trained['TRAIN_FLAGS']} --lora_rank 4"}
-    server.reply = lambda request: Reply("no", status=401) if len(server.requests) > 10 else default_reply(request)
-    done = study("planner_rl", **trained | own)
-    assert done.returncode == 2 and "/round_1/samples_scores ended with exit code 2" in done.stderr, done.stderr
-    before, num_requests = outputs(tmp_path / "out"), len(server.requests)
-    server.reply = usable_reply
-    done = study("planner_rl", **trained | own)
-    assert done.returncode == 0, done.stderr
-    after = outputs(tmp_path / "out")
-    assert {name: after[name] for name in before} == before
-    sent = [json.dumps(request, sort_keys=True) for request in server.requests]
-    answered = sent[:10] + sent[num_requests:]
-    assert len(answered) == len({*answered})
-    table = (tmp_path / "out/chat/test/planner_rl_judge.md").read_text()
-    assert "- PlanPers (planner by RL): saw narrative, rubric_aspects in training." in table
-    again = study("planner_rl", **trained | own)
-    assert again.returncode == 0 and outputs(tmp_path / "out") == after and len(server.requests) == len(sent)

@@ -97,7 +97,7 @@ def examples_of_round(args: Namespace, records: list[Record], window: Window) ->
                 counts["calls that were cut off"] += 1
                 continue
             example = example_of(line, known[sample[0]], window, advantage)
-            counts["calls that are too long"] += example is None
+            counts["calls that exceed --max_target_length or, with their prompt, the window"] += example is None
             examples += [example] if example else []
     left_out = [f"{count} {what} are left out" for what, count in counts.items() if count]
     return examples, left_out
@@ -165,13 +165,13 @@ def sample_scores(
 
 
 def example_of(line: Line, record: Record, window: Window, advantage: float) -> Example | None:
-    """Return the example of a call; None if it is longer than the window.
+    """Return the example of a call; None if its text or the whole of it is longer than the window allows.
 
     A text that a `stop` may have ended is learnt without its end, which could be that text or the end of the turn.
     """
     prompt, target = window.chat.render(line["messages"]), window.chat.render_reply(line["text"])
     target = target[:-1] if line.get("stop") or line.get("truncated") else target
-    if len(prompt) + len(target) > window.length or not len(target):
+    if not 0 < len(target) <= window.max_tokens or len(prompt) + len(target) > window.length:
         return None
     return Example(record, Fitted(prompt, 0, 0), array("i", target), False, advantage=advantage)
 
