@@ -23,6 +23,7 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.originals import read_golds, table_rows
 
 TABLE = ".csv"
+CONTROLS_SCRIPT = "utils/make_controls.py"
 UNUSABLE = "unusable_calls"  # of a method's models, by role: how many, and of how many
 
 
@@ -245,6 +246,7 @@ def origin_of(path: str) -> dict[str, Any] | None:
     prompts = settings.get("prompt", {})
     told = {"chose_checkpoint": True} if settings.get("chose_checkpoint") else {}
     told |= {name: settings[name] for name in ("selected_by", "saw") if name in settings}
+    told |= {"control": True} if settings.get("script") == CONTROLS_SCRIPT else {}
     told |= {name: manifest[name] for name in (UNFINISHED_COUNT,) if name in manifest}
     by_role = manifest.get("calls") or {}  # of a method's models
     unusable = {role: [one["unusable"], one["num_calls"]] for role, one in by_role.items() if one.get("unusable")}

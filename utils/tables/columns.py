@@ -16,7 +16,7 @@ from utils.cli import UserError
 from utils.scoring.means import mean
 from utils.tables import significance
 from utils.tables.significance import ALPHA, Strata, difference_of, differences, interval, share_interval
-from utils.tables.system_scores import Board, Entry, System, cluster_names, cluster_of
+from utils.tables.system_scores import CONTROL, Board, Entry, System, cluster_names, cluster_of
 
 MACRO = "Average (macro)"
 T_TEST, PERMUTATION = "t-test p", "permutation p"
@@ -141,11 +141,15 @@ class Comparison:
 
 
 def compare(boards: Iterable[Board], baselines: list[str], intervals: bool, correct: bool) -> list[Comparison]:
-    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric."""
+    """Compare all other systems with all baselines, per column, if both have scores of the same task and metric.
+
+    Controls are compared only as baselines, so they do not count in Holm's correction.
+    """
     comparisons = []
     for board in boards:
         by_name = {system.name: system for system in board.systems}
-        for system in (system for system in board.systems if system.name not in baselines):
+        others = [system for system in board.systems if system.name not in baselines and system.excluded != CONTROL]
+        for system in others:
             for name in (name for name in baselines if name in by_name):
                 comparisons += compare_systems(board, system, by_name[name], intervals)
     if correct:

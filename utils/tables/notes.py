@@ -16,9 +16,9 @@ from utils.parsing.thoughts import UNFINISHED_COUNT
 from utils.records.responses import UNUSABLE
 from utils.records.scores import Scores, metric_of, strategy_in_words
 from utils.tables.agreement import sign_test
-from utils.tables.columns import MACRO, column_means, points_of
-from utils.tables.formats import counted, p_text, plural
-from utils.tables.system_scores import SELECTED, Board, System, few, when_seen, with_own_groups
+from utils.tables.columns import MACRO, column_means, columns_of, points_of
+from utils.tables.formats import counted, number, p_text, plural
+from utils.tables.system_scores import CONTROL, SELECTED, Board, System, few, when_seen, with_own_groups
 
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
@@ -56,6 +56,17 @@ def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
         yield f"Verdicts differ in kind from the paper's: {strategy}."
     if board.metric.lower_is_better:
         yield "Scores are errors: lower is better."
+    overall = next(name for name in (task.overall, MACRO, task.groups[0]) if name in columns_of(task))
+    means = {system: column_means(system)[overall] for system in systems}
+    scored = [system for system in systems if means[system] is not None]
+    controls, ordinary = ([system for system in scored if system.excluded == kind] for kind in (CONTROL, ""))
+    if controls and ordinary:
+        best = min if board.metric.lower_is_better else max
+        control, system = (best(some, key=means.get) for some in (controls, ordinary))
+        yield (
+            f"In the column {overall}, the best control, {control.name}, has {number(means[control])}; "
+            f"the best system, {system.name}, {number(means[system])}."
+        )
     if unplaced := {e["id"]: e for system in systems for e in system.entries if e["group"] is None}.values():
         group, _, subgroup = task.group_words
         names = ", ".join(sorted({quote(entry.get("subgroup")) for entry in unplaced}))
@@ -87,7 +98,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if system.num_without_plan:
         yield f"{counted(system.num_without_plan, 'answer')} without a usable plan, made from the posts alone"
     if system.excluded:
-        yield f"{system.excluded}; it has neither bold nor daggers"
+        only = ", and is compared only as a baseline" if system.excluded == CONTROL else ""
+        yield f"{system.excluded}; it has neither bold nor daggers{only}"
     if missing := system.unscored:
         units, questions = counted(sum(missing), unit), counted(len(missing), "question")
         treatment = "they count 0" if unscored_as_zero else "these questions are left out of its means"
@@ -99,8 +111,8 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
         yield f"{told} missing because thoughts were unfinished"
     by_role = {role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()}
-    for role, (unusable, number) in by_role.items():
-        yield f"{unusable} of {counted(number, 'call')} to its {role} were unusable"
+    for role, (unusable, calls) in by_role.items():
+        yield f"{unusable} of {counted(calls, 'call')} to its {role} were unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
     yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)

@@ -224,13 +224,21 @@ def shares_table(boards: list[Board]) -> Table:
             texts = [label_of(boards, name), board.name_of(column), number(point.mean)]
             texts.append(interval_text(point.interval, number))
             rows.append([*map(Cell, [*texts, right, str(point.questions)])])
-    note = "Share: questions with score 1. Interval: Wilson's, for each share alone."
-    if cluster := cluster_names(boards):
-        note = note.replace("Wilson's", "a t interval of the logit") + f" {CLUSTERED.format(cluster)} "
-        note += f"A dash means fewer than two values of {cluster}, or no variation between them."
+    note = f"Share: questions with score 1. {share_intervals_note(cluster_names(boards))}"
     columns = ["System", "Column", "Share", "95% interval", "Right", "Questions"]
     notes = [note, f"{NOT_COMPARED} Use --baseline to compare."]
     return Table(columns, rows, notes, num_names=2, short=boards[0].task.short)
+
+
+def share_intervals_note(cluster: str) -> str:
+    """Describe intervals by `share_interval`; `cluster` is as `cluster_names` returns it."""
+    if not cluster:
+        return "Interval: Wilson's, for each share alone."
+    return (
+        f"Interval: a t interval of the logit, or Wilson's where no {cluster} is repeated, for each share alone. "
+        f"{CLUSTERED.format(cluster)} "
+        f"A dash means fewer than two values of {cluster}, or no variation between them."
+    )
 
 
 def intervals_table(boards: list[Board], comparisons: list[Comparison]) -> Table:

@@ -19,6 +19,7 @@ from utils.records.scores import CARRIED, Scores, read_scores, strategy_in_words
 from utils.tables.formats import plural
 
 SELECTED = "selected by score"
+CONTROL = "control"  # in `System.excluded`
 MANY_WITHOUT_PLAN = 0.1  # from this share of answers without a plan on, the row's name says so
 # The settings of a score file that change verdicts.
 JUDGE_SETTINGS = (
@@ -73,9 +74,12 @@ def _excluded(path: str, scores: Scores) -> str | None:
     """Return what the responses of a score file had at test that an ordinary system has not; None for nothing.
 
     They are a bound only if they saw what the scorer sees, or were selected by the metric and judge of these scores.
+    Controls were made by utils/make_controls.py.
     """
     made = manifest_of(path) or {"settings": {}}
     origins = [origin or {} for origin in made.get("answers") or []]
+    if any("control" in origin for origin in origins):
+        return CONTROL
     if shown := [name for one in origins if when_seen(one) == "test" for name in one["saw"]["fields"]]:
         return f"upper bound, sees {', '.join(dict.fromkeys(shown))}"
     if selected := [one["selected_by"] for one in origins if "selected_by" in one]:
