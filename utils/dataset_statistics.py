@@ -64,7 +64,7 @@ def make_table(columns: list[Column], notes: list[str]) -> Table:
     rows = []
     has_users = any(column.users for column in columns)
     for same in zip(*(statistics(column, has_users) for column in columns), strict=True):
-        rows.append([same[0][0], *(numbers_text(found) or "–" for _, found, _ in same)])
+        rows.append([same[0][0], *(numbers_text(figures) or "–" for _, figures, _ in same)])
         rows.append(["– in the paper", *(numbers_text(printed) for _, _, printed in same)])
     lines = [list(map(Cell, row)) for row in rows if any(row[1:])]
     heads, above = ["", *(column.name for column in columns)], ["", *(column.group for column in columns)]

@@ -151,7 +151,7 @@ def communities_by_group(columns: Sequence[Column], total: Counter[str]) -> dict
     task = columns[0].task
     group, _, subgroup = task.group_words
     without = f"{plural(subgroup).capitalize()} without a {group}"
-    group_of = {name: its for column in columns for name, its in column.group_of.items()}
+    group_of = {name: parent for column in columns for name, parent in column.group_of.items()}
     groups: dict[str, list[str]] = {name: [] for name in (*task.groups, without)}
     for name in sorted(total, key=lambda name: (-total[name], name)):
         groups[group_of.get(name) or without].append(name)

@@ -23,7 +23,7 @@ from utils.tables.system_scores import CONTROL, SELECTED, Board, System, few, wh
 NOT_KNOWN = "not known"
 PUBLISHED = ("the paper's", "the public code's")
 
-Told = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
+Wordings = dict[str, dict[str, dict[str, None]]]  # systems by note, for each prompt or kind of output
 
 
 def print_notes(notes: Iterable[str]) -> None:
@@ -44,8 +44,8 @@ def notes_on(boards: list[Board], unscored_as_zero: bool = False) -> list[str]:
 def judge_notes(paths: Iterable[str]) -> list[str]:
     """Return a note with the score files that have no valid manifest, so that judge and prompt are unknown."""
     unknown = [path for path in paths if manifest_of(path) is None]
-    told = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
-    return [told] if unknown else []
+    note = f"Judge and prompt unknown: {few(unknown)} (no manifest, or changed since)."
+    return [note] if unknown else []
 
 
 def _notes_on_board(board: Board, unscored_as_zero: bool) -> Iterator[str]:
@@ -107,16 +107,17 @@ def _notes_on_system(system: System, unscored_as_zero: bool) -> Iterator[str]:
     manifests = [manifest_of(path) or {} for path in system.files]
     origins = [origin or {} for manifest in manifests for origin in manifest.get("answers") or []]
     counts = {"answer": origins, "verdict": manifests}
-    counts = {noun: sum(told.get(UNFINISHED_COUNT, 0) for told in its) for noun, its in counts.items()}
-    if told := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
-        yield f"{told} missing because thoughts were unfinished"
-    by_role = {role: one for its in origins for role, one in its.get(UNUSABLE, {}).items()}
+    counts = {noun: sum(run.get(UNFINISHED_COUNT, 0) for run in runs) for noun, runs in counts.items()}
+    if unfinished := " and ".join(counted(count, noun) for noun, count in counts.items() if count):
+        yield f"{unfinished} missing because thoughts were unfinished"
+    by_role = {role: pair for origin in origins for role, pair in origin.get(UNUSABLE, {}).items()}
     for role, (unusable, calls) in by_role.items():
         yield f"{unusable} of {counted(calls, 'call')} to its {role} were unusable"
     if any("chose_checkpoint" in origin for origin in origins):
         yield "optimistic, because its generator was trained or chosen on these questions"
-    yield from dict.fromkeys(describe_selection(one["selected_by"]) for one in origins if "selected_by" in one)
-    for fields in dict.fromkeys(", ".join(one["saw"]["fields"]) for one in origins if when_seen(one) == "training"):
+    yield from dict.fromkeys(describe_selection(origin["selected_by"]) for origin in origins if "selected_by" in origin)
+    trained = [origin["saw"]["fields"] for origin in origins if when_seen(origin) == "training"]
+    for fields in dict.fromkeys(map(", ".join, trained)):
         yield f"saw {fields} in training"
     if partial := [path for path, scores in system.files.items() if scores.get("partial")]:
         yield f"partly scored in {few(partial)}"
@@ -143,7 +144,8 @@ def wording_note(systems: list[System]) -> str:
     else:
         text = f"Wording of the answers' prompts: {_listed(answers)}."
         del constrained["judge"]
-    if any(words not in PUBLISHED for told in (judge, answers) for its in told.values() for words in its):
+    shown = {words for table in (judge, answers) for by_words in table.values() for words in by_words}
+    if not shown <= {*PUBLISHED}:
         text += " Scores may not be comparable with the paper's."
     return f"{text} Constrained decoding: {_listed(constrained)}; the paper's code has none."
 
@@ -154,9 +156,9 @@ def wording_columns(systems: list[System]) -> dict[str, str]:
     return dict(zip(names, map(_listed, _wordings(systems)), strict=True))
 
 
-def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
+def _wordings(systems: list[System]) -> tuple[Wordings, Wordings, Wordings]:
     """Collect the wordings of the judge's and the answers' prompts, and --constrained_decoding of both."""
-    tables: tuple[Told, Told, Told] = {}, {}, {}
+    tables: tuple[Wordings, Wordings, Wordings] = {}, {}, {}
     for system in systems:
         for manifest in (manifest_of(path) or {"settings": {}} for path in system.files):
             settings, [origin] = manifest["settings"], manifest.get("answers") or [None]
@@ -167,8 +169,8 @@ def _wordings(systems: list[System]) -> tuple[Told, Told, Told]:
                 for prompts in (settings.get("prompt", {}), answers["prompt"])
             ]
             facts.append({"judge": judged, "answers": answers["constrained_decoding"]})
-            for table, its in zip(tables, facts, strict=True):
-                for name, words in its.items():
+            for table, words_by_name in zip(tables, facts, strict=True):
+                for name, words in words_by_name.items():
                     table.setdefault(name, {}).setdefault(words, {})[system.name] = None
     return tables
 
@@ -183,12 +185,12 @@ def wording(name: str, digest: str) -> str:
     return "the paper's" if name in VERBATIM and digest == load_prompt(f"lampqa/{name}").digest else "our own"
 
 
-def _listed(told: Told) -> str:
+def _listed(table: Wordings) -> str:
     """Return a list such as `rag the paper's, planpers our own (PlanPers), another (Ours)`."""
     parts = []
-    for name, its in told.items():
-        by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in its.items())
-        parts.append(f"{name} {by_system if len(its) > 1 else next(iter(its))}")
+    for name, systems_by_words in table.items():
+        by_system = ", ".join(f"{words} ({', '.join(names)})" for words, names in systems_by_words.items())
+        parts.append(f"{name} {by_system if len(systems_by_words) > 1 else next(iter(systems_by_words))}")
     return ", ".join(parts)
 
 
@@ -202,10 +204,10 @@ def describe_scores(
     text = f"{score_addr}: {describe_wins(scores) if 'wins' in scores else describe_mean(task, scores)}"
     if "partial" in scores:
         text += f"; partial: {scores['partial']['questions_judged']} of {scores['partial']['questions_in_dataset']}"
-    known = [origin for origin in origins if origin]  # see `origin_of`
-    if shown := [", ".join(one["saw"]["fields"]) for one in known if when_seen(one) == "test"]:
+    usable = [origin for origin in origins if origin]  # see `origin_of`
+    if shown := [", ".join(origin["saw"]["fields"]) for origin in usable if when_seen(origin) == "test"]:
         text += f"; an upper bound, because the system sees {shown[0]}"
-    if any("chose_checkpoint" in origin for origin in known):
+    if any("chose_checkpoint" in origin for origin in usable):
         text += "; optimistic: the generator was trained or chosen on these questions"
     if tokens["prompt_tokens"] and tokens["cached_tokens"] is not None:
         text += f"; {tokens['cached_tokens'] / tokens['prompt_tokens']:.0%} of prompt tokens were cached"
