@@ -17,8 +17,7 @@ from utils.files.manifest import publish
 
 SAMPLE = Path(__file__).resolve().parents[1] / "data/mini_lampqa/test.json"
 NAMES = {"longest": "Longest option", "shortest": "Shortest option", "first": "First option"}
-# Of question n, by n % 6: the options' lengths, and the right option. By n % 3, the longest one is right, then the
-# shortest one; then two options are the longest ones, and two the shortest ones.
+# Of question n, by n % 6: the options' lengths, and the right option: the longest, the shortest, or one of two longest.
 KINDS = [((10, 12, 30, 14), 2), ((10, 12, 14, 5), 3), ((14, 14, 10, 10), 1)]
 KINDS += [*KINDS[:2], ((14, 14, 10, 10), 0)]
 
@@ -56,13 +55,13 @@ def test_controls_and_statistics_have_the_known_shares(dataset, tmp_path, capsys
     lines = capsys.readouterr().out.splitlines()
     head = next(place for place, line in enumerate(lines) if line.startswith(f"| {dataset.name} | Questions |"))
     for line, name in zip(lines[head + 2 :], [*TYPES, "All questions"], strict=False):
-        keys = [key for key, row in ROWS.items() if name in (CANONICAL[row["question_type"]], "All questions")]
-        cells = [name, str(len(keys))]
-        for kind in (0, 1):
-            places = {key: list(ROWS).index(key) % 3 for key in keys}
-            unique = [{"id": key, "score": int(place == kind)} for key, place in places.items() if place < 2]
-            right, limits = (sum(entry["score"] for entry in unique) / len(unique), interval_of(unique))
-            cells += [str(len(unique)), f"{right:.4f}", "[{:.4f}, {:.4f}]".format(*limits) if limits else "–"]
+        rows = [(n % 3, row) for n, row in enumerate(ROWS.values())]
+        rows = [(kind, row) for kind, row in rows if name in (CANONICAL[row["question_type"]], "All questions")]
+        cells = [name, str(len(rows))]
+        for right in (0, 1):
+            unique = [{"id": row["question_id"], "score": int(kind == right)} for kind, row in rows if kind < 2]
+            share, limits = sum(entry["score"] for entry in unique) / len(unique), interval_of(unique)
+            cells += [str(len(unique)), f"{share:.4f}", "[{:.4f}, {:.4f}]".format(*limits) if limits else "–"]
         assert line == f"| {' | '.join(cells)} |"
     assert "one option alone" in lines[head + 11] and "Questions with the same persona_id" in lines[head + 11]
     run(dataset_statistics, "--inputs_addr", dataset, "--format", "latex")
@@ -92,36 +91,30 @@ def test_version_2(tmp_path, capsys):
 
 def test_a_table_names_the_best_control_and_counts_none_as_a_system(dataset, tmp_path, capsys):
     score_controls(dataset, tmp_path)
-    files = {name: tmp_path / f"{key}_scores.json" for key, name in NAMES.items()}
-    for name, count in (("Whole", 9), ("None", 3)):
-        right = {record["id"]: record["target"] for record in read_json(dataset)[:count]}
-        content = {key: [{"output": right.get(key)}] for key in ROWS}
-        publish(tmp_path / f"{name}.json", content, {"settings": {"inputs": file_hash(dataset)}})
-        files[name] = tmp_path / f"{name}_scores.json"
-        score(dataset, tmp_path / f"{name}.json", files[name])
-    systems = [word for name, path in files.items() for word in ("--system", name, path)]
+    right = {record["id"]: record["target"] for record in read_json(dataset)[:9]}
+    content = {key: [{"output": right.get(key)}] for key in ROWS}
+    publish(tmp_path / "whole.json", content, {"settings": {"inputs": file_hash(dataset)}})
+    score(dataset, tmp_path / "whole.json", tmp_path / "whole_scores.json")
+    names = {**NAMES, "whole": "Whole"}
+    systems = [word for key, name in names.items() for word in ("--system", name, tmp_path / f"{key}_scores.json")]
     capsys.readouterr()
-    run(make_table, *systems, "--baseline", "None", "--intervals", "--holm")
+    run(make_table, *systems, "--baseline", "Shortest option", "--intervals", "--holm")
     said = capsys.readouterr().out
     best = "the best control, Longest option, has 0.5000; the best system, Whole, 0.3750."
-    assert f"- In the column All questions, {best}\n" in said
+    assert f"- In the column All questions, {best}\n" in said and "**" not in said  # no other system to be better than
     assert "- First option: control; it has neither bold nor daggers, and is compared only as a baseline.\n" in said
-    rows = [line for line in said.splitlines() if line.startswith("| Longest option (control) |")]
-    assert " 0.5000 | 24 | 0 " in rows[0] and "**0.3750**" in said and "*" not in rows[0]
-    assert "| Whole | None |" in said and "(control) | None |" not in said
-    run(make_table, *systems, "--baseline", "Longest option", "--intervals")
-    assert "| Whole | Longest option (control) | All questions | −0.1250 |" in capsys.readouterr().out
+    assert "| Whole | Shortest option (control) | All questions | +0.0417 |" in said
+    assert "| Longest option (control) |" in said and "(control) | Shortest option" not in said
     run(make_table, *systems[:9])
     assert "best control" not in capsys.readouterr().out
 
 
 def test_controls_that_cannot_be_made_are_refused(dataset, tmp_path):
     title = write(tmp_path / "title.json", [{"task": "LaMP-5", "id": "1", "question": "x", "profile": []}])
-    for words, match in (
-        ([dataset, "--response_addr", dataset], r"--response_addr: no effect for PersonaMem-32k, .*; leave it out"),
-        ([SAMPLE], r"--response_addr: required for LaMP-QA, whose controls are made from a system"),
-        ([title], r"title\.json: LaMP-5 has neither a judge to test nor options"),
+    for words, problem in (
+        ([dataset, "--response_addr", dataset], "--response_addr: no effect for PersonaMem-32k, .*; leave it out"),
+        ([SAMPLE], "--response_addr: required for LaMP-QA, whose controls are made from a system's responses"),
+        ([title], "title.json: LaMP-5 has neither a judge to test nor options to choose from"),
     ):
-        with pytest.raises(UserError, match=match):
+        with pytest.raises(UserError, match=problem):
             run(make_controls, "--output_dir", tmp_path / "out", "--inputs_addr", *words)
-    assert not (tmp_path / "out").exists()
